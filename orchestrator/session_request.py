@@ -71,7 +71,7 @@ Weight = Annotated[float, Field(strict=True, ge=0, le=1e9)]
 Tokens = Annotated[int, Field(strict=True, ge=0, le=2**31)]
 
 
-_CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+_CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True)
 
 
 @dataclass(frozen=True, config=_CHECKED)

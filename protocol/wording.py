@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _UNITS = ("kB", "MB", "GB", "TB")
+MAX_PROBLEMS = 8
+"""Of many things that are wrong, as many are named."""
 
 
 def human_bytes(count: float) -> str:
@@ -27,6 +29,12 @@ def short_bytes(count: float) -> str:
 def counted(count: int, thing: str) -> str:
     """Say how many there are of a thing whose plural ends in s: ``1 rank``, ``2 ranks``."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def lines_of(problems: Sequence[str]) -> str:
+    """Tell problems, a line each, at most `MAX_PROBLEMS` of them, and how many more there are."""
+    more = len(problems) - MAX_PROBLEMS
+    return "\n".join([*problems[:MAX_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])])
 
 
 def _in_units(count: float, say: Callable[[float], str]) -> str:

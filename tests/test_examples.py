@@ -17,7 +17,7 @@ WRITTEN = re.compile(r"--(?:out|plot|csv)\s+([\w./-]+)|Save this as `([\w.]+)`")
 def written() -> set[str]:
     """What those who try the examples in a checkout have there afterwards."""
     readme = (ROOT / "README.md").read_text("utf-8")
-    helps = [file.read_text("utf-8") for file in (ROOT / "cli" / "commands").glob("*.py")]
+    helps = [file.read_text("utf-8") for file in (ROOT / "cli" / "commands").rglob("*.py")]
     commands = [*re.findall(r"Save this as `[\w.]+`", readme)]
     commands += [command for text in (readme, *helps) for command in COMMAND.findall(text)]
     return {name.lstrip("./") for command in commands for found in WRITTEN.findall(command) for name in found if name}

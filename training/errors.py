@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-MAX_PROBLEMS = 8
-"""Of data with many bad lines, as many are named."""
+from motley.protocol.wording import lines_of
 
 
 class TrainingError(Exception):
@@ -14,14 +13,13 @@ class TrainingError(Exception):
 
 
 def refuse_all(problems: Sequence[str]) -> None:
-    """Raise one error for all problems, a line each, at most `MAX_PROBLEMS`.
+    """Raise one error for all problems, a line each, at most `motley.protocol.wording.MAX_PROBLEMS`.
 
     Raises:
         TrainingError: there are any.
     """
     if problems:
-        more = len(problems) - MAX_PROBLEMS
-        raise TrainingError("\n".join([*problems[:MAX_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])]))
+        raise TrainingError(lines_of(problems))
 
 
 def require_extra(*packages: str) -> None:

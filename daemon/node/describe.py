@@ -18,7 +18,7 @@ from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.hub import ModelNotFound, find_here
+from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
 
 
@@ -65,17 +65,18 @@ def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> p
 
 def look(model: pb.ModelSpec, models: Path | None) -> pb.Described:
     """What this node has of a model, without fetching anything: a profile with no more than the fingerprint of its
-    files, nothing of a model that would have to be fetched, or why there is none.
+    files, or why there is none. Of a model on the hub the files that have been fetched are meant, if all of them have.
 
     Args:
         models: the folder in which model names are looked up, if there is one.
     """
     try:
-        place = find_here(model.source, models)
+        here = find_here(model.source, models)
+        place = here or find_fetched(model.source)
         if place is None:
-            return pb.Described()
+            return pb.Described(from_hub=True)
         with open_weights(place) as files:
-            return pb.Described(profile=pb.ModelProfile(fingerprint=files.fingerprint()))
+            return pb.Described(profile=pb.ModelProfile(fingerprint=files.fingerprint()), from_hub=here is None)
     except (ModelNotFound, ConfigError, CheckpointError) as error:
         return pb.Described(failure=_failure(error))
 

@@ -15,7 +15,7 @@ from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.hub import ModelNotFound, find_here
+from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import join_address
 from motley.transport import Listener, Messenger, Tls, TransportError
@@ -67,7 +67,8 @@ def main() -> int:
     end_with_owner()
     order = pb.Lend.FromString(bytes.fromhex(told["lend"]))
     try:
-        place = find_here(order.source, Path(told["models"]) if told["models"] else None)
+        models = Path(told["models"]) if told["models"] else None
+        place = find_here(order.source, models) or find_fetched(order.source)
         if place is None:
             raise LendingError(f"{order.source!r} is not here")
         with open_weights(place) as weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from pathlib import Path, PurePath
 
@@ -97,6 +98,34 @@ def find_here(source: str, models_dir: Path | None = None) -> Path | None:
     raise ModelNotFound(
         f"no model {source!r}: there is no folder or GGUF file {places}, and it is not a hub id; give {A_MODEL}"
     )
+
+
+def find_fetched(source: str) -> Path | None:
+    """Find a hub model that has been fetched, without asking the hub whether there is a newer one.
+
+    Returns:
+        as `resolve`; None: it has not, or not all of it, or `source` is no hub id.
+    """
+    hub_id = _HUB_ID.fullmatch(source)
+    if hub_id is None:
+        return None
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(hub_id["repo"], revision=hub_id["revision"], local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    place = folder / (hub_id["file"] or "")
+    if _FIRST_PART in place.name:
+        parts = int(place.stem.rpartition("-")[2])
+        return place if len(files_of(place)) == parts else None
+    index = folder / "model.safetensors.index.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, ModelNotFound):
+        wanted = set(json.loads(index.read_text("utf-8"))["weight_map"].values()) if index.is_file() else set()
+        if all((folder / name).is_file() for name in wanted):
+            return _checked(place) if place.is_dir() else place if place.is_file() else None
+    return None
 
 
 def files_of(place: Path) -> list[Path]:

@@ -56,7 +56,7 @@ class Body(BaseModel):
     """A JSON object whose keys are known. A key that is null counts as absent, but for those of `nulls`."""
 
     model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
     )
     nulls: ClassVar[frozenset[str]] = frozenset()
 

@@ -3,14 +3,15 @@
 Of up to `EXACT` nodes all sets are looked at, in the order of what each takes at the least: units taken for fluid,
 a sum for no longer than its rows need to reach anybody. The search ends where that is more than the best set found
 takes, so nothing is missed. Of more nodes, sets are grown, shrunk and changed by one node as long as a rough forecast
-gets better, from the fastest nodes and from neighbours; the best few of the sets that were met are forecast in full.
+gets better, from the fastest nodes and from neighbours; the best few of the sets that were met are forecast in full,
+and the best of these is changed by one node as long as that gets better too.
 
 Two nodes that cannot reach each other are in no set together. Some may be required; then they are in every set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
@@ -37,6 +38,8 @@ STARTS = 6
 """Of more nodes, the search begins with so many sets."""
 FORECAST = 6
 """Of more nodes, so many sets that look best are forecast."""
+NEIGHBOURS = 10
+"""Of more nodes, so many sets that differ from the best by a node are forecast, again and again while one is better."""
 WORTH = 1e-9
 """A set is better if it takes less time by more than this part."""
 
@@ -161,12 +164,23 @@ class Chooser:
             if tried >= FORECAST and best is not None:
                 break
             best = _better(best, self.of(members))
-        if best is not None and len(best.members) <= EXACT:
-            fewer = [tuple(own for own in best.members if own != one) for one in best.members]
-            for members in fewer:
-                if rough(members) < inf and set(self.required) <= set(members):
-                    best = _better(best, self.of(members))
-        return best
+        return best and self._climbed(best, usable, rough)
+
+    def _climbed(self, best: Choice, usable: Sequence[int], rough: Callable[[Members], float]) -> Choice:
+        """From a set to better ones that differ by one node, as long as there are any by the full forecast.
+
+        Args:
+            rough: about what a token takes on a set; infinite where it is not possible.
+        """
+        while True:
+            near = [each for each in _changes(best.members, usable, set(self.required)) if rough(each) < inf]
+            near.sort(key=rough)
+            better: Choice | None = best
+            for members in near[:NEIGHBOURS]:
+                better = _better(better, self.of(members))
+            if better is best or better is None:
+                return best
+            best = better
 
     def _starts(self, usable: Sequence[int]) -> Iterator[Members]:
         """Sets to begin with: the fastest nodes, and those with the shortest ways to each of them, ever more."""

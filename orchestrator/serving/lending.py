@@ -67,7 +67,7 @@ class Lending:
         Raises:
             ServingError: the nodes that have it cannot lend it.
         """
-        borrowers = frozenset(node.name for node in taking if is_missing(copies, node.name))
+        borrowers = frozenset(node.name for node in taking if is_missing(copies, node.name, fingerprint))
         lenders = [node for node in there if node.alive and has_files(copies, node.name, fingerprint)]
         if not borrowers or not lenders:
             return None

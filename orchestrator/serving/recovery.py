@@ -167,7 +167,7 @@ class Recovery:
         for node in alive:
             own = copies.get(node.name)
             would_fetch = own is not None and not own.HasField("failure") and not own.profile.fingerprint
-            if lenders and is_missing(copies, node.name):
+            if lenders and is_missing(copies, node.name, fingerprint):
                 if node.name not in have_borrowed:
                     borrowing.add(node.id)
             elif not has_files(copies, node.name, fingerprint) and not (would_fetch and _had(session.known, node)):

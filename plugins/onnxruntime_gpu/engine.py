@@ -143,6 +143,7 @@ class WebGpuEngine:
     """A GPU of any make; see `motley.plugins.engine.Engine`. It has no options."""
 
     on_gpu: ClassVar[bool] = True
+    keeps_windows: ClassVar[bool] = True
     provider: ClassVar[Provider] = WEBGPU
 
     @classmethod
@@ -163,7 +164,7 @@ class WebGpuEngine:
         """
         name = self.provider.engine
         options.check_extra(name)
-        graph.blocks.check_able(name, CACHE_FORMATS[:1])
+        graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         self._graph = graph

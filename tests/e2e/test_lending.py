@@ -13,6 +13,8 @@ from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed
 
 CHAT = {"messages": [{"role": "user", "content": "Speak!"}], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
 
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+
 
 async def chat(there: Mesh, name: str) -> str:
     async with Client(there.url) as client:
@@ -24,6 +26,30 @@ async def chat(there: Mesh, name: str) -> str:
 def taken(cache: Path) -> int:
     """Bytes on the disk of what a node has borrowed."""
     return sum(file.stat().st_blocks * 512 for file in (cache / FOLDER).rglob("*.safetensors") if file.is_file())
+
+
+def as_fetched(model: Path, hub: Path) -> str:
+    """Put a model where one that was fetched from the hub is; returns what it is asked for by."""
+    own = hub / "models--owner--bard"
+    shutil.copytree(model, own / "snapshots" / REVISION)
+    (own / "refs").mkdir()
+    (own / "refs" / "main").write_text(REVISION)
+    return "owner/bard"
+
+
+async def test_a_model_is_fetched_from_the_hub_by_one_machine(tmp_path: Path) -> None:
+    """The other reads there what its share needs."""
+    name = as_fetched(chatting_model(tmp_path), tmp_path / "hub")
+    async with mesh(tmp_path) as there:
+        for node, hub in (("a", "hub"), ("b", "empty")):
+            where = {"HF_HUB_CACHE": str(tmp_path / hub), "HF_HUB_OFFLINE": "1"}
+            await there.join(node, cache=tmp_path / f"cache-{node}", **where)
+        await there.session(model=name, nodes=["a", "b"], shares=[2, 3], exact=True, name="lent")
+        await there.session(model=str(BUNDLED), nodes=["a"], exact=True, name="own")
+        found = [await undisturbed(there.url, {**GREEDY, "model": each}) for each in ("lent", "own")]
+        assert found[0] == found[1]
+    assert 0 < taken(tmp_path / "cache-b") < (BUNDLED / "model.safetensors").stat().st_size
+    assert not taken(tmp_path / "cache-a")
 
 
 async def test_a_folder_on_one_machine_is_enough(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Finding models: folders first, then the hub, of which only the network boundary is replaced."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
-from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.daemon.weights.hub import ModelNotFound, find_fetched, resolve
 
 
 def model(folder: Path) -> Path:
@@ -180,3 +181,27 @@ def test_a_repository_without_a_model(tmp_path: Path, hub: Any) -> None:
     hub(tmp_path)
     with pytest.raises(ModelNotFound, match=r"no config\.json"):
         resolve("owner/dataset")
+
+
+def test_what_has_been_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a model's files, or it counts as absent; the hub is not asked."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
+    assert find_fetched("owner/name") is None
+    assert find_fetched("/owner/name") is None
+    own = tmp_path / "models--owner--name"
+    folder = model(own / "snapshots" / ("0" * 40))
+    (own / "refs").mkdir()
+    (own / "refs" / "main").write_text("0" * 40)
+    parts = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(enumerate(parts))}))
+    assert find_fetched("owner/name") is None
+    for part in parts:
+        (folder / part).touch()
+    assert find_fetched("owner/name") == folder
+    first = folder / "a-00001-of-00002.gguf"
+    first.touch()
+    assert find_fetched(f"owner/name:{first.name}") is None
+    (folder / "a-00002-of-00002.gguf").touch()
+    assert find_fetched(f"owner/name:{first.name}") == first
+    assert find_fetched("owner/name:b.gguf") is None

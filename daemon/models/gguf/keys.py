@@ -15,8 +15,8 @@ from motley.daemon.models.gguf.architectures import ARCHITECTURES
 from motley.daemon.models.gguf.metadata import COMMON, Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
-from motley.daemon.weights.checkpoints.checkpoint import MAX_PROBLEMS
 from motley.daemon.weights.checkpoints.gguf_checkpoint import ROPE_FACTORS, GgufCheckpoint
+from motley.protocol.wording import MAX_PROBLEMS
 
 _READ = frozenset(
     {

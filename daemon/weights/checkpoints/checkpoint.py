@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-MAX_PROBLEMS = 8
-"""Of a checkpoint that does not fit its config, as many are named."""
+from motley.protocol.wording import lines_of
 
 
 class CheckpointError(Exception):
@@ -13,14 +12,13 @@ class CheckpointError(Exception):
 
 
 def refuse_all(problems: Sequence[str]) -> None:
-    """Raise one error for all problems, a line each, at most `MAX_PROBLEMS`.
+    """Raise one error for all problems, a line each, at most `motley.protocol.wording.MAX_PROBLEMS`.
 
     Raises:
         CheckpointError: there are any.
     """
     if problems:
-        more = len(problems) - MAX_PROBLEMS
-        raise CheckpointError("\n".join([*problems[:MAX_PROBLEMS], *([f"... and {more} more"] if more > 0 else [])]))
+        raise CheckpointError(lines_of(problems))
 
 
 def expect_each(shapes: Mapping[str, tuple[int, ...]], expect: Callable[[str, tuple[int, ...]], None]) -> None:
@@ -31,7 +29,7 @@ def expect_each(shapes: Mapping[str, tuple[int, ...]], expect: Callable[[str, tu
         expect: raises a `CheckpointError` for a tensor that is absent or of another shape.
 
     Raises:
-        CheckpointError: a line for each, at most `MAX_PROBLEMS`.
+        CheckpointError: a line for each, at most `motley.protocol.wording.MAX_PROBLEMS`.
     """
     problems = []
     for name, shape in shapes.items():

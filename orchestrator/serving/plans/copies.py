@@ -12,13 +12,16 @@ MISSING = "model_missing"
 """The code of a node's failure to find a model."""
 
 Copies = Mapping[str, Described]
-"""By the name of a node that has answered, what it says of its copy: a fingerprint, a failure, or nothing where it
+"""By the name of a node that has answered, what it says of its copy: a fingerprint or a failure, or nothing where it
 would have to fetch the model."""
 
 
-def is_missing(copies: Copies, name: str) -> bool:
-    """Whether a node has said that it has no files of a model, and cannot fetch them."""
-    return name in copies and copies[name].failure.code == MISSING
+def is_missing(copies: Copies, name: str, fingerprint: str) -> bool:
+    """Whether a node has said that it has no files of a model, or that it would have to fetch these from the hub."""
+    if name not in copies:
+        return False
+    own = copies[name]
+    return own.failure.code == MISSING or (own.from_hub and own.profile.fingerprint != fingerprint)
 
 
 def has_files(copies: Copies, name: str, fingerprint: str) -> bool:
@@ -40,7 +43,7 @@ def check_copies(model: str, copies: Copies, nodes: Iterable[str]) -> None:
     failures = {name: own.failure for name, own in said.items() if own.HasField("failure")}
     by_files: defaultdict[str, list[str]] = defaultdict(list)
     for name, own in said.items():
-        if own.profile.fingerprint:
+        if own.profile.fingerprint and not own.from_hub:  # else it fetches the same as the others
             by_files[own.profile.fingerprint].append(name)
     having = [name for names in by_files.values() for name in names]
     lacking = [name for name, failure in failures.items() if failure.code == MISSING]

@@ -58,7 +58,7 @@ def test_what_is_here_is_told_without_fetching(tmp_path: Path, monkeypatch: pyte
     here = pb.ModelSpec(source=SHAKESPEARE.name, quantisation="fp32")
     whole = describe(here, SHAKESPEARE.parent)
     assert look(here, SHAKESPEARE.parent).profile == pb.ModelProfile(fingerprint=whole.profile.fingerprint)
-    assert look(pb.ModelSpec(source="owner/name"), tmp_path) == pb.Described()
+    assert look(pb.ModelSpec(source="owner/name"), tmp_path) == pb.Described(from_hub=True)
     missing = look(here, tmp_path).failure
     assert (missing.code, str(tmp_path / SHAKESPEARE.name) in missing.message) == ("model_missing", True)
     (tmp_path / "broken").mkdir()

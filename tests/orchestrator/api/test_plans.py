@@ -11,31 +11,12 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, FormatSpeed, ModelProfile, Probed
+from motley.protocol.mesh_pb2 import Described, FormatSpeed, Probed
 from tests.e2e.processes import in_thread
 from tests.orchestrator.conftest import GB
+from tests.orchestrator.planning.seven import seven_billion
 
 NONE: Mapping[str, Probed] = MappingProxyType({})
-
-SEVEN = ModelProfile(
-    name="seven",
-    fingerprint="0123456789abcdef",
-    layers=32,
-    hidden=4096,
-    kv_groups=8,
-    attention_splits=[1, 2, 4],
-    mlp_units=112,
-    vocabulary_units=250,
-    attention_query_bytes=84_000_000,
-    attention_kv_bytes=21_000_000,
-    mlp_unit_bytes=30_000_000,
-    vocabulary_unit_bytes=330_000,
-    cache_bytes_per_token=32768,
-    fixed_bytes=300_000_000,
-    context_length=4096,
-    family="llama",
-    parameters=7 * GB,
-)
 
 
 async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **memory_gb: int) -> dict[str, Any]:
@@ -49,7 +30,7 @@ async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **m
         node = nodes[name] = new_node(name, memory=size * GB)
         node.capabilities.speeds.append(FormatSpeed(format="int8", bytes_per_s=40e9, row_bytes_per_s=200e9))
         node.capabilities.call_s = 1e-6
-        node.on_describe = lambda _: Described(profile=SEVEN)
+        node.on_describe = lambda _: Described(profile=seven_billion())
         node.ways = {pair.split("-")[1]: found for pair, found in ways.items() if pair.split("-")[0] == name}
         await mesh.join(node)
     known = sum(pair.split("-")[0] in nodes for pair in ways)

@@ -17,29 +17,10 @@ from motley.orchestrator.planning.quickest import quickest_shares
 from motley.orchestrator.planning.shares import Candidate, PlanError, attention_split, cut_in_units
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.transport.schedules.forecast import Network
+from tests.orchestrator.planning.seven import seven_billion
 
 GB = 10**9
 ROOMY = 1 << 50
-
-
-def seven_billion() -> ModelProfile:
-    """In int4, with 8 KV groups of 4 query heads."""
-    return ModelProfile(
-        name="seven",
-        layers=32,
-        hidden=4096,
-        kv_groups=8,
-        attention_splits=[1, 2, 4],
-        mlp_units=112,
-        vocabulary_units=250,
-        attention_query_bytes=84_000_000,
-        attention_kv_bytes=21_000_000,
-        mlp_unit_bytes=30_000_000,
-        vocabulary_unit_bytes=330_000,
-        cache_bytes_per_token=2 * 128 * 4 * 32,
-        fixed_bytes=300_000_000,
-        context_length=4096,
-    )
 
 
 def network(count: int, latency: float = 1e-4, bandwidth: float = 1.2e8) -> Network:

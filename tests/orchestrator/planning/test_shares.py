@@ -21,6 +21,7 @@ from motley.orchestrator.planning.shares import (
 )
 from motley.orchestrator.planning.shares import plan_shares as plan_unlike
 from motley.protocol.mesh_pb2 import ModelProfile
+from tests.orchestrator.planning.seven import seven_billion
 
 GB = 10**9
 
@@ -28,25 +29,6 @@ GB = 10**9
 def plan_shares(profile: ModelProfile, candidates: list[Candidate], context: int) -> list[RankPlan]:
     """Where all hold the model alike."""
     return plan_unlike([profile] * len(candidates), candidates, context)
-
-
-def llama_7b(context: int = 4096) -> ModelProfile:
-    """In int4, with 8 KV groups of 4 query heads."""
-    return ModelProfile(
-        name="seven",
-        layers=32,
-        kv_groups=8,
-        attention_splits=[1, 2, 4],
-        mlp_units=112,
-        vocabulary_units=250,
-        attention_query_bytes=84_000_000,
-        attention_kv_bytes=21_000_000,
-        mlp_unit_bytes=30_000_000,
-        vocabulary_unit_bytes=330_000,
-        cache_bytes_per_token=2 * 128 * 4 * 32,
-        fixed_bytes=300_000_000,
-        context_length=context,
-    )
 
 
 def bytes_of(plans: list[RankPlan]) -> list[int]:
@@ -166,34 +148,34 @@ def test_without_memory_limits_every_kind_follows_speed_to_the_unit(profile: Mod
 @pytest.mark.parametrize("ranks", range(1, 17))
 def test_every_rank_count_gets_a_fair_share_of_a_real_shape(ranks: int) -> None:
     speeds = [10.0 + 7 * rank for rank in range(ranks)]
-    plans = plan_shares(llama_7b(), [Candidate("node", speed, 64 * GB) for speed in speeds], 4096)
-    assert_tiles(llama_7b(), plans)
+    plans = plan_shares(seven_billion(), [Candidate("node", speed, 64 * GB) for speed in speeds], 4096)
+    assert_tiles(seven_billion(), plans)
     slowest = max(len(plan.mlp) / speed for plan, speed in zip(plans, speeds, strict=True))
-    assert slowest <= 1.08 * llama_7b().mlp_units / sum(speeds)
+    assert slowest <= 1.08 * seven_billion().mlp_units / sum(speeds)
 
 
 @pytest.mark.parametrize(("ranks", "split"), [(1, 1), (8, 1), (9, 2), (16, 2), (17, 4), (32, 4), (40, 4)])
 def test_the_attention_split_is_the_smallest_that_gives_every_rank_a_unit(ranks: int, split: int) -> None:
-    plans = plan_shares(llama_7b(), [Candidate("node", 1.0, 64 * GB)] * ranks, 4096)
+    plans = plan_shares(seven_billion(), [Candidate("node", 1.0, 64 * GB)] * ranks, 4096)
     assert {plan.attention_split for plan in plans} == {split}
     assert sum(len(plan.attention) > 0 for plan in plans) == min(ranks, 8 * split)
 
 
 def test_explicit_weights_are_followed() -> None:
-    plans = plan_shares(llama_7b(), [Candidate("node", weight, 64 * GB) for weight in (3, 2, 1)], 4096)
+    plans = plan_shares(seven_billion(), [Candidate("node", weight, 64 * GB) for weight in (3, 2, 1)], 4096)
     whole = sum(bytes_of(plans))
     assert [own / whole for own in bytes_of(plans)] == pytest.approx([3 / 6, 2 / 6, 1 / 6], abs=0.02)
 
 
 def test_a_small_fast_node_gets_what_fits_and_the_others_the_rest() -> None:
     offers = [Candidate("gpu", 500.0, 2 * GB), Candidate("big", 30.0, 32 * GB), Candidate("mid", 10.0, 8 * GB)]
-    plans = plan_shares(llama_7b(), offers, 4096)
+    plans = plan_shares(seven_billion(), offers, 4096)
     assert 1.8 * GB < plans[0].memory_bytes <= 2 * GB
     assert plans[1].weight_bytes / plans[2].weight_bytes == pytest.approx(3, rel=0.1)
 
 
 def test_where_memory_binds_the_experts_give_way_and_what_every_token_reads_follows_speed() -> None:
-    profile = llama_7b()
+    profile = seven_billion()
     profile.mlp_unit_bytes = 400_000_000  # of many experts; a token reads a few of them
     offers = [Candidate("fast", 30.0, 12 * GB), Candidate("roomy", 10.0, 64 * GB)]
     fast, roomy = plan_shares(profile, offers, 4096)
@@ -205,7 +187,7 @@ def test_where_memory_binds_the_experts_give_way_and_what_every_token_reads_foll
 
 @pytest.mark.parametrize("dense_bytes", [0, 1_000_000])
 def test_the_trunk_is_the_model_without_its_experts(dense_bytes: int) -> None:
-    profile = llama_7b()
+    profile = seven_billion()
     profile.trunk_mlp_unit_bytes, profile.trunk_fixed_bytes = dense_bytes, 200_000_000
     trunk = trunk_profile(profile)
     assert profile.mlp_unit_bytes == 30_000_000
@@ -219,7 +201,7 @@ def test_the_trunk_is_the_model_without_its_experts(dense_bytes: int) -> None:
 
 def test_attention_goes_where_its_cache_fits() -> None:
     """By speed the first node should hold half of the KV cache, and it has no room for that."""
-    profile = llama_7b(context=131072)
+    profile = seven_billion(context=131072)
     offers = [Candidate("fast", 40.0, 5 * GB), Candidate("roomy", 40.0, 64 * GB)]
     plans = plan_shares(profile, offers, 131072)
     assert plans[0].memory_bytes <= 5 * GB
@@ -246,7 +228,7 @@ def test_a_tight_fit_is_found_by_search() -> None:
 def test_what_does_not_fit_is_explained_per_node() -> None:
     offers = [Candidate("pc", 30.0, 2 * GB), Candidate("laptop", 10.0, GB)]
     with pytest.raises(PlanError) as caught:
-        plan_shares(llama_7b(), offers, 4096)
+        plan_shares(seven_billion(), offers, 4096)
     message = str(caught.value)
     assert "seven with caches of 4096 tokens does not fit: 2.96 GB are missing in total" in message
     assert "pc: 2.00 GB available, 4.32 GB needed, 2.32 GB missing" in message
@@ -256,13 +238,13 @@ def test_what_does_not_fit_is_explained_per_node() -> None:
 def test_a_node_without_room_for_the_fixed_bytes_is_named() -> None:
     offers = [Candidate("pc", 30.0, 64 * GB), Candidate("toaster", 10.0, 100_000_000)]
     with pytest.raises(PlanError, match=r"toaster: 100\.00 MB available"):
-        plan_shares(llama_7b(), offers, 4096)
-    assert [offer.name for offer in usable([llama_7b()] * 2, offers)] == ["pc"]
+        plan_shares(seven_billion(), offers, 4096)
+    assert [offer.name for offer in usable([seven_billion()] * 2, offers)] == ["pc"]
 
 
 def test_the_search_is_quick_at_its_largest() -> None:
     """It runs on the orchestrator's event loop, which must answer heartbeats."""
-    profile = llama_7b()
+    profile = seven_billion()
     profile.kv_groups = 32
     whole = plan_shares(profile, [Candidate("node", 1.0, 10**15)], 4096)[0].memory_bytes
     offers = [Candidate("node", 1.0, whole // 16 + 400_000_000)] * 15 + [Candidate("slow", 1e-3, whole)]

@@ -8,7 +8,7 @@ import pytest
 
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.plans import descriptions
-from motley.orchestrator.serving.plans.copies import check_copies
+from motley.orchestrator.serving.plans.copies import check_copies, is_missing
 from motley.protocol.mesh_pb2 import Describe, Described, Failure, ModelProfile
 
 from ..conftest import small_profile
@@ -53,7 +53,11 @@ def test_all_that_lack_it_are_named_and_how_to_go_on() -> None:
 
 
 def test_what_is_fetched_and_who_has_not_answered_is_no_difference() -> None:
-    check_copies("owner/name", {"a": has("1"), "b": Described()}, ["a", "b", "c"])
+    old = Described(profile=ModelProfile(fingerprint="0"), from_hub=True)
+    hub = {"a": has("1"), "b": Described(from_hub=True), "d": old}
+    check_copies("owner/name", hub, ["a", "b", "c", "d"])
+    assert [is_missing(hub, name, "1") for name in "abcd"] == [False, True, False, True]
+    assert not is_missing(hub, "d", "0")
     check_copies("bard", {"a": has("1"), "b": has("1"), "c": has("2"), "d": lacks()}, ["a", "b"])
 
 

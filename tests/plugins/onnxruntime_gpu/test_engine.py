@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from hypothesis import strategies as st
 
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_gpu.device import Mirror, upload
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, uneven_shares
+from tests.plugins.windows import TOKENS, texts
 
 CLOSE = 1e-4
 """Between logits of this engine and of the reference, with the same weights in FP32: at most so much."""
@@ -75,6 +78,21 @@ def test_beside_other_engines(name: str, tmp_path: Path) -> None:
     case = golden_case(name)
     got = logits_of(case, [OnnxRuntimeEngine, WebGpuEngine, ReferenceEngine], 3, "fp32", tmp_path)
     assert_close(got, case.logits)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss"])
+def test_a_window_has_the_same_bits_in_fewer_blocks(name: str, tmp_path: Path) -> None:
+    case, found = golden_case(name), []
+    shares = uneven_shares(units(case.model, "fp32", 32), 2)
+    all_blocks, window = CacheBlocks(8, TOKENS), max(case.windows)
+    fewer = replace(all_blocks, windowed=WindowBlocks.needed(window, TOKENS) + 1, window=window)
+    assert fewer.windowed < all_blocks.count, "it goes round and round"
+    for number, blocks in enumerate((all_blocks, fewer)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with LocalSession(case.folder, WebGpuEngine, shares, folder, "fp32", blocks=blocks) as ranks:
+            found.append(texts(ranks, blocks, [*case.tokens]))
+    np.testing.assert_array_equal(found[1], found[0])
 
 
 SEQUENCES, LONGEST, MOST_ROWS = 4, 90, 80
