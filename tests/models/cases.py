@@ -45,7 +45,7 @@ TELLING = {
     *("deepseek-v3", "gemma4-experts", "granite", "smollm3-biases-some-windows"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
-MADE_OF_OTHERS = {"exaone4", "glm4_moe_lite", "minimax_m2", "olmo3", "seed_oss"}
+MADE_OF_OTHERS = {"ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe_lite", "minimax_m2", "olmo3", "seed_oss"}
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
 BLOCKS = CacheBlocks(count=160, tokens=8)
 """Of the caches of a `LocalSession`: small ones, so that a sequence has several."""

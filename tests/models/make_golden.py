@@ -86,6 +86,8 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
         noise = torch.randn(value.shape, generator=generator)
         if (drawn := _drawn_for_family(settings["model_type"], name, noise)) is not None:
             pass
+        elif "e_score_correction_bias" in name:
+            drawn = 0.3 * noise
         elif "norm" in name:
             drawn = 1 + 0.2 * noise
         elif value.ndim == 1:
@@ -180,6 +182,7 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             plain = name.removeprefix("model.")
             yield plain.replace("language_model.", "language_model.model.", 1), value
         return
+    weights = {name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics."): value for name, value in weights.items()}
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     if family in ("mixtral", "minimax_m2"):
         called = {"gate": "w1", "up": "w3", "down": "w2"}

@@ -31,6 +31,8 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from tests.models.configs import (
     DEEPSEEK_V3,
+    ERNIE4_5,
+    ERNIE4_5_MOE,
     EXAONE4,
     GEMMA3,
     GEMMA4,
@@ -447,6 +449,9 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (without(DEEPSEEK_V3, "kv_lora_rank"), "kv_lora_rank"),
         (GLM4_MOE_LITE | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
         (GLM4_MOE_LITE | {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
+        (ERNIE4_5 | {"sliding_window": 16}, "sliding_window"),
+        (ERNIE4_5_MOE | {"use_bias": True}, "use_bias"),
+        (ERNIE4_5_MOE | {"moe_layer_start_index": 3}, "moe_layer_start_index"),
         (MINIMAX_M2 | {"rotary_dim": 32}, "rotary_dim"),
         (MINIMAX_M2 | {"attn_type_list": [1, 0, 1]}, "attn_type_list"),
         (MINIMAX_M2 | {"shared_intermediate_size": 64}, "shared_intermediate_size"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.deepseek_v3 import deepseek_v3
+from motley.daemon.models.families.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.gemma4 import gemma4
@@ -31,6 +32,8 @@ from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "deepseek_v3": deepseek_v3,
+    "ernie4_5": ernie4_5,
+    "ernie4_5_moe": ernie4_5_moe,
     "exaone4": exaone4,
     "gemma3_text": gemma3,
     "gemma4_text": gemma4,
