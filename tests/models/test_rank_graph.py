@@ -41,7 +41,7 @@ from tests.models.cases import (
 from tests.models.cutting import cut as deal
 
 QUANTISED = [case for case in golden_cases() if case.model.hidden % 16 == 0]
-SHARED_HEADS = ("k_proj", "v_proj", "k_norm", "k_turned_proj", "k_latent_proj")
+SHARED_HEADS = ("k_proj", "v_proj", "k_norm", "k_halves_proj", "k_turned_proj", "k_latent_proj")
 """What several ranks have of a KV head that they share."""
 ENCODED = [
     pytest.param(case, quantisation, id=f"{case}-{quantisation}")
