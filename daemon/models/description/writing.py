@@ -241,22 +241,7 @@ class Writer:
         operations = tuple(writer.operations)
         return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base))
 
-    def _made(
-        self,
-        operation: Norm
-        | HeadLinear
-        | Join
-        | Clip
-        | Attend
-        | Gated
-        | Sum
-        | Scale
-        | Times
-        | ScaleRows
-        | SoftCap
-        | Add
-        | Experts,
-    ) -> Value:
+    def _made(self, operation: OfOneValue) -> Value:
         self._append(operation, operation.y)
         return operation.y
 
