@@ -38,11 +38,13 @@ from motley.cli.options import (
     Recover,
     Sequences,
     Shares,
+    Stages,
     by_node,
     on_device,
     one_of,
     parse_nodes,
     parse_shares,
+    parse_stages,
 )
 from motley.cli.show import console, forecast_line, loading_bars
 from motley.cli.wanted import Wanted, nodes_of, option_of, start_command, stop_command
@@ -85,6 +87,7 @@ def run(
     queue: Queue = SessionRequest.queue,
     nodes: Nodes = "",
     shares: Shares = "",
+    stages: Stages = "",
     exact: Exact = False,
     recover: Recover = True,
     keep_prefixes: KeepPrefixes = False,
@@ -153,6 +156,7 @@ def run(
             "queue": queue,
             "nodes": parse_nodes(nodes) if nodes else None,
             "shares": parse_shares(shares) if shares else None,
+            "stages": parse_stages(stages) if stages else None,
             "exact": exact,
             "recover": recover,
             "keep_prefixes": keep_prefixes,

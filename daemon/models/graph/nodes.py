@@ -13,7 +13,6 @@ sums (`motley.daemon.models.cutting.tree`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any, Protocol
 
 import onnx
@@ -26,9 +25,11 @@ from motley.daemon.models.description.operations import (
     Add,
     Attend,
     Clip,
+    DeltaRule,
     Experts,
     Gated,
     HeadLinear,
+    HeadParts,
     Join,
     Linear,
     Norm,
@@ -48,6 +49,7 @@ from motley.daemon.models.graph.cached_attention import (
 )
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.protos import STORED_AS, stored
+from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
@@ -110,6 +112,8 @@ class Nodes:
                 self._waiting[each.weights.name] = self._waiting[each.chosen.name] = each
             elif isinstance(each, WholeNorm):
                 self._emit(each)  # every rank takes part in its sum
+            elif isinstance(each, HeadParts):
+                self._waiting |= dict.fromkeys((y.name for y in each.ys), each)
             elif isinstance(each, Linear):
                 for y in each.ys:
                     self._waiting[y.name] = each
@@ -157,8 +161,12 @@ class Nodes:
                 self._join(operation)
             case Clip(x, y, low, high):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
+            case HeadParts():
+                lower_head_parts(self, operation)
             case Attend():
                 self._attend(operation)
+            case DeltaRule():
+                self.delta_rule(operation)
             case Gated():
                 self._gated(operation)
             case Scale(x, y, by):
@@ -190,6 +198,10 @@ class Nodes:
     def whole_norm(self, operation: WholeNorm) -> None:
         """Norm over everyone's parts of an axis; only ranks can."""
         raise AssertionError(f"{operation.name} is computed by ranks")
+
+    def delta_rule(self, operation: DeltaRule) -> None:
+        """Read and change a recurrent state; only ranks have any."""
+        raise AssertionError(f"{operation.y.name} is computed by ranks")
 
     def experts(self, operation: Experts) -> None:
         """The sum over a row's experts; only ranks make it."""
@@ -336,6 +348,8 @@ class Nodes:
                 opened = self.node("Swish", [gate], f"{gate}.swish")
             case Activation.GELU_TANH:
                 opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
+            case Activation.SIGMOID:
+                opened = self.node("Sigmoid", [gate], f"{gate}.sigmoid")
             case Activation.CLAMPED:
                 limit = CLAMPED_LIMIT
                 gate = self.node("Min", [gate, self.floats(limit)], f"{gate}.clamped")
@@ -476,14 +490,3 @@ class Nodes:
 
 def _suffix(leaves: range) -> str:
     return f".{leaves.start}"
-
-
-def runs(numbers: Sequence[int]) -> list[range]:
-    """Numbers as ranges of neighbours: ``[1, 2, 2, 3] -> [1..2], [2..3]``."""
-    groups = groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
-    return [range(run[0], run[-1] + 1) for run in ([number for _, number in group] for _, group in groups)]
-
-
-def scaled(span: range, width: int) -> range:
-    """Heads as elements."""
-    return range(span.start * width, span.stop * width)
