@@ -46,8 +46,8 @@ A value that is read on the other side of a collective or of an Experts node is 
 ``cos_cache.{rope}``   f32[P, rotary/2]         the tables of a rotary embedding, see `RankGraph.constants`; attention
 ``sin_cache.{rope}``   f32[P, rotary/2]         names those that it rotates by
 ``key_cache.{layer}``  f32[1, H, C, head_dim]   of a span: what its sequence has in the blocks of this rank's H KV
-``value_cache.{layer}``                         heads, C positions (absent if H = 0); updated to the outputs
-                                                ``key_cache.{layer}.out``, ...
+``value_cache.{layer}``                         heads, C positions (absent if H = 0, or where the keys are the values);
+                                                updated to the outputs ``key_cache.{layer}.out``, ...
 ``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0); or, of
                                                 a graph without the last layers, the residual, replicated: V = D then
 =====================  =======================  ==============================================================
@@ -173,6 +173,14 @@ class CacheSpec:
     head_dim: int
     window: int = 0
     """How many positions a row sees, its own among them; 0: all."""
+    keys_alone: bool = False
+    """The keys are the values too, so there is no cache of values."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a graph calls its caches: that of keys, and that of values if there is one."""
+        kinds = ("key",) if self.keys_alone else ("key", "value")
+        return tuple(f"{kind}_cache.{self.layer}" for kind in kinds)
 
 
 @dataclass(frozen=True)
@@ -264,7 +272,7 @@ class CacheBlocks:
         kept = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}[self.format]
         arrays: dict[str, tuple[tuple[int, ...], npt.DTypeLike]] = {}
         for spec in caches:
-            for name in (f"key_cache.{spec.layer}", f"value_cache.{spec.layer}"):
+            for name in spec.names:
                 arrays[name] = (spec.heads, self.tokens, spec.head_dim), kept
                 if self.format == "int8":
                     arrays[f"{name}{SCALES}"] = (spec.heads, self.tokens), np.float32
@@ -273,7 +281,7 @@ class CacheBlocks:
     def bytes_of(self, caches: Iterable[CacheSpec]) -> int:
         """Bytes of all blocks of some layers, without far ones."""
         return sum(
-            self.count_of(spec) * self.tokens * 2 * spec.heads * cached_bytes(self.format, spec.head_dim)
+            self.count_of(spec) * self.tokens * len(spec.names) * spec.heads * cached_bytes(self.format, spec.head_dim)
             for spec in caches
         )
 

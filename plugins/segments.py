@@ -24,6 +24,8 @@ ROWS = "rows"
 #
 # ================  ======================================================  ==========================================
 # `PRODUCT`         x f32[T, K], codes, scales, zero points, bias of W      x @ W.T + bias; attributes: bits, block
+# `HEAD_PRODUCT`    x f32[T, heads * S], codes, scales, zero points         what ``motley.HeadProducts`` has;
+#                                                                           attributes: bits, block, heads, first
 # `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
 #                   ``motley.CachedAttention`` has
 # `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x + skip; x + skip
@@ -35,6 +37,7 @@ ROWS = "rows"
 #
 # Zero points, bias and skip may be absent.
 PRODUCT = "QuantisedProduct"
+HEAD_PRODUCT = "QuantisedHeadProduct"
 ATTENTION = "AttentionOfSlots"
 NORM = "Norm"
 GATED = "Gated"
@@ -227,7 +230,7 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
         return _mixture(node)
     if node.domain == DOMAIN and node.op_type == ATTENTION:
         return Kernel(node, (node.input[0],), (node.output[0],))
-    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, NORM, GATED, DELTA)):
+    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, HEAD_PRODUCT, NORM, GATED, DELTA)):
         rows = tuple(name for name in node.input if name and name not in initializers)
         return Kernel(node, rows, tuple(filter(None, node.output)))
     return None

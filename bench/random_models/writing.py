@@ -9,6 +9,7 @@ quantiles from a table, which is as fast as the disk. Matrices that write to the
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.description.model import tensors as tensors_of
+from motley.daemon.models.description.axes import Kind
+from motley.daemon.models.description.model import Model, tensors
+from motley.daemon.models.description.operations import Linear, Norm, weights_of
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.cache import default_folder
@@ -36,11 +39,8 @@ _SHARD = 5_000_000_000
 """The most bytes in one weight file."""
 _CHUNK = 1 << 20
 """Weights generated at a time."""
-LLAMA_LIKE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "seed_oss", "smollm3")
-DESCRIBED = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
-"""Families whose tensors are those that their description wants."""
-FAMILIES = (*LLAMA_LIKE, *DESCRIBED)
-"""The values of ``model_type`` that `synthesise` knows."""
+HYBRID = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Families of which some tensors lie in larger ones, which are written."""
 _DTYPES = {"float16": ("F16", np.dtype("<f2")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
 
 
@@ -68,19 +68,19 @@ def synthesise(
     """Write a model of this shape with random weights; the same arguments give the same files.
 
     Args:
-        config: as in ``config.json``, of one of `FAMILIES`.
+        config: as in ``config.json``, of a family that Motley runs.
         progress: is called with the bytes of weights written so far, and all of them.
         force: write into a folder that is not empty, replacing the model in it.
 
     Raises:
-        SynthError: `config` lacks a value or is of another family, the folder is not empty, or the disk lacks the
+        SynthError: `config` describes no model that can be run, the folder is not empty, or the disk lacks the
             space or cannot be written.
     """
     if dtype not in _DTYPES:
         raise SynthError(f"dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
-    written = _tensors(config)
+    weights = _tensors(config)
     tokenizer = _tokenizer(config)
-    total = sum(2 * prod(tensor.shape) for tensor in written)
+    total = sum(2 * prod(tensor.shape) for tensor in weights)
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())) and not force:
             raise SynthError(f"{out} exists and is not an empty folder; choose another, or empty it")
@@ -90,7 +90,7 @@ def synthesise(
         if free < total:
             raise SynthError(f"{out}: the model takes {total / 1e9:.2f} GB and {free / 1e9:.2f} GB are free")
         try:
-            _write_weights(out, written, dtype, np.random.Generator(np.random.SFC64(seed)), total, progress)
+            _write_weights(out, weights, dtype, np.random.Generator(np.random.SFC64(seed)), total, progress)
             for name, text in tokenizer.items():
                 (out / name).write_text(text, encoding="utf-8")
             described = json.dumps(config | {"torch_dtype": dtype}, indent=2)
@@ -122,22 +122,37 @@ def _remove_model(folder: Path) -> None:
 
 
 def _tensors(config: dict[str, Any]) -> list[_Tensor]:
-    """The weights of a model, under their Hugging Face names."""
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise SynthError(f"model_type {family!r} is not one of {', '.join(FAMILIES)}")
-    return _described(config) if family in DESCRIBED else _llama_like(config, family)
-
-
-def _described(config: dict[str, Any]) -> list[_Tensor]:
-    """The weights that a model's description wants; those that lie in a larger tensor as this, but for experts'."""
+    """The weights of a model, as its description has them: fused ones apart, and by their usual names, but for `HYBRID`
+    families, whose tensors are written as they are published."""
     try:
         model = describe(Keys(Path("config.json"), config))
     except ConfigError as error:
         raise SynthError(str(error)) from error
     to_residual = _SIGMA / sqrt(2 * len(model.layers))
+    if config.get("model_type") in HYBRID:
+        return _hybrid(model, to_residual)
+    means: dict[str, float] = {}
+    sigmas: dict[str, float] = {}
+    for each in model.operations:
+        for w in weights_of(each):
+            if isinstance(each, Norm):
+                means[w.name] = 1.0 - each.offset
+            elif w.in_ is None and not isinstance(each, Linear):
+                means[w.name] = 1.0  # the gains of other norms, numbers that something is multiplied by
+            elif isinstance(each, Linear) and w.out.kind is Kind.HIDDEN:
+                sigmas |= dict.fromkeys((w.name, w.bias), to_residual)
+    experts = re.compile(r"\.experts\.\d+\.")  # as the description calls them all
+    return [
+        _Tensor(tensor.name, tensor.shape, sigmas.get(general, _SIGMA), means.get(general, 0.0))
+        for tensor in tensors(model)
+        for general in [experts.sub(".experts.{expert}.", tensor.name)]
+    ]
+
+
+def _hybrid(model: Model, to_residual: float) -> list[_Tensor]:
+    """The weights of a model of a `HYBRID` family; those that lie in a larger tensor as this, but for experts'."""
     made: dict[str, _Tensor] = {}
-    for tensor in tensors_of(model):
+    for tensor in tensors(model):
         name, shape = tensor.name, tensor.shape
         if tensor.parts and ".experts." not in name:
             name, shape = tensor.parts[0].tensor, tensor.parts[0].shape
@@ -147,61 +162,6 @@ def _described(config: dict[str, Any]) -> list[_Tensor]:
         one = name.endswith("linear_attn.norm.weight")  # other norms are stored less 1
         made.setdefault(name, _Tensor(name, shape, to_residual if writes else _SIGMA, float(one)))
     return list(made.values())
-
-
-def _llama_like(config: dict[str, Any], family: str) -> list[_Tensor]:
-
-    def size(key: str) -> int:
-        value = config.get(key)
-        if type(value) is not int or value < 1:
-            raise SynthError(f"config: {key} should be a positive integer, and is {value!r}")
-        return value
-
-    hidden, inner, layers, vocabulary = (
-        size(key) for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-    )
-    heads = size("num_attention_heads")
-    head = size("head_dim") if config.get("head_dim") is not None else hidden // heads
-    kv_heads = size("num_key_value_heads") if config.get("num_key_value_heads") is not None else heads
-    bias = family == "qwen2" or bool(config.get("attention_bias"))
-    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
-    experts = 0
-    if family == "mixtral":
-        experts = size("num_local_experts")
-    elif family == "qwen3_moe":  # all layers have experts
-        experts, inner = size("num_experts"), size("moe_intermediate_size")
-    to_residual = _SIGMA / sqrt(2 * layers)
-
-    def norm(name: str, width: int) -> _Tensor:
-        return _Tensor(name, (width,), mean=1.0)
-
-    tensors = [_Tensor("model.embed_tokens.weight", (vocabulary, hidden))]
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        tensors.append(norm(f"{prefix}.input_layernorm.weight", hidden))
-        for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
-            tensors.append(_Tensor(f"{attention}.{part}_proj.weight", (count * head, hidden)))
-            if bias:
-                tensors.append(_Tensor(f"{attention}.{part}_proj.bias", (count * head,)))
-        if family in ("qwen3", "qwen3_moe"):
-            tensors += [norm(f"{attention}.q_norm.weight", head), norm(f"{attention}.k_norm.weight", head)]
-        tensors.append(_Tensor(f"{attention}.o_proj.weight", (hidden, heads * head), to_residual))
-        if bias and family not in ("qwen2", "seed_oss"):
-            tensors.append(_Tensor(f"{attention}.o_proj.bias", (hidden,), to_residual))
-        tensors.append(norm(f"{prefix}.post_attention_layernorm.weight", hidden))
-        if family == "mixtral":
-            mlp = f"{prefix}.block_sparse_moe"
-        if experts:
-            tensors.append(_Tensor(f"{mlp}.gate.weight", (experts, hidden)))
-        for module in [f"{mlp}.experts.{number}" for number in range(experts)] or [mlp]:
-            tensors.append(_Tensor(f"{module}.{gate}.weight", (inner, hidden)))
-            tensors.append(_Tensor(f"{module}.{up}.weight", (inner, hidden)))
-            tensors.append(_Tensor(f"{module}.{down}.weight", (hidden, inner), to_residual))
-    tensors.append(norm("model.norm.weight", hidden))
-    if not config.get("tie_word_embeddings"):
-        tensors.append(_Tensor("lm_head.weight", (vocabulary, hidden)))
-    return tensors
 
 
 def _write_weights(

@@ -15,6 +15,7 @@ from motley.daemon.models.description.model import Model, expected_shapes, tenso
 from motley.daemon.models.gguf.keys import gguf_model
 from motley.daemon.models.packing_keys import read_packing
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.fp8_checkpoint import SCALES, Fp8Blocks, Fp8Checkpoint
 from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.mxfp4 import FORMAT
 from motley.daemon.weights.checkpoints.mxfp4_checkpoint import BLOCKS, Mxfp4Checkpoint
@@ -50,7 +51,7 @@ def open_weights(path: Path, bring: Bring | None = None) -> TensorFiles:
     if path.is_file():
         return GgufCheckpoint(path, bring)
     checkpoint, called, ending = _open_folder(path, bring)
-    packed = next((name for name in checkpoint.names() if name.endswith((PACKED, BLOCKS))), None)
+    packed = next((name for name in checkpoint.names() if name.endswith((PACKED, BLOCKS, SCALES))), None)
     if not called and packed is not None:
         problem = f"{packed!r} is packed, but config.json has no quantization_config for it"
     elif called and packed is None:
@@ -71,6 +72,8 @@ def _open_folder(path: Path, bring: Bring | None) -> tuple[SafetensorsCheckpoint
             return SafetensorsCheckpoint(path, bring), "", ""
         case "mxfp4":
             return Mxfp4Checkpoint(path, bring), FORMAT.called, BLOCKS
+        case Fp8Blocks() as blocks:
+            return Fp8Checkpoint(path, blocks, bring), blocks.called, SCALES
         case packing:
             return PackedCheckpoint(path, packing, bring), packing.called, PACKED
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from motley.daemon.models.keys import Keys
+from motley.daemon.weights.checkpoints.fp8_checkpoint import Fp8Blocks
 from motley.daemon.weights.checkpoints.packed import Packing
 
 PACKED_GROUPS = (16, 32, 64, 128, 256)
 """Sizes of groups that packed checkpoints may have."""
 
 
-def read_packing(folder: Path) -> Packing | Literal["mxfp4"] | None:
+def read_packing(folder: Path) -> Packing | Fp8Blocks | Literal["mxfp4"] | None:
     """How a checkpoint that is quantised already is packed, from the ``quantization_config``; None: it is not.
 
     Which tensors are packed, the checkpoint tells: ``modules_to_not_convert`` is not read.
@@ -28,9 +29,12 @@ def read_packing(folder: Path) -> Packing | Literal["mxfp4"] | None:
     method = given.get("quant_method")
     if method == "mxfp4":
         return "mxfp4"
+    if method == "fp8":
+        return _fp8_blocks(keys)
     if method not in ("gptq", "awq"):
         raise keys.refusal(
-            "quant_method", '"gptq", "awq" or "mxfp4"; or take the model unquantised, it can be quantised while loading'
+            "quant_method",
+            '"gptq", "awq", "fp8" or "mxfp4"; or take the model unquantised, it can be quantised while loading',
         )
     for key, also in (("bits", "w_bit"), ("group_size", "q_group_size")):
         if key not in given and also in given:
@@ -56,3 +60,13 @@ def read_packing(folder: Path) -> Packing | Literal["mxfp4"] | None:
     keys.only("format", *layouts)
     layout = keys.one_of("checkpoint_format", layouts, default=given.get("format") or "gptq")
     return Packing("gptq", bits, group, zero_offset=layouts[layout], reordered=keys.flag("desc_act", False))
+
+
+def _fp8_blocks(keys: Keys) -> Fp8Blocks:
+    keys.only("fmt", "e4m3", "float8_e4m3fn")
+    keys.only("activation_scheme", "dynamic")
+    size = keys.get("weight_block_size")
+    whole = isinstance(size, list) and len(size) == 2 and all(type(each) is int and each > 0 for each in size)
+    if not whole:
+        raise keys.refusal("weight_block_size", "two whole numbers: the rows and columns that share a scale")
+    return Fp8Blocks(*size)

@@ -16,6 +16,7 @@ from motley.daemon.models.description.rope import (
     LinearScaling,
     Llama3Scaling,
     LongScaling,
+    ProportionalScaling,
     Rope,
     YarnScaling,
 )
@@ -46,6 +47,7 @@ _OWN: Mapping[str, frozenset[str]] = {
         {"factor", "original_max_position_embeddings", "attention_factor", "short_factor", "long_factor"}
     ),
     "factors": frozenset({"factors"}),
+    "proportional": frozenset({"factor"}),
 }
 """The keys of each rope type, besides those that all have. ``factors`` is what GGUF files make of ``llama3``."""
 
@@ -104,6 +106,8 @@ def rope_of(
     if partial is None:
         rope.only("partial_rotary_factor", 1.0)
         partial = 1.0
+    if kind == "proportional":
+        return _proportional(rope, head_size, theta, partial), keys.size("max_position_embeddings")
     size = int(head_size * rope.number("partial_rotary_factor", partial))
     if not 0 < size <= head_size or size % 2:
         raise (rope if rope.values.get("partial_rotary_factor") else keys).refusal(
@@ -132,6 +136,15 @@ def rope_of(
     if theta <= 1.0:
         raise (rope if own_theta else keys).refusal("rope_theta", "more than 1 with rope type yarn")
     return Rope(theta, size, _yarn(rope, factor, original)), max(context, int(original * factor))
+
+
+def _proportional(rope: Keys, head_size: int, theta: float, partial: float) -> Rope:
+    """A rotary embedding of a whole head, of whose frequencies a part turns."""
+    turned = int(rope.number("partial_rotary_factor", partial) * head_size // 2)
+    if not 0 < turned <= head_size // 2:
+        raise rope.refusal("partial_rotary_factor", f"a part of head_dim = {head_size}")
+    scaling = ProportionalScaling(turned, rope.number("factor", 1.0))
+    return Rope(rope.number("rope_theta", theta), head_size, scaling)
 
 
 def _llama3(rope: Keys, factor: float, original: int) -> Llama3Scaling:

@@ -7,18 +7,20 @@ rows of a larger tensor, say the queries of a fused ``qkv_proj``, or as a matrix
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, expect_each
 from motley.daemon.weights.checkpoints.tensor_files import TensorFiles, check_rows
 from motley.daemon.weights.places import Part, Tensor
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import F32, Codes, Format
+
+A = TypeVar("A", bound=np.generic)
 
 
 class Located:
@@ -74,7 +76,8 @@ class Located:
                 f"{self.path}: tensor {piece.tensor!r}, which lies in {part.tensor!r}, has shape {list(shape)}; "
                 f"expected to hold {piece.region}"
             )
-        self._files.check(_within(part, piece))
+        for own in part.pieces(piece):
+            self._files.check(own)
 
     def format(self, name: str) -> Format:
         part = self._part(name)
@@ -89,8 +92,8 @@ class Located:
         part = self._part(piece.tensor)
         if part is None:
             return self._files.read(piece)
-        values = self._files.read(_within(part, piece))
-        return np.ascontiguousarray(values.T) if part.transposed else values
+        values = [self._files.read(own) for own in part.pieces(piece)]
+        return np.ascontiguousarray(_stacked([each.T for each in values] if part.transposed else values))
 
     def codes(self, piece: Piece) -> Codes:
         self.check(piece)
@@ -98,7 +101,13 @@ class Located:
         if part is None:
             return self._files.codes(piece)
         assert not part.transposed
-        return self._files.codes(_within(part, piece))
+        found = [self._files.codes(own) for own in part.pieces(piece)]
+        zeros = [each.zeros for each in found if each.zeros is not None]
+        return Codes(
+            _stacked([each.codes for each in found]),
+            _stacked([each.scales for each in found]),
+            _stacked(zeros) if zeros else None,
+        )
 
     def rows(self, name: str, ids: Sequence[int]) -> F32:
         part = self._part(name)
@@ -106,7 +115,7 @@ class Located:
             return self._files.rows(name, ids)
         count, width = self.shape(name)
         check_rows(name, count, ids)
-        if not part.transposed:
+        if not part.transposed and not part.heads:
             return self._files.rows(part.tensor, [part.start + row * part.step for row in ids])
         lines = [self.read(Piece(name, range(row, row + 1), range(width))) for row in ids]
         return np.concatenate([np.empty((0, width), np.float32), *lines])
@@ -149,10 +158,6 @@ class Located:
         return next((part for part in there if self._files.shape(part.tensor) == part.shape), there[0])
 
 
-def _within(part: Part, piece: Piece) -> Piece:
-    """A piece of a tensor as one of the larger tensor that it is a part of."""
-    rows = part.rows(piece.rows)
-    if not part.transposed:
-        return replace(piece, tensor=part.tensor, rows=rows)
-    assert piece.columns is not None
-    return Piece(part.tensor, piece.columns, rows)
+def _stacked(parts: Sequence[npt.NDArray[A]]) -> npt.NDArray[A]:
+    """Arrays one below the other."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -33,6 +33,7 @@
 
 #define FAR (1 << 18)  /* products of scores from which threads share them */
 #define ROOM (1 << 20) /* floats of scratch for pieces, or more if one alone needs more */
+#define MOST_ROOM (1 << 26) /* floats that the rows of one piece should not exceed together */
 #define MOST_PIECES 64 /* together */
 
 /* Give a part of scratch its place behind `floats` others, or only count it while there is no scratch. */
@@ -56,9 +57,16 @@ static int64_t lay_out(struct piece *now, float *scratch) {
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* Rows of a span that attend at a time: fewer where many wide heads see far, so that their sums need no more room. */
+static int64_t abreast(const struct attention *a) {
+    const int64_t seen = a->window ? least(a->context, a->window + ABREAST + SIGHT) : a->context;
+    const int64_t rows = MOST_ROOM / (a->heads * a->size * divide_up(seen, SIGHT));
+    return rows < 1 ? 1 : least(rows, ABREAST);
+}
+
 /* Floats of scratch that an attention may use. */
 static int64_t room(const struct attention *a) {
-    struct piece largest = {.a = a, .rows = least(a->rows, ABREAST), .stretches = divide_up(a->context, SIGHT)};
+    struct piece largest = {.a = a, .rows = least(a->rows, abreast(a)), .stretches = divide_up(a->context, SIGHT)};
     if (a->window)
         largest.stretches = least(largest.stretches, divide_up(a->window + largest.rows - 1, SIGHT) + 1);
     const int64_t alone = lay_out(&largest, NULL);
@@ -119,7 +127,7 @@ static int fits(const struct attention *a, int64_t n) {
 
 static struct piece cut(const struct attention *a, int64_t n, int64_t done) {
     const struct span *span = a->spans->all + n;
-    const int64_t rows = least(span->rows - done, ABREAST), position = span->position + done;
+    const int64_t rows = least(span->rows - done, abreast(a)), position = span->position + done;
     const int64_t first = first_seen(a, position) / SIGHT;
     return (struct piece){
         .a = a,
@@ -226,7 +234,7 @@ EXPORT int32_t motley_attention(const struct attention *a) {
     float *scratch = (float *)pool_enter(a->pool);
     for (int64_t n = 0; n < spans->count; n++) kernels->cache_rows(a, spans->all + n, table_of(a, n), scratch);
     for (int64_t n = 0; n < spans->count; n++)
-        for (int64_t done = 0; done < spans->all[n].rows; done += ABREAST) {
+        for (int64_t done = 0; done < spans->all[n].rows; done += abreast(a)) {
             struct piece piece = cut(a, n, done);
             const int64_t floats = lay_out(&piece, NULL);
             if (all.count == MOST_PIECES || all.floats + floats > most) finish(&all);

@@ -49,7 +49,7 @@ struct tier {
 struct attention {
     struct pool *pool;
     const struct spans *spans; /* every call reads them again */
-    const float *qkv;          /* [rows, (heads + 2 * kv_heads) * size] */
+    const float *qkv;          /* [rows, (heads + 2 * kv_heads) * size], or (heads + kv_heads) if keys are values */
     struct tier near;          /* blocks that are written to, from number 0 on */
     struct tier far;           /* those after them, which are only read; perhaps none */
     const float *sinks;        /* [heads], a logit each that is no position's; or NULL */
@@ -58,6 +58,7 @@ struct attention {
     int64_t rope;    /* which of a span's tables */
     int64_t context; /* no position is as large */
     int32_t format;  /* an enum format */
+    int32_t keys_alone; /* the cached keys are the values too: a tier's `values` are its `keys` */
     float scale;
     float soft_cap;      /* scores are cap * tanh(score / cap); 0: they are not */
     void (*await_told)(void); /* called once what is here is attended to, before what is told is read; or NULL */

@@ -173,7 +173,7 @@ class Attending(partial[None]):
 def bind_attention(
     qkv: F32,
     keys: Cached,
-    values: Cached,
+    values: Cached | None,
     y: F32,
     spans: Spans,
     rope: int,
@@ -201,11 +201,11 @@ def bind_attention(
     positions is not below `context` or has no block or no angles, or only a far block where it is to be written.
 
     Args:
-        qkv: f32[M, (heads + 2 * kv_heads) * d], queries first, values last.
+        qkv: f32[M, (heads + 2 * kv_heads) * d], queries first, values last; if there are none, (heads + kv_heads) * d.
         keys: [N, kv_heads, tokens, d] of one of `FORMATS`, the blocks of this layer; written to. Keys and values are
             rounded when they are written; what is computed with them is in float32. Those beyond 65504 do not fit
             float16: what sees them is not finite.
-        values: the same.
+        values: the same; None: the cached keys are the values too.
         y: f32[M, heads * d], overwritten.
         spans: read by every call. No two write to the same block, and none reads what another one writes.
         rope: by which of `SpanRows.tables` queries and keys turn.
@@ -245,16 +245,19 @@ def bind_attention(
         raise ValueError(f"turned must be at most {size // 2} angles for heads of {size}, not {turned}")
     if turned and not 0 <= rope < spans.struct.ropes:
         raise ValueError(f"rope must be one of the {spans.struct.ropes} tables that spans have, not number {rope}")
+    width = (heads + (1 if values is None else 2) * kv_heads) * size
     if qkv.ndim != 2 or not len(qkv):
-        raise ValueError(f"qkv must be float32[M, {(heads + 2 * kv_heads) * size}], not of shape {qkv.shape}")
-    rows = len(qkv)
+        raise ValueError(f"qkv must be float32[M, {width}], not of shape {qkv.shape}")
+    rows, keys_alone = len(qkv), values is None
+    if values is None:
+        values, value_scales = keys, key_scales
     numbers = keys.dtype, kv_heads, tokens, size
     near = tier(LayerBlocks(keys, values, key_scales, value_scales), "", place, 0, blocks, *numbers)
     beyond = Tier() if far is None else tier(far, "far ", address, blocks, len(far.keys), *numbers)
     attention = Attention(
         pool=pool.handle,
         spans=ctypes.pointer(spans.struct),
-        qkv=address("qkv", qkv, np.float32, rows, (heads + 2 * kv_heads) * size),
+        qkv=address("qkv", qkv, np.float32, rows, width),
         near=near,
         far=beyond,
         sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
@@ -271,6 +274,7 @@ def bind_attention(
         scale=scale,
         soft_cap=soft_cap,
         format=FORMATS.index(keys.dtype.type),
+        keys_alone=keys_alone,
         await_told=AWAIT(await_told) if await_told else AWAIT(),
     )
     if not library().motley_prepare_attention(attention):

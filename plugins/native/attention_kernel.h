@@ -59,15 +59,19 @@ static void keep(const struct attention *a, const struct table *table, int64_t p
     }
 }
 
+/* Heads in a row of qkv. */
+ALWAYS int64_t heads_of_row(const struct attention *a) { return a->heads + (a->keys_alone ? 1 : 2) * a->kv_heads; }
+
 /* The keys, turned, and the values of a span's rows go to its blocks. */
 static void cache_rows(const struct attention *a, const struct span *span, const struct table *table, float *scratch) {
     for (int64_t r = 0; r < span->rows; r++) {
-        const float *keys = a->qkv + ((span->row + r) * (a->heads + 2 * a->kv_heads) + a->heads) * a->size;
+        const float *keys = a->qkv + ((span->row + r) * heads_of_row(a) + a->heads) * a->size;
         const float *values = keys + a->kv_heads * a->size;
         const int64_t position = span->position + r, block = span->blocks[position / a->tokens];
         for (int64_t h = 0; h < a->kv_heads; h++) {
             const int64_t n = (block * a->kv_heads + h) * a->tokens + position % a->tokens;
             keep(a, table, position, keys + h * a->size, a->near.keys, a->near.key_scales, n, scratch);
+            if (a->keys_alone) continue;
             keep(a, NULL, position, values + h * a->size, a->near.values, a->near.value_scales, n, scratch);
         }
     }
@@ -79,7 +83,7 @@ static void turn_queries(const struct piece *now) {
     for (int64_t r = 0; r < now->rows; r++)
         for (int64_t head = 0; head < a->heads; head++) {
             const int64_t query = (head / now->group * now->rows + r) * now->group + head % now->group;
-            const float *from = a->qkv + ((now->row + r) * (a->heads + 2 * a->kv_heads) + head) * a->size;
+            const float *from = a->qkv + ((now->row + r) * heads_of_row(a) + head) * a->size;
             float *q = now->q + query * now->wide;
             turn(now->table, now->position + r, from, q, a->size, a->scale);
             for (int64_t i = a->size; i < now->wide; i++) q[i] = 0;

@@ -39,6 +39,9 @@ class Matmul(ctypes.Structure):
         ("rows", c_int64),
         ("columns", c_int64),
         ("tokens", c_int64),
+        ("heads", c_int64),
+        ("x_token", c_int64),
+        ("x_head", c_int64),
         ("bits", c_int32),
         ("block", c_int32),
     )
@@ -134,6 +137,7 @@ class Attention(ctypes.Structure):
         ("rope", c_int64),
         ("context", c_int64),
         ("format", c_int32),
+        ("keys_alone", c_int32),
         ("scale", c_float),
         ("soft_cap", c_float),
         ("await_told", AWAIT),
@@ -255,7 +259,7 @@ STRUCTS = (
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(DeltaSpan, DeltaSpanList, Delta),
 )
-INTERFACE = (8, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (10, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 

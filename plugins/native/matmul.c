@@ -44,28 +44,50 @@ static struct plan make_plan(const struct matmul *m) {
     return plan;
 }
 
+/* Bytes of the activations of a head. */
+static int64_t activation_bytes(const struct plan *plan) { return plan->m.tokens * plan->units * plan->token_unit; }
+
 /* Make room for a matmul's activations; 0 if there is no memory. */
 EXPORT int32_t motley_prepare(const struct matmul *m) {
     struct plan plan = make_plan(m);
-    return pool_reserve(m->pool, (size_t)(m->tokens * plan.units * plan.token_unit));
+    return pool_reserve(m->pool, (size_t)(m->heads * activation_bytes(&plan)));
 }
 
-static void quantise_token(const void *job, int64_t chunk) { kernels->quantise(job, chunk); }
+/* The matmul of one head. */
+static struct plan of_head(const struct plan *plan, int64_t head) {
+    struct plan own = *plan;
+    const int64_t row = head * plan->m.rows;
+    own.m.codes += row * plan->row_bytes;
+    own.m.scales += row * plan->blocks;
+    if (own.m.zeros) own.m.zeros += row * plan->zero_bytes;
+    if (own.m.bias) own.m.bias += row;
+    own.m.x += head * plan->m.x_head;
+    own.m.y += row;
+    own.activations += head * activation_bytes(plan);
+    return own;
+}
+
+static void quantise_token(const void *job, int64_t chunk) {
+    const struct plan *all = job, own = of_head(all, chunk / all->m.tokens);
+    kernels->quantise(&own, chunk % all->m.tokens);
+}
 
 static void multiply_panel(const void *job, int64_t chunk) {
-    const struct plan *plan = job;
-    int64_t row = chunk * plan->panel, end = row + plan->panel;
-    kernels->multiply(plan, row, end < plan->m.rows ? end : plan->m.rows);
+    const struct plan *all = job, own = of_head(all, chunk / all->panels);
+    const int64_t row = chunk % all->panels * all->panel, end = row + all->panel;
+    kernels->multiply(&own, row, end < own.m.rows ? end : own.m.rows);
 }
 
 /* Compute a matmul for which motley_prepare has made room. */
 EXPORT void motley_matmul(const struct matmul *m) {
     struct plan plan = make_plan(m);
     plan.activations = pool_enter(m->pool);
-    int64_t panel = PANEL_BYTES / plan.row_bytes, fair = divide_up(m->rows, 4 * pool_threads(m->pool));
+    int64_t panel = PANEL_BYTES / plan.row_bytes;
+    const int64_t fair = divide_up(m->heads * m->rows, 4 * pool_threads(m->pool));
     if (pool_threads(m->pool) > 1 && panel > fair) panel = fair;
     plan.panel = up_to_multiple(panel ? panel : 1, kernels->tile_rows);
-    pool_run(m->pool, quantise_token, &plan, m->tokens);
-    pool_run(m->pool, multiply_panel, &plan, divide_up(m->rows, plan.panel));
+    plan.panels = divide_up(m->rows, plan.panel);
+    pool_run(m->pool, quantise_token, &plan, m->heads * m->tokens);
+    pool_run(m->pool, multiply_panel, &plan, m->heads * plan.panels);
     pool_leave(m->pool);
 }

@@ -8,7 +8,9 @@
 
 enum { STRETCH = 64, LANES_IN_ALL = 16, MOST_BLOCKS = 8, LARGEST_BLOCK = 256 };
 
-/* SHARED with library.py. y[tokens, rows] = x[tokens, columns] @ W[rows, columns].T + bias. */
+/* SHARED with library.py. y[tokens, rows] = x[tokens, columns] @ W[rows, columns].T + bias.
+ * There may be several heads, each with such a W of its own, one after another as codes, scales, zeros and bias. Of a
+ * token, head h reads x from `x_head` floats further on than the head before it, and writes y beside it. */
 struct matmul {
     struct pool *pool;
     const uint8_t *codes;
@@ -18,6 +20,8 @@ struct matmul {
     const float *x;
     float *y;
     int64_t rows, columns, tokens;
+    int64_t heads;
+    int64_t x_token, x_head; /* floats from one token's x to the next, and from one head's to the next */
     int32_t bits, block;
 };
 
@@ -43,6 +47,7 @@ struct plan {
     int32_t last_bytes;     /* of codes in an incomplete last unit, or 0 */
     int32_t lane_block[LANES_IN_ALL]; /* which of its unit's blocks a lane belongs to */
     int64_t panel;          /* rows of weights that a thread takes at a time */
+    int64_t panels;         /* of a head */
     struct reach ahead;
     uint8_t *activations;
 };

@@ -63,6 +63,7 @@ class QuantisedMatrix:
         bits: 4 or 8.
         block: one of `BLOCKS`.
         pool: computes.
+        heads: the matrix is those of so many heads, one below the other, each with N / heads rows.
 
     Raises:
         ValueError: what does not fit together; the message names the argument.
@@ -74,7 +75,15 @@ class QuantisedMatrix:
     """K, its columns."""
 
     def __init__(
-        self, codes: U8, scales: F32, zeros: U8 | None, bias: F32 | None, bits: int, block: int, pool: Pool
+        self,
+        codes: U8,
+        scales: F32,
+        zeros: U8 | None,
+        bias: F32 | None,
+        bits: int,
+        block: int,
+        pool: Pool,
+        heads: int = 1,
     ) -> None:
         if bits not in (4, 8):
             raise ValueError(f"bits must be 4 or 8, not {bits}")
@@ -86,14 +95,17 @@ class QuantisedMatrix:
         if not blocks:
             raise ValueError("codes must have blocks")
         self.columns = blocks * block
+        if heads < 1 or self.rows % heads:
+            raise ValueError(f"heads must divide the {self.rows} rows of codes, and are {heads}")
         self._matmul = Matmul(
             pool=pool.handle,
             codes=address("codes", codes, np.uint8, self.rows, blocks, block * bits // 8),
             scales=address("scales", scales, np.float32, self.rows, blocks),
             zeros=None if zeros is None else address("zeros", zeros, np.uint8, self.rows, -(-blocks * bits // 8)),
             bias=None if bias is None else address("bias", bias, np.float32, self.rows),
-            rows=self.rows,
+            rows=self.rows // heads,
             columns=self.columns,
+            heads=heads,
             bits=bits,
             block=block,
         )
@@ -110,9 +122,29 @@ class QuantisedMatrix:
             MemoryError: there is no memory for quantised activations.
             ValueError: an operand has another shape or type, is not contiguous or aligned, or `y` is read-only.
         """
+        return self._bind(x, y, self.columns, 0)
+
+    def bind_heads(self, x: F32, y: F32, first: int) -> Callable[[], None]:
+        """As `bind`, but each head multiplies K elements of its own.
+
+        Args:
+            x: f32[M, heads * S].
+            first: which of a head's S elements are the first that are multiplied.
+
+        Raises:
+            MemoryError, ValueError: as `bind`.
+        """
+        width = x.shape[1] if x.ndim == 2 else 0
+        heads = self._matmul.heads
+        if width % heads or not 0 <= first <= width // heads - self.columns:
+            raise ValueError(f"x must be float32[M, {heads} * S], S at least {first + self.columns}, not {x.shape}")
+        return self._bind(x, y, width, first)
+
+    def _bind(self, x: F32, y: F32, width: int, first: int) -> Callable[[], None]:
         tokens = len(x) if x.ndim else 0
         matmul = Matmul.from_buffer_copy(self._matmul)
-        matmul.x = address("x", x, np.float32, tokens, self.columns)
+        matmul.x = address("x", x, np.float32, tokens, width) + x.itemsize * first
+        matmul.x_token, matmul.x_head = width, width // matmul.heads
         matmul.y = place("y", y, np.float32, tokens, self.rows)
         matmul.tokens = tokens
         if not library().motley_prepare(matmul):

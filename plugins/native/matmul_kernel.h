@@ -146,7 +146,7 @@ ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t be
     add_lanes(all, tokens * rows, totals);
     for (int t = 0; t < tokens; t++)
         for (int r = 0; r < rows; r++)
-            m->y[(token + t) * m->rows + row + r] = totals[t * rows + r] + (m->bias ? m->bias[row + r] : -0.f);
+            m->y[(token + t) * m->heads * m->rows + row + r] = totals[t * rows + r] + (m->bias ? m->bias[row + r] : -0.f);
 }
 
 /* A panel of weight rows by all tokens: the panel stays in a cache, a tile's chunk of units in a nearer one. */
@@ -231,7 +231,7 @@ ALWAYS void quantise_token(const struct plan *plan, int64_t token, const int bit
     const int subs = 8 / bits;
     int64_t width;
     uint8_t *units = token_units(plan, token, TILE_TOKENS, &width);
-    const float *x = m->x + token * m->columns;
+    const float *x = m->x + token * m->x_token;
     for (int64_t unit = 0; unit < plan->units; unit++, units += width * plan->token_unit) {
         int8_t codes[LARGEST_BLOCK] = {0};
         float scales[MOST_BLOCKS] = {0};

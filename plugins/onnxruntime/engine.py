@@ -57,6 +57,14 @@ from motley.plugins.spans import check_step, spans_of, wanted_rows
 BOUND_KEPT = 32
 """Numbers of rows whose steps stay bound; the one that was not used for longest goes first."""
 
+HELD_LATENTS = (
+    "engine 'onnxruntime' cannot have blocks of latent caches on another node: what is told of a block is as much as"
+    " the block; ask for none there"
+)
+
+GATHERINGS = 3
+"""That a layer has at most: of attention, an MLP and experts. What it gathers may be read as late as at its end."""
+
 TABLES_KEPT = 8
 """Rotary tables of so many lengths of long prompts are kept."""
 
@@ -78,6 +86,8 @@ class OnnxRuntimeEngine:
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
         graph.blocks.check_able("onnxruntime", self.cache_formats, self.reads_far_blocks, self.keeps_windows)
+        if graph.holder is not None and any(spec.keys_alone for spec in graph.caches):
+            raise EngineError(HELD_LATENTS)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
@@ -126,8 +136,7 @@ class OnnxRuntimeEngine:
         }
         gatherings = (each.then for each in segments if isinstance(each.then, Gathering))
         most = max((len(each.gathered) * self._workshop.width(each.gathered[0]) for each in gatherings), default=0)
-        # What one segment gathers is read by the next, while that makes its own.
-        self._gathers = [np.zeros(most * most_rows, np.float32) for _ in range(2)]
+        self._gathers = [np.zeros(most * most_rows, np.float32) for _ in range(GATHERINGS)]
         self._alone = options.exact
         """Nobody else is to be asked."""
         if options.exact:

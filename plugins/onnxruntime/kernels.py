@@ -21,7 +21,7 @@ from motley.plugins.native.delta import WIDEST_HEAD, DeltaSpans, Slots, bind_del
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_gated, bind_norm
 from motley.plugins.nodes import attributes_of
-from motley.plugins.segments import GATED, NORM, PRODUCT, Kernel
+from motley.plugins.segments import GATED, HEAD_PRODUCT, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]
 """Binds something to compute to the places of its values, by name. The places must outlive the result."""
@@ -142,7 +142,7 @@ def recurrence(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[st
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
     """What computes the node of a `Kernel`, but attention, recurrences and what adapters add, and the width of its
     operands and results by their names."""
-    make = {PRODUCT: _product, NORM: _norm, GATED: _gated}[then.node.op_type]
+    make = {PRODUCT: _product, HEAD_PRODUCT: _head_product, NORM: _norm, GATED: _gated}[then.node.op_type]
     return make(then, weight, pool)
 
 
@@ -156,6 +156,17 @@ def _product(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, 
     return lambda places: matrix.bind(places[x], places[y]), {x: matrix.columns, y: matrix.rows}
 
 
+def _head_product(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
+    codes, scales, zeros = map(weight, then.node.input[1:])
+    assert codes is not None
+    assert scales is not None
+    attributes = attributes_of(then.node)
+    heads, first, width = (attributes[name] for name in ("heads", "first", "width"))
+    matrix = QuantisedMatrix(codes, scales, zeros, None, attributes["bits"], attributes["block"], pool, heads)
+    (x,), (y,) = then.operands, then.results
+    return lambda places: matrix.bind_heads(places[x], places[y], first), {x: width, y: matrix.rows}
+
+
 def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[Attend, dict[str, int]]:
     """What computes an attention node of a `Kernel`, and the width of its operand and result by their names.
 
@@ -164,7 +175,8 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
     """
     attributes = attributes_of(then.node)
     heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
-    qkv, keys, values, _, cosines, sines, *others = then.node.input
+    qkv, *names = then.node.input
+    keys, values, _, cosines, sines, *others = names if len(then.node.output) > 2 else [names[0], "", *names[1:]]
     (y,) = then.results
     sinks = weight(others[0]) if others else None
 
@@ -172,7 +184,7 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
         return bind_attention(
             places[qkv],
             places[keys],
-            places[values],
+            places[values] if values else None,
             places[y],
             spans,
             rope,
@@ -192,13 +204,15 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
         )
 
     layer = HeldLayer(heads, kv_heads, width, attributes["window"], attributes["soft_cap"])
-    return Attend(bind, (cosines, sines), keys, layer), {qkv: (heads + 2 * kv_heads) * width, y: heads * width}
+    in_row = heads + (2 if values else 1) * kv_heads
+    return Attend(bind, (cosines, sines), keys, layer), {qkv: in_row * width, y: heads * width}
 
 
 def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | None:
     """The far blocks of a layer, by the names of its keys and values; None: there are none."""
     if f"{FAR}{keys}" not in places:
         return None
+    values = values or keys
     names = keys, values, f"{keys}{SCALES}", f"{values}{SCALES}"
     arrays: Iterator[Any] = (places.get(f"{FAR}{name}") for name in names)
     return LayerBlocks(*arrays)

@@ -6,6 +6,7 @@ in the graph                                    in the runtime (domain ``com.mic
 ``DequantizeLinear`` -> ``Gemm(transB=1)``      `motley.plugins.segments.PRODUCT`, not for the runtime: its
                                                 ``MatMulNBits`` reads int4 at half the speed of the memory
 ``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV
+``DequantizeLinear`` -> ``HeadProducts``        `motley.plugins.segments.HEAD_PRODUCT`; of floats it is inlined
 ``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
 ``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`
 ``Split`` -> ``Swish`` -> ``Mul``               `motley.plugins.segments.GATED`
@@ -22,13 +23,16 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
+import onnx.inliner
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
 from motley.plugins.nodes import attributes_of, is_experts
-from motley.plugins.segments import ATTENTION, DELTA, GATED, NORM, PRODUCT
+from motley.plugins.segments import ATTENTION, DELTA, GATED, HEAD_PRODUCT, NORM, PRODUCT
 
 MICROSOFT = "com.microsoft"
+HEAD_PRODUCTS = "HeadProducts"
+"""The function of domain ``motley``."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Lowering:
     @classmethod
     def lower(cls, model: onnx.ModelProto) -> Lowered:
         """See `lower`."""
+        if any(node.op_type == HEAD_PRODUCTS and not is_narrow(model.graph, node) for node in model.graph.node):
+            model = onnx.inliner.inline_selected_functions(model, [(DOMAIN, HEAD_PRODUCTS)])
         initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         return Lowered(cls(model.graph.node, initializers).run(), initializers)
 
@@ -91,6 +97,8 @@ class Lowering:
             and (source := self._made_by(node.input[1], "DequantizeLinear"))
         ):
             yield self._product(node, source)
+        elif node.domain == DOMAIN and node.op_type == HEAD_PRODUCTS:
+            yield self._head_products(node)
         elif not self.fuses:
             yield node
         elif node.op_type == "RMSNormalization" and not self._made_by(node.input[0], "Reshape"):  # that is of heads
@@ -178,6 +186,28 @@ class Lowering:
         return add if self._readers[add.output[0]][0] is node else None
 
     def _product(self, gemm: NodeProto, dequantise: NodeProto) -> NodeProto:
+        (data, scale, zeros), bits, shape, block = self._codes(dequantise)
+        bias = gemm.input[2] if len(gemm.input) > 2 else ""
+        return self.product([gemm.input[0], data, scale, zeros, bias], gemm.output[0], bits, shape, block)
+
+    def _head_products(self, node: NodeProto) -> NodeProto:
+        dequantise = self._made_by(node.input[1], "DequantizeLinear")
+        assert dequantise is not None, node.name
+        operands, bits, _, block = self._codes(dequantise)
+        attributes = attributes_of(node)
+        return helper.make_node(
+            HEAD_PRODUCT,
+            [node.input[0], *operands],
+            node.output,
+            domain=DOMAIN,
+            bits=bits,
+            block=block,
+            **{name: attributes[name] for name in ("heads", "first", "width")},
+        )
+
+    def _codes(self, dequantise: NodeProto) -> tuple[list[str], int, tuple[int, int], int]:
+        """A quantised matrix as kernels take it: codes, scales and zero points ("": all are in the middle); the bits of
+        a code; columns and rows; and codes that share a scale."""
         data, scale, zero_point = dequantise.input
         block = attributes_of(dequantise)["block_size"]
         rows, blocks = self._initializers[scale].dims
@@ -187,9 +217,7 @@ class Lowering:
             assert blocks * bits % 8 == 0, data  # as the declaration of a weight promises
             self._initializers[zero_point] = _reinterpreted(self._initializers[zero_point], (rows, blocks * bits // 8))
         self._initializers[data] = _reinterpreted(self._initializers[data], (rows, blocks, block * bits // 8))
-        bias = gemm.input[2] if len(gemm.input) > 2 else ""
-        operands = [gemm.input[0], data, scale, "" if symmetric else zero_point, bias]
-        return self.product(operands, gemm.output[0], bits, (blocks * block, rows), block)
+        return [data, scale, "" if symmetric else zero_point], bits, (blocks * block, rows), block
 
     def product(self, operands: list[str], y: str, bits: int, shape: tuple[int, int], block: int) -> NodeProto:
         """A product with a quantised matrix, as a node.
@@ -204,8 +232,10 @@ class Lowering:
         return helper.make_node(PRODUCT, operands, [y], domain=DOMAIN, bits=bits, block=block)
 
     def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
-        packed = yield from self._packed(node.input[:3], f"{node.output[0]}.qkv")
-        attention = helper.make_node(ATTENTION, [packed, *node.input[3:]], node.output, name=node.name, domain=DOMAIN)
+        count = len(node.output)  # of the operands with a row per token: a cache for each but the queries
+        packed = yield from self._packed(node.input[:count], f"{node.output[0]}.qkv")
+        others = node.input[count:]
+        attention = helper.make_node(ATTENTION, [packed, *others], node.output, name=node.name, domain=DOMAIN)
         attention.attribute.extend(node.attribute)
         yield attention
 
@@ -223,6 +253,11 @@ class Lowering:
             return split.input[0]
         yield helper.make_node("Concat", list(parts), [name], axis=1)
         return name
+
+
+def is_narrow(graph: onnx.GraphProto, node: NodeProto) -> bool:
+    """Whether the matrices of heads are codes."""
+    return any(node.input[1] == made.output[0] and made.op_type == "DequantizeLinear" for made in graph.node)
 
 
 def _reinterpreted(tensor: TensorProto, shape: tuple[int, ...]) -> TensorProto:

@@ -160,7 +160,7 @@ class WebGpuEngine:
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         """
         Raises:
-            EngineError: no plugin or GPU; or the provider lacks an operator of the graph.
+            EngineError: no plugin or GPU; or the engine or its provider lacks an operator of the graph.
             EngineMemoryError: the GPU has too little memory.
         """
         name = self.provider.engine
@@ -169,6 +169,8 @@ class WebGpuEngine:
         refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
+        if any(spec.keys_alone for spec in graph.caches):
+            raise EngineError(f"engine {name!r} does not know motley.CachedAttentionToKeys; use engine 'onnxruntime'")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows

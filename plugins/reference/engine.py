@@ -105,15 +105,15 @@ class ReferenceEngine(Interpreter):
             value.name: value.type.tensor_type.shape.dim[1].dim_value for value in graph.proto.graph.value_info
         }
         """Of values that cross collectives."""
-        attentions = [(each.domain, each.name) for each in graph.proto.functions if is_attention(each.name)]
-        whole = onnx.inliner.inline_selected_functions(graph.proto, attentions, exclude=True).graph
+        own = [(each.domain, each.name) for each in graph.proto.functions if is_own(each.name)]
+        whole = onnx.inliner.inline_selected_functions(graph.proto, own, exclude=True).graph
         where = device or open_device(options.extra.get("device", "cpu"))
         super().__init__(whole, graph.share_file, np.dtype(dtype), where)
         with where.errors_told():
             self._caches = {
                 name: BlockedCache(where, np.dtype(dtype), graph.blocks, spec, name, graph.far)
                 for spec in graph.caches
-                for name in (f"key_cache.{spec.layer}", f"value_cache.{spec.layer}")
+                for name in spec.names
             }
         """By the name that the graph gives to what a sequence has of them."""
         epsilons = {
@@ -198,10 +198,13 @@ class ReferenceEngine(Interpreter):
 
     def _prepared_attention(self, node: onnx.NodeProto) -> Node:
         """A node of cached attention: its function's body runs for each span, on what the blocks have of it."""
-        q, k, v, keys, values, position, cosines, sines, *sinks = node.input
-        y, new_keys, new_values = node.output
+        y, *written_caches = node.output
+        known_caches = {name for spec in self._graph.caches for name in spec.names}
+        caches = [name for name in node.input if name in known_caches]
+        rows_in = list(node.input)[: len(caches) + 1]  # q, k and v, or q and k
+        position, cosines, sines, *sinks = list(node.input)[len(rows_in) + len(caches) :]
         body = self.prepared_nodes(_body(self._graph.proto, node), keep={y})
-        for cache, written in ((keys, new_keys), (values, new_values)):
+        for cache, written in zip(caches, written_caches, strict=True):
             (made,) = (place for place, each in enumerate(body) if written in each.outputs)
             body.insert(made + 1, Node(partial(self._kept, cache), [written, _SPAN], [written], {}))
 
@@ -209,16 +212,16 @@ class ReferenceEngine(Interpreter):
             results = xp.empty_like(rows_of[0])
             for rows, span in self._spans:
                 tables = self._graph.constants(span.prompt)
-                known = dict(zip((q, k, v), (values[rows] for values in rows_of[:3]), strict=True))
-                known |= zip(sinks, rows_of[3:], strict=True)
+                known = {name: values[rows] for name, values in zip(rows_in, rows_of, strict=False)}
+                known |= zip(sinks, rows_of[len(rows_in) :], strict=True)
                 known |= {name: self.floats(tables[name]) for name in (cosines, sines)}
-                known |= {name: self._caches[name].gathered(span) for name in (keys, values)}
+                known |= {name: self._caches[name].gathered(span) for name in caches}
                 known |= {position: np.array([span.position], np.int64), _SPAN: span}
                 self.run(body, known)
                 results[rows] = known[y]
             return results
 
-        return Node(attend, [q, k, v, *sinks], [y], {})
+        return Node(attend, [*rows_in, *sinks], [y], {})
 
     def _kept(self, name: str, xp: ArrayModule, cache: Array, span: Span) -> Array:
         """A sequence's keys or values, after the blocks of a layer have got a span's rows of them."""
@@ -329,6 +332,11 @@ class ReferenceEngine(Interpreter):
 def is_attention(function: str) -> bool:
     """Whether the name of a function of domain ``motley`` is one of those of cached attention."""
     return function.startswith("CachedAttention")
+
+
+def is_own(function: str) -> bool:
+    """Whether this engine computes a function of domain ``motley`` itself."""
+    return is_attention(function) or function == "HeadProducts"
 
 
 def _body(model: onnx.ModelProto, call: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -16,11 +16,12 @@ from motley.plugins.engine import EngineError
 from motley.plugins.mapped_share import nibbles, place_of
 from motley.plugins.nodes import attributes_of
 from motley.plugins.reference.device import Array, ArrayModule, Device
-from motley.plugins.reference.operators import OPERATORS, Operator, dequantize_linear
+from motley.plugins.reference.operators import OPERATORS, Operator, dequantize_linear, head_products
 
 ROWS_AT_ONCE = 4096
 """Rows of a narrow matrix that are widened at a time: a large head would not fit beside an engine."""
 _WIDENING = ("Cast", "DequantizeLinear")
+_MULTIPLYING = ("Gemm", "HeadProducts")
 
 
 @dataclass
@@ -80,8 +81,8 @@ class Interpreter:
         """
         made = {node.output[0]: node for node in nodes if node.op_type in _WIDENING}
         prepared = [
-            self._narrow_gemm(node, made[node.input[1]])
-            if node.op_type == "Gemm" and node.input[1] in made
+            self._narrow(node, made[node.input[1]])
+            if node.op_type in _MULTIPLYING and node.input[1] in made
             else self.prepared(node)
             for node in nodes
             if node.op_type not in _WIDENING
@@ -91,7 +92,7 @@ class Interpreter:
 
     def prepared(self, node: onnx.NodeProto) -> Node:
         """A node, made ready."""
-        if node.domain or node.op_type not in OPERATORS:
+        if (node.domain and node.op_type != "HeadProducts") or node.op_type not in OPERATORS:
             raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
         return Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes_of(node))
 
@@ -100,11 +101,15 @@ class Interpreter:
         self.nodes.clear()
         self._weights = np.empty(0, np.uint8)
 
-    def _narrow_gemm(self, node: onnx.NodeProto, made: onnx.NodeProto) -> Node:
-        """``a @ weight.T + c``, where `made` widens the weight."""
+    def _narrow(self, node: onnx.NodeProto, made: onnx.NodeProto) -> Node:
+        """``a @ weight.T + c``, or products of heads, where `made` widens the weight."""
         matrix = self._stored[made.input[0]]
         weight = self._cast(matrix) if made.op_type == "Cast" else self._dequantised(made)
         computed = [name for name in made.input if name not in self._stored]
+
+        def multiply_heads(xp: ArrayModule, a: Array, *others: Array) -> Array:
+            whole = weight(xp, slice(0, matrix.dims[0]), *others)
+            return head_products(xp, a, whole, **attributes_of(node))
 
         def multiply(xp: ArrayModule, a: Array, *others: Array) -> Array:
             bias = others[len(computed) :]
@@ -114,7 +119,8 @@ class Interpreter:
                 product[:, rows] = a @ weight(xp, rows, *others[: len(computed)]).T
             return product + bias[0] if bias else product
 
-        return Node(multiply, [node.input[0], *computed, *node.input[2:]], list(node.output), {})
+        chosen = multiply if node.op_type == "Gemm" else multiply_heads
+        return Node(chosen, [node.input[0], *computed, *node.input[2:]], list(node.output), {})
 
     def _cast(self, matrix: onnx.TensorProto) -> Callable[..., Array]:
         """Makes rows of an FP16 matrix."""

@@ -106,6 +106,13 @@ def tensor_scatter(xp: ArrayModule, cache: Array, update: Array, write_indices: 
     return updated
 
 
+def head_products(xp: ArrayModule, x: Array, w: Array, *, heads: int, first: int, last: int, width: int) -> Array:
+    """``motley.HeadProducts``: elements `first` to `last` of each head of x f32[T, heads * S] by its matrix of w."""
+    used = x.reshape(len(x), heads, -1)[..., first:last].swapaxes(0, 1)
+    products = used @ w.reshape(heads, -1, last - first).swapaxes(1, 2)
+    return products.swapaxes(0, 1).reshape(len(x), len(w))
+
+
 def attention(xp: ArrayModule, q: Array, k: Array, v: Array, mask: Array, *, scale: float, softcap: float) -> Array:
     """q: f32[1, heads, T, head_dim], k and v: f32[1, kv_heads, C, head_dim], mask: bool[T, C], true where seen."""
     group = q.shape[1] // k.shape[1]
@@ -176,6 +183,7 @@ OPERATORS: dict[str, Operator] = {
     "GatherElements": lambda xp, x, indices, axis: xp.take_along_axis(x, indices, axis),
     "Gelu": gelu,
     "Gemm": gemm,
+    "HeadProducts": head_products,
     "GreaterOrEqual": lambda xp, a, b: a >= b,
     "Less": lambda xp, a, b: a < b,
     "MatMul": lambda xp, a, b: a @ b,

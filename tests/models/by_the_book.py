@@ -21,7 +21,9 @@ from motley.daemon.models.description.operations import (
     DeltaRule,
     Experts,
     Gated,
+    HeadLinear,
     HeadParts,
+    Join,
     Linear,
     Norm,
     Operation,
@@ -31,6 +33,7 @@ from motley.daemon.models.description.operations import (
     ScaleRows,
     SoftCap,
     Sum,
+    Times,
     WholeNorm,
 )
 from motley.daemon.models.description.rope import rotary_tables
@@ -75,6 +78,12 @@ class _Book:
                 for w, y in zip(ws, ys, strict=True):
                     product = values[x.name] @ self.weights[numbered(w.name, expert)].T
                     values[y.name] = product + (self.weights[numbered(w.bias, expert)] if w.bias else 0.0)
+            case HeadLinear(x=x, y=y):
+                values[y.name] = self._of_heads(operation, values[x.name])
+            case Join(xs, y, first):
+                apart = [values[x.name].reshape(len(values[x.name]), -1, _size(x)) for x in xs]
+                apart[0] = apart[0][..., first:]
+                values[y.name] = np.concatenate(apart, axis=2).reshape(len(apart[0]), -1)
             case Clip(x, y, low, high):
                 values[y.name] = np.minimum(np.maximum(values[x.name], low), high)
             case HeadParts(x, ys):
@@ -95,6 +104,8 @@ class _Book:
                 values[y.name] = values[x.name]
             case Scale(x, y, by):
                 values[y.name] = values[x.name] * by
+            case Times(x, w, y):
+                values[y.name] = values[x.name] * self.weights[w.name]
             case ScaleRows(x, by, y):
                 values[y.name] = values[x.name] * _sigmoid(values[by.name])
             case SoftCap(x, y, cap):
@@ -105,8 +116,10 @@ class _Book:
                 correction = operation.routing.correction
                 more = 0.0 if correction is None else self.weights[correction.name]
                 routed = [_routed(row, operation.routing, more) for row in values[operation.logits.name]]
-                values[operation.weights.name] = np.array([weights for weights, _ in routed])
-                values[operation.chosen.name] = np.array([chosen for _, chosen in routed])
+                chosen = values[operation.chosen.name] = np.array([chosen for _, chosen in routed])
+                gains = operation.routing.gains
+                by = 1.0 if gains is None else self.weights[gains.name][chosen]
+                values[operation.weights.name] = np.array([weights for weights, _ in routed]) * by
             case Experts():
                 values[operation.y.name] = self._experts(operation, values)
 
@@ -120,11 +133,17 @@ class _Book:
                 total[number] += weight * self.run(experts.body, x, experts.body_y, int(expert))[0]
         return total
 
+    def _of_heads(self, linear: HeadLinear, x: F64) -> F64:
+        matrices = self.weights[linear.w.name].reshape(-1, _size(linear.y), linear.w.shape[1])
+        heads = x.reshape(len(x), len(matrices), -1)[..., linear.first : linear.first + linear.w.shape[1]]
+        return np.concatenate([heads[:, number] @ matrix.T for number, matrix in enumerate(matrices)], axis=1)
+
     def _attend(self, attend: Attend, values: Values) -> F64:
-        q, k, v = (values[each.name] for each in (attend.q, attend.k, attend.v))
+        q, k, v = (values[(each or attend.k).name] for each in (attend.q, attend.k, attend.v))
         size, group = attend.heads.size, attend.heads.group
         count = len(q)
         q, k = self._rotated(q, attend), self._rotated(k, attend)
+        v = k if attend.v is None else v
         y = np.zeros_like(q)
         for head in range(attend.heads.queries):
             own, read = (slice(number * size, (number + 1) * size) for number in (head, head // group))
@@ -179,6 +198,12 @@ class _Book:
             turned[:, one] = rows[:, one] * cosines - rows[:, other] * sines
             turned[:, other] = rows[:, other] * cosines + rows[:, one] * sines
         return turned
+
+
+def _size(heads: Value) -> int:
+    """Elements of a head."""
+    assert heads.axis.heads is not None
+    return heads.axis.heads.size
 
 
 def _normed(rows: F64, epsilon: float) -> F64:

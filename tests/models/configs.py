@@ -45,8 +45,27 @@ PHI3 = LLAMA | {"model_type": "phi3"}
 GLM4_MOE = (
     LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 )
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+DEEPSEEK_V3 = GLM4_MOE | _LATENT | {"model_type": "deepseek_v3", "first_k_dense_replace": 1}
+GLM4_MOE_LITE = GLM4_MOE | _LATENT | {"model_type": "glm4_moe_lite"}
+ERNIE4_5 = LLAMA | {"model_type": "ernie4_5"}
+ERNIE4_5_MOE = LLAMA | {"model_type": "ernie4_5_moe", "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32}
+MINIMAX_M2 = LLAMA | {"model_type": "minimax_m2", "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
 GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
+GEMMA4 = GEMMA3 | {
+    "model_type": "gemma4_text",
+    "hidden_size_per_layer_input": 0,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

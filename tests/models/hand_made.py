@@ -25,6 +25,7 @@ from motley.daemon.models.families.blocks import (
     pre_norm_layer,
     usual_names,
 )
+from motley.daemon.models.families.latent import Latent, latent_attention
 
 SHAPE = Shape(
     layers=2, hidden=48, heads=Heads(12, 4, 16), vocabulary=61, epsilon=1e-5, tied=False, eos=(), norm_offset=0.0
@@ -66,6 +67,14 @@ def sinks() -> Model:
 
 def soft_capped_attention() -> Model:
     return of_blocks(lambda writer, number, x: attention(writer, SHAPE, number, x, soft_cap=0.5, scale=0.7))
+
+
+def latent(queries: int) -> Model:
+    """Latent attention, of queries that are made of a row of their own if it has elements."""
+    sizes = Latent(12, queries, latent=32, plain=16, turned=8, values=32, neighbours=True, scale=0.3)
+    return of_blocks(
+        lambda writer, number, x: latent_attention(writer, SHAPE, sizes, number, x), ropes={"main": Rope(100.0, 8)}
+    )
 
 
 def several_ropes() -> Model:
@@ -174,6 +183,16 @@ def scaled_after_the_sum() -> Model:
     return of_blocks(mlp=scaled)
 
 
+def layers_times_a_number() -> Model:
+    """What a block adds is multiplied by a number of the checkpoint once it has been summed."""
+
+    def timed(writer: Writer, number: int, x: Value) -> Value:
+        by = W(f"model.layers.{number}.by", Axis(Kind.PLAIN, 1, "1"))
+        return writer.times(f"layers.{number}.mlp.timed", mlp(writer, number, x), by)
+
+    return of_blocks(mlp=timed)
+
+
 # -- MLPs and experts ------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +246,8 @@ def mixture(
         rule = routing
         if routing.correction is not None:
             rule = replace(routing, correction=replace(routing.correction, name=f"{module}.correction"))
+        if routing.gains is not None:
+            rule = replace(routing, gains=replace(routing.gains, name=f"{module}.gains"))
         names: MlpNames = usual_names(f"{module}.experts.{{expert}}", bias=bias)
         y = experts(
             writer,
@@ -246,11 +267,13 @@ def mixture(
     return of_blocks(mlp=own, shape=replace(SHAPE, layers=3))
 
 
-CORRECTION = W("", Axis(Kind.PLAIN, 8, "experts"))
+PER_EXPERT = W("", Axis(Kind.PLAIN, 8, "experts"))
 
 MODELS: Mapping[str, Callable[[], Model]] = {
     "sinks": sinks,
     "soft capped attention": soft_capped_attention,
+    "latent": partial(latent, 0),
+    "latent queries": partial(latent, 16),
     "several ropes": several_ropes,
     "partial rope": partial_rope,
     "unlike heads": unlike_heads,
@@ -271,12 +294,14 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "softmax of chosen": partial(mixture, Routing(3, "softmax of chosen"), bias=True, activation=Activation.CLAMPED),
     "sigmoid with a correction": partial(
         mixture,
-        Routing(3, "sigmoid", normalised=True, epsilon=1e-2, scaling=2.5, correction=CORRECTION),
+        Routing(3, "sigmoid", normalised=True, epsilon=1e-2, scaling=2.5, correction=PER_EXPERT),
         shared=SharedExpert(64, "shared_experts", gated=False),
     ),
+    "weights of experts with gains": partial(mixture, Routing(3, normalised=True, scaling=0.5, gains=PER_EXPERT)),
+    "layers times a number": layers_times_a_number,
     "groups": partial(
         mixture,
-        Routing(2, "sigmoid", normalised=True, groups=4, groups_kept=2, correction=CORRECTION),
+        Routing(2, "sigmoid", normalised=True, groups=4, groups_kept=2, correction=PER_EXPERT),
         bias=True,
         shared=SharedExpert(32),
     ),

@@ -86,6 +86,8 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
         noise = torch.randn(value.shape, generator=generator)
         if (drawn := _drawn_for_family(settings["model_type"], name, noise)) is not None:
             pass
+        elif "e_score_correction_bias" in name:
+            drawn = 0.3 * noise
         elif "norm" in name:
             drawn = 1 + 0.2 * noise
         elif value.ndim == 1:
@@ -98,6 +100,8 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
     for name, value in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             weights[name] = 0.3 * torch.randn(value.shape, generator=generator)
+        if name.endswith("layer_scalar"):
+            weights[name] = 1 + 0.3 * torch.randn(value.shape, generator=generator)
     if "architectures" in settings:
         (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     else:
@@ -118,6 +122,12 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return noise - 1
         if "norm" in name:  # what is drawn is a norm's distance from 1; queries and keys get longer
             return 0.2 * noise + ("q_norm" in name or "k_norm" in name)
+        return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
+    if family == "gemma4_text":
+        if name.endswith(("router.scale", "per_expert_scale")):
+            return 1 + 0.5 * noise
+        if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
+            return noise
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
     if family.startswith(("qwen3_next", "qwen3_5")):
         if name.endswith(("A_log", "dt_bias")):
@@ -169,7 +179,7 @@ def _in_mxfp4(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Ten
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family == "gpt_oss":
+    if family in ("gpt_oss", "gemma4_text"):
         yield from weights.items()
         return
     if family == "gemma3":
@@ -177,6 +187,7 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             plain = name.removeprefix("model.")
             yield plain.replace("language_model.", "language_model.model.", 1), value
         return
+    weights = {name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics."): value for name, value in weights.items()}
     if family == "qwen3_5":
         for name, value in weights.items():
             yield name.replace("model.", "model.language_model.", 1), value
@@ -184,7 +195,7 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         yield "mtp.fc.weight", torch.ones(4, 8)
         return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    if family == "mixtral":
+    if family in ("mixtral", "minimax_m2"):
         called = {"gate": "w1", "up": "w3", "down": "w2"}
         weights = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in weights.items()}
     for name, value in weights.items():

@@ -32,7 +32,7 @@ def test_a_config_that_tells_of_other_shapes_is_refused() -> None:
 
 
 def test_absent_tensors_are_all_named() -> None:
-    case = next(case for case in golden_cases() if case.model.tied)
+    case = golden_case("llama-llama3-rope-tied")
     untied = case.changed(tie_word_embeddings=False)
     with (
         SafetensorsCheckpoint(case.folder) as checkpoint,

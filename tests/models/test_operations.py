@@ -20,7 +20,7 @@ from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Piece
-from motley.plugins.engine import F32, EngineOptions
+from motley.plugins.engine import F32, CacheBlocks, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.by_the_book import logits_by_the_book
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
@@ -156,5 +156,5 @@ def test_the_profile_counts_what_shares_hold(name: str) -> None:
         + told.vocabulary_units * told.vocabulary_unit_bytes
     )
     assert told.parameters == sum(map(np.size, weights(name).values()))
-    held = sum(2 * 4 * spec.heads * spec.head_dim for spec in declared.caches)
+    held = CacheBlocks(1, 1).bytes_of(declared.caches)
     assert held <= told.kv_groups * told.cache_bytes_per_token

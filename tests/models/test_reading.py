@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.description.axes import Heads, Kind, Value
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
 from motley.daemon.models.description.operations import (
@@ -24,19 +26,23 @@ from motley.daemon.models.description.operations import (
     Sum,
     WholeNorm,
 )
-from motley.daemon.models.description.rope import (
-    Rope,
-)
+from motley.daemon.models.description.rope import ProportionalScaling, Rope
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from tests.models.configs import (
+    DEEPSEEK_V3,
+    ERNIE4_5,
+    ERNIE4_5_MOE,
     EXAONE4,
     GEMMA3,
+    GEMMA4,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GPT_OSS,
     GRANITE,
     LLAMA,
     LLAMA3,
+    MINIMAX_M2,
     MISTRAL,
     MIXTRAL,
     OLMO2,
@@ -203,6 +209,29 @@ def expert_widths(model: Model) -> list[Value]:
 def test_how_experts_are_scored_may_be_said(tmp_path: Path) -> None:
     said = read(tmp_path, GLM4_MOE | {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
     assert said == read(tmp_path, GLM4_MOE)
+
+
+def test_latent_attention_keeps_one_short_row_of_a_token(tmp_path: Path) -> None:
+    model = read(tmp_path, DEEPSEEK_V3 | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}})
+    attend = attentions(model)[0]
+    assert (attend.heads, attend.v, attend.window) == (Heads(4, 1, 40), None, 0)
+    assert attend.scale == pytest.approx(24**-0.5 * (0.05 * log(4.0) + 1) ** 2)
+    assert model.expert_layers == [1, 2]
+    assert model.ignored == ("model.layers.3.",)
+    told = profile(model, "fp32", 32)
+    assert (told.kv_groups, tuple(told.attention_splits)) == (1, (1, 2, 4))
+    assert told.cache_bytes_per_token == 3 * 40 * 4
+
+
+def test_gemma4_has_wide_heads_where_a_layer_sees_everything(tmp_path: Path) -> None:
+    model = read(tmp_path, GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1})
+    wide = Heads(4, 1, 32)
+    assert [attend.heads for attend in attentions(model)] == [Heads(4, 2, 256), Heads(4, 2, 256), wide]
+    assert windows(model) == [512, 512, 0]
+    assert model.ropes == {"full": Rope(1e6, 32, ProportionalScaling(4)), "sliding": Rope(1e4, 256)}
+    names = {name for name in expected_shapes(model) if "v_proj" in name}
+    assert names == {f"model.layers.{layer}.self_attn.v_proj.weight" for layer in (0, 1)}
+    assert (model.tied, model.embedding_scale, model.experts) == (True, 8.0, None)
 
 
 def test_a_dense_model_has_no_experts(tmp_path: Path) -> None:
@@ -413,8 +442,29 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (GLM4_MOE | {"topk_method": "greedy"}, "topk_method"),
         (GLM4_MOE | {"n_group": 4}, "n_group"),
         (GLM4_MOE | {"n_group": 3, "topk_group": 4}, "topk_group"),
+        (DEEPSEEK_V3 | {"attention_bias": True}, "attention_bias"),
+        (DEEPSEEK_V3 | {"qk_rope_head_dim": 7}, "qk_rope_head_dim"),
+        (DEEPSEEK_V3 | {"num_key_value_heads": 2}, "num_key_value_heads"),
+        (DEEPSEEK_V3 | {"moe_layer_freq": 2}, "moe_layer_freq"),
+        (without(DEEPSEEK_V3, "kv_lora_rank"), "kv_lora_rank"),
+        (GLM4_MOE_LITE | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        (GLM4_MOE_LITE | {"mlp_layer_types": ["dense", "sparse"]}, "mlp_layer_types"),
+        (ERNIE4_5 | {"sliding_window": 16}, "sliding_window"),
+        (ERNIE4_5_MOE | {"use_bias": True}, "use_bias"),
+        (ERNIE4_5_MOE | {"moe_layer_start_index": 3}, "moe_layer_start_index"),
+        (MINIMAX_M2 | {"rotary_dim": 32}, "rotary_dim"),
+        (MINIMAX_M2 | {"attn_type_list": [1, 0, 1]}, "attn_type_list"),
+        (MINIMAX_M2 | {"shared_intermediate_size": 64}, "shared_intermediate_size"),
         (GPT_OSS | {"swiglu_limit": 10.0}, "swiglu_limit"),
         (GPT_OSS | {"mlp_bias": True}, "mlp_bias"),
+        (without(GEMMA4, "hidden_size_per_layer_input"), "hidden_size_per_layer_input"),
+        (GEMMA4 | {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        (GEMMA4 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        (GEMMA4 | {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, "layer_types"),
+        (GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "num_global_key_value_heads"),
+        (GEMMA4 | {"enable_moe_block": True}, "top_k_experts"),
+        (GEMMA4 | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}}, "rope_type"),
         (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation"),
         (GEMMA3 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -458,5 +508,5 @@ def test_absent_files(tmp_path: Path) -> None:
 
 
 def test_no_model_type(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no model_type; supported: .*llama, mistral.* qwen2"):
+    with pytest.raises(ConfigError, match=r"no model_type; supported: .*llama, minimax_m2, mistral.* qwen2"):
         read(tmp_path, without(LLAMA, "model_type"))

@@ -7,7 +7,14 @@ from math import ceil, cos, floor, log, pi, sin
 import numpy as np
 import pytest
 
-from motley.daemon.models.description.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, rotary_tables
+from motley.daemon.models.description.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    Rope,
+    YarnScaling,
+    rotary_tables,
+)
 
 
 def test_default_tables() -> None:
@@ -51,6 +58,16 @@ def test_linear_is_the_plain_table_at_a_fraction_of_the_position() -> None:
     scaled = rotary_tables(Rope(10000.0, 16, LinearScaling(4.0)), positions=97)
     for table, expected in zip(scaled, plain, strict=True):
         assert np.abs(table[::4] - expected).max() < 1e-7
+
+
+def test_of_proportional_frequencies_only_the_first_turn() -> None:
+    plain, part = (rotary_tables(Rope(100.0, 16, scaling), 9) for scaling in (None, ProportionalScaling(3)))
+    for table, expected, still in zip(part, plain, (1.0, 0.0), strict=True):
+        np.testing.assert_array_equal(table[:, :3], expected[:, :3])
+        np.testing.assert_array_equal(table[:, 3:], still)
+    slow = rotary_tables(Rope(100.0, 16, ProportionalScaling(8, factor=2.0)), 9)
+    for table, expected in zip(slow, plain, strict=True):
+        np.testing.assert_allclose(table[::2], expected[:5], atol=1e-7)
 
 
 @pytest.mark.parametrize("truncate", [True, False])

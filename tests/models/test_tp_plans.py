@@ -49,6 +49,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "qwen3_5": GATHERED,
     "qwen3_5_moe": GATHERED,
     "qwen2_moe": SHARED,
+    "minimax_m2": WHOLE_NORMS,
     "olmo2": WHOLE_NORMS,
     "olmo3": WHOLE_NORMS,
     "olmoe": WHOLE_NORMS,

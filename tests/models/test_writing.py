@@ -266,3 +266,32 @@ def test_experts_of_a_partial_input_are_given_the_sum() -> None:
     writer = Writer(X)
     experts(writer, SHAPE, 0, PARTIAL, 8, 48, Routing(2))
     assert len(sums(writer)) == 1
+
+
+OWN = W("own", query_axis(Heads(12, 4, 20)), Axis(Kind.PLAIN, 10, "latent"))
+UNLIKE = Value("layers.0.unlike", query_axis(Heads(12, 12, 16)), Placement.SHARDED)
+
+
+def test_heads_are_multiplied_and_joined_by_themselves() -> None:
+    writer = Writer(X)
+    made = writer.head_linear("layers.0.attention.made", Q, OWN, first=6)
+    assert (made.axis.heads, made.placement) == (Heads(12, 4, 20), Placement.SHARDED)
+    joined = writer.join("layers.0.attention.joined", Q, made, first=5)
+    assert joined.axis == query_axis(Heads(12, 4, 31))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda writer: writer.head_linear("layers.0.y", Q, OWN, first=7),
+        lambda writer: writer.head_linear("layers.0.y", UNLIKE, OWN),
+        lambda writer: writer.head_linear("layers.0.y", K, OWN),
+        lambda writer: writer.head_linear("layers.0.y", X, OWN),
+        lambda writer: writer.join("layers.0.y", Q, K),
+        lambda writer: writer.join("layers.0.y", Q, UNLIKE),
+        lambda writer: writer.join("layers.0.y", X, X),
+    ],
+)
+def test_heads_that_do_not_belong_together(make: Callable[[Writer], Value]) -> None:
+    with pytest.raises(ShardingError, match=r"layers\.0\.y: "):
+        make(Writer(X))

@@ -10,15 +10,21 @@ _TABLES = "motley.CachedAttention with 2 rotary tables"
 _EXPERTS = "TopK, .*motley.Experts"
 
 REFUSED: Mapping[str, str] = {
+    "deepseek-v3": f"motley.HeadProducts, .*motley.CachedAttentionToKeys, .*{_EXPERTS}",
+    "ernie4-5-moe": _EXPERTS,
     "exaone4": _TABLES,
     "gemma3": f"Mul without a Swish, Gelu, {_TABLES}",
     "gemma3-softcaps": f"Mul without a Swish, Gelu, Tanh, {_TABLES}",
     "gemma3-with-vision": f"Mul without a Swish, Gelu, {_TABLES}",
+    "gemma4": f"Mul without a Swish, RMSNormalization without a gain, Gelu, Tanh, {_TABLES}",
+    "gemma4-experts": f"Mul without a Swish, RMSNormalization without a gain, Gelu, .*{_EXPERTS}, Tanh, {_TABLES}",
     "glm4-moe": f"motley.CachedAttention with rotary_dim=8 of head_dim=16, .*{_EXPERTS}",
     "glm4-moe-qk-norm": f"motley.CachedAttention with rotary_dim=16 of head_dim=32, .*{_EXPERTS}",
+    "glm4-moe-lite": f"motley.HeadProducts, .*motley.CachedAttentionToKeys, .*{_EXPERTS}",
     "gpt-oss": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "gpt-oss-mxfp4": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "granite": "Mul without a Swish",
+    "minimax-m2": "motley.DistCollective of rows that are not .*rotary_dim=8 of head_dim=16, .*TopK, .*motley.Experts",
     "mixtral": _EXPERTS,
     "mixtral-fused-window": _EXPERTS,
     "olmo2": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",

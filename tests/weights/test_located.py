@@ -90,6 +90,49 @@ def test_any_piece_of_any_part_of_a_tensor_of_three_dimensions(
     shutil.rmtree(folder)
 
 
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), transposed=st.booleans(), packed=st.booleans())
+def test_any_piece_of_rows_of_every_head(
+    data: st.DataObject, transposed: bool, packed: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As floats, and in codes, which cannot lie transposed."""
+    heads, each, columns = data.draw(st.integers(1, 4)), 24, 64
+    if packed and not transposed:
+        parts = gptq(*random_matrix(heads * each, columns, 32, 4, seed=1), 4)
+        whole = dequantised_gptq(parts, 4)
+        folder = save(tmp_path_factory.mktemp("heads"), {f"X.{part}": values for part, values in parts.items()})
+        files: TensorFiles = PackedCheckpoint(folder, Packing("gptq", 4, 32, zero_offset=1))
+    else:
+        whole = np.random.default_rng(2).standard_normal((heads * each, columns)).astype(np.float32)
+        folder = tmp_path_factory.mktemp("heads")
+        save_any(folder / "model.safetensors", {"X.weight": whole})
+        files = SafetensorsCheckpoint(folder)
+    if transposed:
+        inner = data.draw(st.integers(1, 10))
+        first = data.draw(st.integers(0, each - inner))
+        of_head = (range(first, first + inner),)
+        matrix = np.concatenate([part[first : first + inner].T for part in np.split(whole, heads)])
+    else:
+        of_head = (range(4, 9), range(10, 20, 2), range(11, 20, 2))
+        order = [row for stretch in of_head for row in stretch]
+        matrix = np.concatenate([part[order] for part in np.split(whole, heads)])
+    part = Part("X.weight", whole.shape, transposed=transposed, heads=each, of_head=of_head)
+    start = data.draw(st.integers(0, len(matrix) - 1))
+    rows, columns_read = range(start, data.draw(st.integers(start + 1, len(matrix)))), some(data, matrix.shape[1])
+    piece = Piece("m", rows, columns_read)
+    with Located(files, [Tensor("m", matrix.shape, (part,))]) as source:
+        source.expect({"m": matrix.shape})
+        values = source.read(piece)
+        if packed and not transposed:
+            check_codes(source, "m", rows, some(data, columns, 32), matrix)
+        assert bits(source.rows("m", [start])[0]) == bits(matrix[start].astype(np.float32))
+    assert values.flags.c_contiguous
+    assert bits(values) == bits(
+        matrix[rows.start : rows.stop, columns_read.start : columns_read.stop].astype(np.float32)
+    )
+    shutil.rmtree(folder)
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_fused_packed_matrices_keep_their_codes(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -10,7 +10,15 @@ from motley.daemon.models.cutting.holding import FLOATS, Formats, told
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Model, parameters
-from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, Linear, Operation, weights_of
+from motley.daemon.models.description.operations import (
+    Attend,
+    DeltaRule,
+    Experts,
+    HeadLinear,
+    Linear,
+    Operation,
+    weights_of,
+)
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.daemon.weights.stored import Format
@@ -145,7 +153,7 @@ class _Count:
                 self._add(w)
             if isinstance(each, Attend):
                 heads = _largest_group(each.heads, False, self._cut.kv_groups)
-                a_token = 2 * heads * cached_bytes(self._cache_format, each.heads.size)
+                a_token = (1 if each.v is None else 2) * heads * cached_bytes(self._cache_format, each.heads.size)
                 self.cached += a_token
                 self.windowed += a_token * bool(each.window)
                 self.window = max(self.window, each.window)
@@ -241,8 +249,13 @@ def adapter_elements(model: Model) -> int:
 
 
 def activations(model: Model) -> int:
-    """Elements of the values that are alive at a time in the widest step, generously: residual and MLP, twice."""
+    """Elements of the values that are alive at a time in the widest step, generously: residual and MLP, twice, or what
+    queries become where each head has a product of its own."""
     columns = max(
-        w.out.size for each in model.operations if isinstance(each, Linear) for w in each.ws if w.out.kind is Kind.MLP
+        w.out.size
+        for each in model.operations
+        if isinstance(each, Linear | HeadLinear)
+        for w in each.ws
+        if w.out.kind is Kind.MLP or isinstance(each, HeadLinear)
     )
     return EngineOptions().max_rows * 2 * (2 * model.hidden + 3 * columns)

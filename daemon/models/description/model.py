@@ -17,7 +17,15 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from motley.daemon.models.description.axes import Value, W
-from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, Linear, Operation, weights_of
+from motley.daemon.models.description.operations import (
+    Attend,
+    DeltaRule,
+    Experts,
+    HeadLinear,
+    Linear,
+    Operation,
+    weights_of,
+)
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.weights.places import Part, Tensor
 
@@ -159,14 +167,14 @@ def parameters(model: Model) -> int:
     return sum(prod(tensor.shape) for tensor in tensors(model))
 
 
-def products(model: Model) -> Iterator[tuple[Linear, int | None]]:
+def products(model: Model) -> Iterator[tuple[Linear | HeadLinear, int | None]]:
     """The products with matrices that are held in a session's quantisation, each with the number of its expert.
 
     Routers are not among them: they stay float32.
     """
     for layer in model.layers:
         for each in layer.operations:
-            if isinstance(each, Linear) and not each.ws[0].routes:
+            if isinstance(each, Linear | HeadLinear) and not each.ws[0].routes:
                 yield each, None
             if isinstance(each, Experts):
                 inner = [one for one in each.body if isinstance(one, Linear)]

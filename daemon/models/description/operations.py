@@ -52,6 +52,35 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class HeadLinear:
+    """A product of each head with a matrix of its own: ``y[h] = x[h][first : first + K] @ w[h].T``.
+
+    Attributes:
+        w: f32[heads * N, K], N rows for each head.
+        first: the first element of each head of x that is multiplied.
+    """
+
+    x: Value
+    w: W
+    y: Value
+    first: int = 0
+
+    @property
+    def ws(self) -> tuple[W, ...]:
+        """As `Linear.ws`."""
+        return (self.w,)
+
+
+@dataclass(frozen=True)
+class Join:
+    """Each head of y is that of the first x, from its element `first` on, and behind it that of the next, whole."""
+
+    xs: tuple[Value, ...]
+    y: Value
+    first: int = 0
+
+
+@dataclass(frozen=True)
 class Clip:
     """``y = min(max(x, low), high)``."""
 
@@ -66,6 +95,7 @@ class Attend:
     """Rotates queries and keys, caches keys and values, and attends to the cache, causally.
 
     Attributes:
+        v: None: the values are the keys, rotated as they are cached, and there is no cache of values.
         rope: which of `Model.ropes` rotates; None: no rotation.
         window: how many positions a row sees, itself included; 0: all.
         scale: of the products of queries and keys.
@@ -76,7 +106,7 @@ class Attend:
     layer: int
     q: Value
     k: Value
-    v: Value
+    v: Value | None
     y: Value
     heads: Heads
     rope: str | None
@@ -175,6 +205,15 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Times:
+    """``y = x * w``, all elements by the one number that a weight f32[1] is."""
+
+    x: Value
+    w: W
+    y: Value
+
+
+@dataclass(frozen=True)
 class ScaleRows:
     """``y = x * sigmoid(by)``, a number per row: f32[T, N] and f32[T, 1]."""
 
@@ -213,6 +252,7 @@ class Routing:
             their two best scores. 1: they are in none.
         scaling: what the weights are multiplied by in the end.
         correction: f32[experts], added to the scores for choosing alone; None: nothing is.
+        gains: f32[experts], what the weight of each expert is multiplied by in the end; None: nothing.
     """
 
     chosen: int
@@ -223,6 +263,7 @@ class Routing:
     groups_kept: int = 1
     scaling: float = 1.0
     correction: W | None = None
+    gains: W | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +304,8 @@ Operation = (
     Norm
     | WholeNorm
     | Linear
+    | HeadLinear
+    | Join
     | Clip
     | HeadParts
     | Attend
@@ -270,6 +313,7 @@ Operation = (
     | Gated
     | Sum
     | Scale
+    | Times
     | ScaleRows
     | SoftCap
     | Add
@@ -287,11 +331,15 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return gains
         case Linear(ws=ws):
             return ws
+        case HeadLinear(w=w):
+            return (w,)
         case Attend(sinks=W() as sinks):
             return (sinks,)
         case DeltaRule(filters=filters, decay=decay, bias=bias, gain=gain):
             return (*filters, decay, bias, gain)
-        case Route(routing=Routing(correction=W() as correction)):
-            return (correction,)
+        case Times(w=w):
+            return (w,)
+        case Route(routing=Routing(correction=correction, gains=gains)):
+            return tuple(w for w in (correction, gains) if w is not None)
         case _:
             return ()

@@ -92,7 +92,22 @@ class LongScaling:
     """What rotated queries and keys are multiplied by."""
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | FactorScaling | LongScaling
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """Only the first frequencies turn, divided by the factor, and the others stay where they are.
+
+    That is not a rotation of a part of each head: the pairs lie half a head apart, and the frequencies are those of a
+    whole head (Gemma 4).
+    """
+
+    turned: int
+    """How many of the frequencies turn."""
+    factor: float = 1.0
+
+
+RopeScaling = (
+    ProportionalScaling | LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | FactorScaling | LongScaling
+)
 
 
 @dataclass(frozen=True)
@@ -128,6 +143,8 @@ def rotary_tables(rope: Rope, positions: int, prompt: int = 0) -> tuple[F32, F32
     frequencies = rope.theta**exponents
     amplitude = 1.0
     match rope.scaling:
+        case ProportionalScaling(turned, factor):
+            frequencies = np.where(np.arange(len(frequencies)) < turned, frequencies / factor, 0.0)
         case LinearScaling(factor):
             frequencies = frequencies / factor
         case Llama3Scaling() as scaling:

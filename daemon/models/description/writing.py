@@ -9,6 +9,8 @@ refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from motley.daemon.models.description.axes import (
     Axis,
     DeltaHeads,
@@ -29,7 +31,9 @@ from motley.daemon.models.description.operations import (
     DeltaRule,
     Experts,
     Gated,
+    HeadLinear,
     HeadParts,
+    Join,
     Linear,
     Norm,
     Operation,
@@ -39,9 +43,28 @@ from motley.daemon.models.description.operations import (
     ScaleRows,
     SoftCap,
     Sum,
+    Times,
     WholeNorm,
 )
 from motley.daemon.models.keys import ConfigError
+
+OfOneValue = (
+    Norm
+    | HeadLinear
+    | Join
+    | Clip
+    | Attend
+    | DeltaRule
+    | Gated
+    | Sum
+    | Scale
+    | Times
+    | ScaleRows
+    | SoftCap
+    | Add
+    | Experts
+)
+"""Operations that make one value."""
 
 
 class ShardingError(ConfigError):
@@ -106,6 +129,31 @@ class Writer:
         self._append(Linear(name, x, ws, made), *made)
         return made
 
+    def head_linear(self, name: str, x: Value, w: W, first: int = 0) -> Value:
+        """A product of each head of x with a matrix of its own, see `HeadLinear`."""
+        heads, made = x.axis.heads, w.out.heads
+        if heads is None or made is None or (heads.queries, heads.keys) != (made.queries, made.keys):
+            raise ShardingError(f"{name}: {x.name} and {w.name} are not of the same heads")
+        if w.in_ is None or w.in_.cut or w.bias or first + w.in_.size > heads.size or x.axis.kind is not w.out.kind:
+            raise ShardingError(f"{name}: {w.name} cannot be multiplied with a part of the heads of {x.name}")
+        self._wants(x, Placement.SHARDED, name)
+        return self._made(HeadLinear(x, w, Value(name, w.out, Placement.SHARDED), first))
+
+    def join(self, name: str, *xs: Value, first: int = 0) -> Value:
+        """The heads of some values, the parts of each head one behind another, see `Join`."""
+        kind, heads = xs[0].axis.kind, [x.axis.heads for x in xs]
+        if kind not in (Kind.HEADS, Kind.KV_HEADS) or any(x.axis.kind is not kind for x in xs):
+            raise ShardingError(f"{name}: {' and '.join(x.name for x in xs)} are not of the same heads")
+        sizes = [each.size for each in heads if each is not None]
+        if len({(each.queries, each.keys) for each in heads if each is not None}) > 1:
+            raise ShardingError(f"{name}: {' and '.join(x.name for x in xs)} are of unlike heads")
+        for x in xs:
+            self._wants(x, Placement.SHARDED, name)
+        assert heads[0] is not None
+        whole = replace(heads[0], size=sum(sizes) - first)
+        axis = query_axis(whole) if kind is Kind.HEADS else key_axis(whole)
+        return self._made(Join(xs, Value(name, axis, Placement.SHARDED), first))
+
     def clip(self, x: Value, limit: float) -> Value:
         """No element is larger than `limit` in magnitude."""
         if x.placement is Placement.PARTIAL:
@@ -118,7 +166,7 @@ class Writer:
         layer: int,
         q: Value,
         k: Value,
-        v: Value,
+        v: Value | None,
         heads: Heads,
         *,
         rope: str | None,
@@ -129,6 +177,8 @@ class Writer:
     ) -> Value:
         """Causal attention to the cache of a layer, see `Attend`."""
         for value, axis in ((q, query_axis(heads)), (k, key_axis(heads)), (v, key_axis(heads))):
+            if value is None:
+                continue
             if value.axis != axis:
                 raise ShardingError(f"{name}: {value.name} is not made of this layer's heads")
             self._wants(value, Placement.SHARDED, name)
@@ -196,6 +246,12 @@ class Writer:
         """x times a number; x itself where that is 1."""
         return x if by == 1.0 else self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
 
+    def times(self, name: str, x: Value, w: W) -> Value:
+        """x times a number that is a weight f32[1]."""
+        if w.shape != (1,) or w.out.cut:
+            raise ShardingError(f"{name}: {w.name} is no single number")
+        return self._made(Times(self.replicated(x), w, Value(name, x.axis)))
+
     def scaled_rows(self, name: str, x: Value, by: Value) -> Value:
         """x times the sigmoid of a number per row, f32[T, 1] on every rank."""
         self._wants(by, Placement.REPLICATED, name)
@@ -250,9 +306,7 @@ class Writer:
         operations = tuple(writer.operations)
         return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base))
 
-    def _made(
-        self, operation: Norm | Clip | Attend | DeltaRule | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts
-    ) -> Value:
+    def _made(self, operation: OfOneValue) -> Value:
         self._append(operation, operation.y)
         return operation.y
 

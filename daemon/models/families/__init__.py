@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
+from motley.daemon.models.families.deepseek_v3 import deepseek_v3
+from motley.daemon.models.families.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
+from motley.daemon.models.families.gemma4 import gemma4
 from motley.daemon.models.families.glm4_moe import glm4_moe
+from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
 from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.llama import llama
+from motley.daemon.models.families.minimax_m2 import minimax_m2
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
 from motley.daemon.models.families.olmo2 import olmo2
@@ -28,12 +33,19 @@ from motley.daemon.models.families.smollm3 import smollm3
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
+    "deepseek_v3": deepseek_v3,
+    "ernie4_5": ernie4_5,
+    "ernie4_5_moe": ernie4_5_moe,
     "exaone4": exaone4,
     "gemma3_text": gemma3,
+    "gemma4_text": gemma4,
     "glm4_moe": glm4_moe,
+    "glm4_moe_lite": glm4_moe_lite,
     "gpt_oss": gpt_oss,
     "granite": granite,
+    "kimi_k2": deepseek_v3,
     "llama": llama,
+    "minimax_m2": minimax_m2,
     "mistral": mistral,
     "mixtral": mixtral,
     "olmo2": olmo2,
@@ -54,6 +66,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
 
 TEXT_PARTS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }

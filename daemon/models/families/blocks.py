@@ -271,6 +271,7 @@ def attention(
     soft_cap: float = 0.0,
     sinks: bool = False,
     fused: str = "",
+    neighbours: bool = False,
     gated: bool = False,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
@@ -286,6 +287,7 @@ def attention(
         sinks: the softmax has a logit per head that is no position.
         gated: what a query head finds is multiplied by the sigmoid of a gate, which ``q_proj`` makes beside the query.
         fused: the module, beside the usual ones, whose rows are all queries, keys and values; empty: there is none.
+        neighbours: elements that turn together are neighbours in a checkpoint; else a half of a head lies between them.
     """
     heads = heads or shape.heads
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
@@ -296,6 +298,11 @@ def attention(
         parts = (Part(f"{module}.{fused}.weight", (rows, shape.hidden), start),) if fused else ()
         bias_parts = (Part(f"{module}.{fused}.bias", (rows,), start),) if fused else ()
         name = f"{module}.{letter}_proj"
+        if neighbours and letter != "v":
+            halves = range(0, heads.size, 2), range(1, heads.size, 2)
+            parts = (Part(f"{name}.weight", (out.size, shape.hidden), heads=heads.size, of_head=halves),)
+            bias_parts = (Part(f"{name}.bias", (out.size,), heads=heads.size, of_head=halves),)
+            name = f"{module}.{letter}_halves_proj"
         return W(f"{name}.weight", out, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
 
     q, k, v = writer.linear(

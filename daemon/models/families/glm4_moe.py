@@ -48,7 +48,7 @@ def glm4_moe(keys: Keys) -> Model:
                     x,
                     count,
                     columns,
-                    _routing(keys, number, count),
+                    corrected_routing(keys, number, count),
                     shared=SharedExpert(shared * columns, "shared_experts", gated=False) if shared else None,
                 )
             ),
@@ -61,7 +61,8 @@ def glm4_moe(keys: Keys) -> Model:
     )
 
 
-def _routing(keys: Keys, number: int, count: int) -> Routing:
+def corrected_routing(keys: Keys, number: int, count: int) -> Routing:
+    """Experts in groups, chosen by sigmoids with a correction."""
     groups, kept, chosen = keys.size("n_group", 1), keys.size("topk_group", 1), keys.size("num_experts_per_tok")
     if count % groups or (groups > 1 and count // groups < 2):
         raise keys.refusal("n_group", f"a divisor of n_routed_experts = {count} that leaves two experts in a group")

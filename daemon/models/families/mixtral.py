@@ -43,7 +43,7 @@ def mixtral(keys: Keys) -> Model:
                 count,
                 columns,
                 routing,
-                names=_names(number, shape.hidden, columns),
+                names=mixtral_names(number, shape.hidden, columns),
                 router_parts=(Part(f"model.layers.{number}.block_sparse_moe.gate.weight", (count, shape.hidden)),),
             ),
         )
@@ -51,7 +51,7 @@ def mixtral(keys: Keys) -> Model:
     return model("mixtral", shape, layer, {"main": rope}, context)
 
 
-def _names(number: int, hidden: int, columns: int) -> MlpNames:
+def mixtral_names(number: int, hidden: int, columns: int) -> MlpNames:
     """Files from before transformers 5 call gate, up and down w1, w3 and w2, of another module."""
     module = f"model.layers.{number}"
     stacked = stacked_parts(f"{module}.mlp.experts", hidden, columns)

@@ -1,4 +1,4 @@
-"""The functions ``motley.CachedAttention`` and ``motley.CachedAttentionWithSinks`` in standard ONNX operators.
+"""The functions of domain ``motley`` whose names begin with ``CachedAttention`` in standard ONNX operators.
 
 Engines that have a kernel for the whole recognise the node; others inline the function.
 """
@@ -107,6 +107,25 @@ _END = """    attended_rows = Transpose <perm: ints = [0, 2, 1, 3]> (attended)
 }
 """
 
+_TO_KEYS = {
+    "(q, k, v, key_cache, value_cache, position": "(q, k, key_cache, position",
+    "(y, key_cache_out, value_cache_out)": "(y, key_cache_out)",
+    "    v_rows = Reshape (v, kv_shape)\n": "",
+    "    v_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (v_rows)\n": "",
+    "    value_cache_out = TensorScatter <axis: int = 2> (value_cache, v_heads_apart, position)\n": "",
+    "(q_rotated, key_cache_out, value_cache_out, mask)": "(q_rotated, key_cache_out, key_cache_out, mask)",
+}
+"""What differs where the cached keys are the values too."""
+
+
+def _to_keys() -> onnx.FunctionProto:
+    text = _BEGIN % {"name": "CachedAttentionToKeys", "sinks": ""} + _PLAIN + _END
+    for before, after in _TO_KEYS.items():
+        assert before in text, before
+        text = text.replace(before, after)
+    return onnx.parser.parse_function(text)
+
+
 CACHED_ATTENTION = onnx.parser.parse_function(_BEGIN % {"name": "CachedAttention", "sinks": ""} + _PLAIN + _END)
 """Rotary embedding, caching and attention of the rows of one sequence."""
 
@@ -114,3 +133,6 @@ CACHED_ATTENTION_WITH_SINKS = onnx.parser.parse_function(
     _BEGIN % {"name": "CachedAttentionWithSinks", "sinks": ", sinks"} + _WITH_SINKS + _END
 )
 """The same with a logit f32[q_heads] per head that takes part in the softmax and is no position; no soft cap."""
+
+CACHED_ATTENTION_TO_KEYS = _to_keys()
+"""The same without values, and without a cache of them: the keys as they are cached are the values."""

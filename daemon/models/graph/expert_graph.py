@@ -10,7 +10,8 @@ import onnx
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Axis, Kind
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.graph.nodes import Nodes, whole_model
+from motley.daemon.models.graph.nodes import Nodes
+from motley.daemon.models.graph.protos import whole_model
 from motley.daemon.models.graph.rank_graph import expert_body
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Placed, lay_out

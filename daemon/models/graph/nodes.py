@@ -13,7 +13,6 @@ sums (`motley.daemon.models.cutting.tree`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any, Protocol
 
 import onnx
@@ -29,7 +28,9 @@ from motley.daemon.models.description.operations import (
     DeltaRule,
     Experts,
     Gated,
+    HeadLinear,
     HeadParts,
+    Join,
     Linear,
     Norm,
     Operation,
@@ -38,21 +39,26 @@ from motley.daemon.models.description.operations import (
     ScaleRows,
     SoftCap,
     Sum,
+    Times,
     WholeNorm,
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
-from motley.daemon.models.graph.cached_attention import CACHED_ATTENTION, CACHED_ATTENTION_WITH_SINKS
+from motley.daemon.models.graph.cached_attention import (
+    CACHED_ATTENTION,
+    CACHED_ATTENTION_TO_KEYS,
+    CACHED_ATTENTION_WITH_SINKS,
+)
+from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
+from motley.daemon.models.graph.protos import STORED_AS, stored
 from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.quantise import ZERO_POINT
-from motley.daemon.weights.spec import SHARE_FILE, Encoding, Piece, Placed, Weight
+from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
 from motley.plugins.adapters import ADAPTED
 from motley.plugins.engine import DOMAIN
 
-OPSET = 24
-IR_VERSION = 11
 CLAMPED_LIMIT, CLAMPED_ALPHA = 7.0, 1.702
 """Of `Activation.CLAMPED`."""
 
@@ -155,6 +161,10 @@ class Nodes:
                 self.terms[ys[0].name] = self._terms(operation)
             case Linear():
                 self._linear(operation)
+            case HeadLinear():
+                self._head_linear(operation)
+            case Join():
+                self._join(operation)
             case Clip(x, y, low, high):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
             case HeadParts():
@@ -167,6 +177,9 @@ class Nodes:
                 self._gated(operation)
             case Scale(x, y, by):
                 self._scale(x, y, by)
+            case Times(x, w, y):
+                number = self.weight(Weight(f"{self.named(y.name)}.by", (Piece(w.name, range(1)),)))
+                self._make(y, "Mul", [self.read(x), number])
             case ScaleRows():
                 self._scale_rows(operation)
             case SoftCap(x, y, cap):
@@ -268,15 +281,46 @@ class Nodes:
             made[leaf] = self.matmul(at, part, [Piece(tensor, rows, own)], bias)
         return made
 
+    def _head_linear(self, linear: HeadLinear) -> None:
+        name, heads, w = self.named(linear.y.name), linear.x.axis.heads, linear.w
+        assert heads is not None
+        assert w.in_ is not None
+        self.functions[HEAD_PRODUCTS.name] = HEAD_PRODUCTS
+        operands = [self.read(linear.x), self.matrix(f"{name}.weight", self._rows_of(w))]
+        width, first = self.width(linear.x.axis), linear.first
+        more = {"heads": width // heads.size, "first": first, "last": first + w.in_.size, "width": width}
+        self.node(HEAD_PRODUCTS.name, operands, name, domain=DOMAIN, **more)
+        self.given(linear.y, name)
+
+    def _join(self, join: Join) -> None:
+        name, apart = self.named(join.y.name), []
+        made = [self.read(x) for x in join.xs]  # all first: what has three dimensions crosses no segment
+        for index, (x, own) in enumerate(zip(join.xs, made, strict=True)):
+            assert x.axis.heads is not None
+            size, width = x.axis.heads.size, self.width(x.axis)
+            self.crosses(own, width)
+            heads = self.node("Reshape", [own, self.integers((-1, width // size, size))], f"{name}.{index}.heads")
+            if join.first and index == 0:
+                bounds = [self.integers([number]) for number in (join.first, size, 2)]
+                heads = self.node("Slice", [heads, *bounds], f"{name}.{index}.rest")
+            apart.append(heads)
+        joined = self.node("Concat", apart, f"{name}.heads", axis=2)
+        whole = self.width(join.y.axis)
+        self.crosses(name, whole)
+        self.given(join.y, self.node("Reshape", [joined, self.integers((-1, whole))], name))
+
     def _attend(self, attend: Attend) -> None:
-        caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")]
+        if attend.sinks is not None and (attend.soft_cap or attend.v is None):
+            raise ConfigError(
+                f"layer {attend.layer}: sinks are not supported with a soft cap, nor where keys are values"
+            )
+        values = [] if attend.v is None else [attend.v]
+        caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")[: 1 + len(values)]]
         rope = "none" if attend.rope is None else attend.rope
-        operands = [*map(self.read, (attend.q, attend.k, attend.v)), *caches, "position"]
+        operands = [*map(self.read, (attend.q, attend.k, *values)), *caches, "position"]
         operands += [f"cos_cache.{rope}", f"sin_cache.{rope}"]
-        function = CACHED_ATTENTION
+        function = CACHED_ATTENTION if values else CACHED_ATTENTION_TO_KEYS
         if attend.sinks is not None:
-            if attend.soft_cap:
-                raise ConfigError(f"layer {attend.layer}: attention with sinks and a soft cap is not supported")
             function = CACHED_ATTENTION_WITH_SINKS
             (rows,) = self.holding.ranges(attend.sinks.out)
             pieces = (Piece(attend.sinks.name, rows),)
@@ -355,6 +399,10 @@ class Nodes:
         self.given(route.weights)
         self.given(route.chosen)
 
+    def crosses(self, name: str, width: int, kind: int = TensorProto.FLOAT) -> None:
+        """Declare a value [T, width] that may be read on the other side of something that engines compute themselves;
+        only those of ranks need it."""
+
     def partial(self, value: Value) -> Terms:
         """The terms of a partial value that are made here."""
         if value.name not in self.terms:
@@ -371,13 +419,7 @@ class Nodes:
         self, name: str, x: str, pieces: list[Piece], bias: list[Piece], output: str = "", floats: bool = False
     ) -> str:
         """f32[T, K] -> f32[T, N] with the weight f32[N, K] `name`, held as its pieces' tensors are."""
-        held = FLOATS if floats else self.held.get(pieces[0].tensor, FLOATS)
-        weight = Weight(f"{name}.weight", tuple(pieces), held.encoding, held.block, held.zeros)
-        matrix = self.weight(weight)
-        if weight.scale_shape is not None:
-            matrix = self._dequantised(weight)
-        elif weight.encoding is not Encoding.FP32:
-            matrix = self.node("Cast", [matrix], f"{matrix}.fp32", to=TensorProto.FLOAT)
+        matrix = self.matrix(f"{name}.weight", pieces, floats)
         biases = [self.weight(Weight(f"{name}.bias", tuple(bias)))] if bias else []
         y = output or name
         if not self.adapts:
@@ -387,13 +429,24 @@ class Nodes:
         self.adapted |= parts
         return self.node(ADAPTED, [x, product], y, domain=DOMAIN, **attributes_of_parts(parts))
 
+    def matrix(self, name: str, pieces: list[Piece], floats: bool = False) -> str:
+        """f32[N, K] of a weight that is held as its pieces' tensors are."""
+        held = FLOATS if floats else self.held.get(pieces[0].tensor, FLOATS)
+        weight = Weight(name, tuple(pieces), held.encoding, held.block, held.zeros)
+        matrix = self.weight(weight)
+        if weight.scale_shape is not None:
+            return self._dequantised(weight)
+        if weight.encoding is not Encoding.FP32:
+            return self.node("Cast", [matrix], f"{matrix}.fp32", to=TensorProto.FLOAT)
+        return matrix
+
     def _dequantised(self, weight: Weight) -> str:
         """f32[N, K] of a quantised weight: ``(code - zero_point) * scale``, a scale for each block along K."""
         assert weight.scale_shape is not None
         if weight.zeros:
             zero_point = f"{weight.name}.zero"
         else:
-            centre = helper.make_tensor("value", _STORED_AS[weight.encoding], [1], [ZERO_POINT[weight.encoding]])
+            centre = helper.make_tensor("value", STORED_AS[weight.encoding], [1], [ZERO_POINT[weight.encoding]])
             shape = self.integers(weight.scale_shape)
             zero_point = self.node("ConstantOfShape", [shape], f"{weight.name}.zero_point", value=centre)
         return self.node(
@@ -444,63 +497,8 @@ class Nodes:
 
     def initializers(self, placed: Iterable[Placed]) -> list[onnx.TensorProto]:
         """The constants, and references to the weights where they are in the share file."""
-        return [*self.constants.values(), *(tensor for place in placed for tensor in _stored(place))]
+        return [*self.constants.values(), *(tensor for place in placed for tensor in stored(place))]
 
 
 def _suffix(leaves: range) -> str:
     return f".{leaves.start}"
-
-
-def runs(numbers: Sequence[int]) -> list[range]:
-    """Numbers as ranges of neighbours: ``[1, 2, 2, 3] -> [1..2], [2..3]``."""
-    groups = groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
-    return [range(run[0], run[-1] + 1) for run in ([number for _, number in group] for _, group in groups)]
-
-
-def scaled(span: range, width: int) -> range:
-    """Heads as elements."""
-    return range(span.start * width, span.stop * width)
-
-
-def declared_value(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    """A value's name, type and shape; a string is a dimension that is not known beforehand."""
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def whole_model(graph: onnx.GraphProto, functions: Sequence[onnx.FunctionProto] = ()) -> onnx.ModelProto:
-    """A graph as a model of the operator sets that we use."""
-    return helper.make_model(
-        graph,
-        functions=functions,
-        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
-        ir_version=IR_VERSION,
-        producer_name="motley",
-    )
-
-
-_STORED_AS = {
-    Encoding.FP32: TensorProto.FLOAT,
-    Encoding.FP16: TensorProto.FLOAT16,
-    Encoding.INT8: TensorProto.UINT8,
-    Encoding.INT4: TensorProto.UINT4,
-}
-
-
-def _stored(place: Placed) -> list[onnx.TensorProto]:
-    """The initializers of a weight: references to where they are in the share file."""
-    weight = place.weight
-    tensors = [_external(weight.name, _STORED_AS[weight.encoding], weight.shape, place.data_offset, weight.data_bytes)]
-    if weight.scale_shape is not None:
-        scale = f"{weight.name}.scale"
-        tensors.append(_external(scale, TensorProto.FLOAT, weight.scale_shape, place.scale_offset, weight.scale_bytes))
-        if weight.zeros:
-            zero, kind = f"{weight.name}.zero", _STORED_AS[weight.encoding]
-            tensors.append(_external(zero, kind, weight.scale_shape, place.zero_offset, weight.zero_bytes))
-    return tensors
-
-
-def _external(name: str, kind: int, shape: Sequence[int], offset: int, length: int) -> onnx.TensorProto:
-    tensor = TensorProto(name=name, data_type=kind, dims=shape, data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", SHARE_FILE), ("offset", str(offset)), ("length", str(length))):
-        tensor.external_data.add(key=key, value=value)
-    return tensor

@@ -40,7 +40,8 @@ from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
-from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
+from motley.daemon.models.graph.nodes import Nodes
+from motley.daemon.models.graph.protos import declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.models.graph.recurrence import lower_delta_rule
@@ -242,7 +243,7 @@ class _RankNodes(RankSums):
 
     def _cache(self, attend: Attend) -> CacheSpec:
         heads = attend.heads.size
-        return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window)
+        return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window, attend.v is None)
 
     def _state(self, delta: DeltaRule) -> StateSpec:
         heads = delta.heads
@@ -362,7 +363,4 @@ def _constants(
 
 
 def _cache_values(spec: CacheSpec, suffix: str) -> list[onnx.ValueInfoProto]:
-    return [
-        declared_value(f"{kind}_cache.{spec.layer}{suffix}", 1, spec.heads, "C", spec.head_dim)
-        for kind in ("key", "value")
-    ]
+    return [declared_value(f"{name}{suffix}", 1, spec.heads, "C", spec.head_dim) for name in spec.names]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 from motley.daemon.models.cutting.share import Share, kv_heads
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Axis, Kind
-from motley.daemon.models.graph.nodes import runs, scaled
 
 
 class RankHolding:
@@ -54,3 +56,14 @@ class RankHolding:
             return self._cut.columns(one, axis.size)
         assert axis.heads is not None
         return scaled(self._cut.query_heads(one, self._cut.attention_splits[-1], axis.heads), axis.heads.size)
+
+
+def runs(numbers: Sequence[int]) -> list[range]:
+    """Numbers as ranges of neighbours: ``[1, 2, 2, 3] -> [1..2], [2..3]``."""
+    groups = groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
+    return [range(run[0], run[-1] + 1) for run in ([number for _, number in group] for _, group in groups)]
+
+
+def scaled(span: range, width: int) -> range:
+    """Heads as elements."""
+    return range(span.start * width, span.stop * width)

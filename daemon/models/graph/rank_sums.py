@@ -19,7 +19,8 @@ from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Axis, Placement
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Experts, Linear, Operation, Scale, ScaleRows, Sum
-from motley.daemon.models.graph.nodes import Nodes, Terms, declared_value
+from motley.daemon.models.graph.nodes import Nodes, Terms
+from motley.daemon.models.graph.protos import declared_value
 from motley.daemon.models.graph.rank_holding import RankHolding
 from motley.plugins.engine import DOMAIN
 

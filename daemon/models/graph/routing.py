@@ -53,11 +53,16 @@ class Router:
                 total = nodes.node("Add", [total, nodes.floats(rule.epsilon)], f"{self._at}.total.positive")
             weights = nodes.node("Div", [weights, total], next(names))
         if rule.scaling != 1.0:
-            nodes.node("Mul", [weights, nodes.floats(rule.scaling)], next(names))
+            weights = nodes.node("Mul", [weights, nodes.floats(rule.scaling)], next(names))
+        if rule.gains is not None:
+            piece = Piece(rule.gains.name, range(rule.gains.out.size))
+            gains = nodes.weight(Weight(f"{self._at}.gains", (piece,)))
+            own = nodes.node("Gather", [gains, self._route.chosen.name], f"{self._at}.gains.chosen", axis=0)
+            nodes.node("Mul", [weights, own], next(names))
 
     def _names(self, rule: Routing) -> Iterator[str]:
         """What the weights are called after each step: the route's name after the last one."""
-        steps = 1 + rule.normalised + (rule.scaling != 1.0)
+        steps = 1 + rule.normalised + (rule.scaling != 1.0) + (rule.gains is not None)
         yield from (f"{self._at}.step.{step}" for step in range(1, steps))
         yield self._route.weights.name
 

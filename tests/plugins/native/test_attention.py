@@ -324,6 +324,38 @@ def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float
     changed.check(at_all_levels(lambda: changed.result(tokens=tokens)), tolerance=16 * HALF_ULP * cap)
 
 
+@given(case=cases(), tokens=block_sizes)
+def test_keys_may_be_the_values_too(case: Case, tokens: int) -> None:
+    """Then there are no values in a row or in a cache, and results have the bits that equal values give."""
+    width = (case.heads + case.kv_heads) * case.size
+    alone = np.ascontiguousarray(case.qkv[:, :width])
+    qkv = np.concatenate([alone, alone[:, case.heads * case.size :]], axis=1)
+    unturned = case.cos[:, :0]
+    both = Blocks.of([replace(case, qkv=qkv, values=case.keys, cos=unturned, sin=unturned)], tokens)
+    expected = attend(both)
+    keys = Blocks.of(both.cases, tokens)
+    spans, y = Spans(1, 1), np.full_like(expected, np.nan)
+    spans.set(keys.spans())
+    bind_attention(
+        alone,
+        keys.keys,
+        None,
+        y,
+        spans,
+        0,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        scale=case.scale,
+        window=case.window,
+        context=case.capacity,
+        turned=0,
+        pool=POOLS[1],
+        key_scales=keys.key_scales if case.format is np.int8 else None,
+    )()
+    assert_same(y, expected)
+    np.testing.assert_array_equal(keys.keys, both.keys)
+
+
 @given(case=cases(), tokens=block_sizes, order=st.integers(0, 99), level=st.sampled_from(LEVELS))
 def test_blocks_do_not_change_bits(case: Case, tokens: int, order: int, level: str) -> None:
     """Of any size, in any order, near or far."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from motley.plugins.native import library as native
@@ -119,6 +119,44 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(case: Case, level: st
 def test_threads_do_not_change_bits(case: Case, level: str, threads: int) -> None:
     set_level(level)
     assert_same(case.result(threads), case.result())
+
+
+@given(
+    case=cases,
+    heads=st.integers(1, 5),
+    first=st.integers(0, 20),
+    more=st.integers(0, 3),
+    threads=st.sampled_from((1, 3)),
+)
+def test_heads_get_together_what_each_gets_alone(case: Case, heads: int, first: int, more: int, threads: int) -> None:
+    """To the bit, each of some of its own elements."""
+    assume(not len(case.codes) % heads)
+    tokens, columns, rows = len(case.x), case.x.shape[1], len(case.codes) // heads
+    x = np.random.default_rng(heads).standard_normal((tokens, heads, first + columns + more)).astype(np.float32)
+    y = np.full((tokens, heads * rows), np.nan, np.float32)
+    parts = case.codes, case.scales, case.zeros, case.bias
+    matrix = QuantisedMatrix(*parts, case.bits, case.block, POOLS[threads], heads)
+    matrix.bind_heads(x.reshape(tokens, -1), y, first)()
+    for head in range(heads):
+        codes, scales, zeros, bias = (each if each is None else each[head * rows :][:rows] for each in parts)
+        assert codes is not None
+        assert scales is not None
+        own = np.ascontiguousarray(x[:, head, first : first + columns])
+        alone = replace(case, codes=codes, scales=scales, zeros=zeros, bias=bias, x=own)
+        assert_same(np.ascontiguousarray(y[:, head * rows :][:, :rows]), alone.result())
+
+
+def test_heads_that_do_not_fit_are_refused_by_name() -> None:
+    case = Case.random(rows=6, blocks=1, tokens=2, bits=8, block=16)
+    with pytest.raises(ValueError, match="heads must divide the 6 rows of codes, and are 4"):
+        QuantisedMatrix(case.codes, case.scales, None, None, 8, 16, POOLS[1], heads=4)
+    matrix, y = (
+        QuantisedMatrix(case.codes, case.scales, None, None, 8, 16, POOLS[1], heads=3),
+        np.zeros((2, 6), np.float32),
+    )
+    for width, first in ((50, 0), (48, 1), (60, -1)):
+        with pytest.raises(ValueError, match=r"x must be float32\[M, 3 \* S\], S at least"):
+            matrix.bind_heads(np.zeros((2, width), np.float32), y, first)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

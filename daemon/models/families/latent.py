@@ -1,0 +1,193 @@
+"""Latent attention, of DeepSeek's families and those that took it over.
+
+A token's keys and values are products with one short row, its *latent*, and a few rotated elements that all heads
+share; these are what is cached (DeepSeek-V2, https://arxiv.org/abs/2405.04434). The products are moved to the other
+side: of queries before they meet the latent rows, and of what heads have seen after it. Thus a layer has one head of
+keys, whose latent elements are its values too, and which every rank that has query heads caches.
+
+The rotated elements stand first in a cached row, as those of other families' heads do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.families.blocks import Shape, read_shape
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.weights.places import Part
+
+EPSILON = 1e-6
+"""Of the norms of latent rows, whatever a config says of others."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """The sizes of latent attention.
+
+    Attributes:
+        heads: of queries.
+        queries: elements of the row that queries are made of; 0: they are made of the residual.
+        latent: elements of a latent row.
+        plain, turned: elements of a head's queries that are not rotated, and that are.
+        values: elements of what a head has seen.
+        neighbours: elements that turn together are neighbours in a checkpoint; else a half lies between them.
+        scale: of the products of queries and keys.
+    """
+
+    heads: int
+    queries: int
+    latent: int
+    plain: int
+    turned: int
+    values: int
+    neighbours: bool
+    scale: float
+
+    def axis(self, size: int) -> Axis:
+        """Query heads of some size, side by side."""
+        return query_axis(Heads(self.heads, 1, size))
+
+    def shared(self, size: int) -> Axis:
+        """The one head of keys, of some size."""
+        return key_axis(Heads(self.heads, 1, size))
+
+    def turned_rows(self, first: int) -> tuple[range, ...]:
+        """The rotated rows of a head of which they begin at `first`: those first that turn against the others."""
+        if not self.neighbours:
+            return (range(first, first + self.turned),)
+        return range(first, first + self.turned, 2), range(first + 1, first + self.turned, 2)
+
+
+def read_latent(keys: Keys, epsilon: float = 1e-6) -> tuple[Shape, Latent, Rope, int]:
+    """What most configs have, the sizes of latent attention, its rotary embedding, and the longest context, tokens.
+
+    Raises:
+        ConfigError: naming the key that is missing or not possible.
+    """
+    turned, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
+    heads = keys.size("num_attention_heads")
+    if turned % 2:
+        raise keys.refusal("qk_rope_head_dim", "an even number")
+    if keys.size("num_key_value_heads", heads) != heads:
+        raise keys.refusal("num_key_value_heads", f"only num_attention_heads = {heads}")
+    keys.only("attention_bias", False)
+    keys.get("head_dim")  # published configs have it, and mean by it various things
+    shape = read_shape(keys.filled({"num_key_value_heads": heads}), head_dim=turned, epsilon=epsilon)
+    rope, context = read_rope(keys, turned)
+    latent = Latent(
+        heads=heads,
+        queries=keys.size("q_lora_rank", 0),
+        latent=keys.size("kv_lora_rank"),
+        plain=plain,
+        turned=turned,
+        values=keys.size("v_head_dim"),
+        neighbours=keys.flag("rope_interleave", True),
+        scale=(plain + turned) ** -0.5 * _yarn_scale(keys),
+    )
+    return shape, latent, rope, context
+
+
+def _yarn_scale(keys: Keys) -> float:
+    """What the products of queries and keys are multiplied by where YaRN stretches the context."""
+    rope = keys.inner("rope_scaling" if keys.get("rope_scaling") else "rope_parameters")
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind in (None, "default") or not rope.get("mscale_all_dim"):
+        return 1.0
+    return float((0.1 * rope.number("mscale_all_dim") * log(rope.number("factor")) + 1.0) ** 2)
+
+
+def latent_attention(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection."""
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    latent = Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank")
+
+    queries = _queries(writer, shape, sizes, number, x)
+    absorbed = writer.head_linear(
+        f"{at}.absorbed",
+        queries,
+        W(
+            f"{module}.k_up_proj.weight",
+            sizes.axis(sizes.latent),
+            Axis(Kind.PLAIN, sizes.plain, "qk_nope_head_dim"),
+            parts=(_part_of_heads(sizes, module, range(sizes.plain), transposed=True),),
+        ),
+    )
+    k_turned, k_latent = _keys(writer, shape, sizes, number, x)
+    attended = writer.attend(
+        f"{at}.attended",
+        number,
+        writer.join(f"{at}.query", queries, absorbed, first=sizes.plain),
+        writer.join(f"{at}.key", k_turned, k_latent),
+        None,
+        Heads(sizes.heads, 1, sizes.turned + sizes.latent),
+        rope="main",
+        window=0,
+        scale=sizes.scale,
+    )
+    seen = writer.head_linear(
+        f"{at}.seen",
+        attended,
+        W(
+            f"{module}.v_up_proj.weight",
+            sizes.axis(sizes.values),
+            latent,
+            parts=(_part_of_heads(sizes, module, range(sizes.plain, sizes.plain + sizes.values)),),
+        ),
+        first=sizes.turned,
+    )
+    output = W(f"{module}.o_proj.weight", shape.residual, sizes.axis(sizes.values))
+    return writer.linear(f"{at}.output", seen, output)[0]
+
+
+def _part_of_heads(sizes: Latent, module: str, rows: range, transposed: bool = False) -> Part:
+    """Some rows of each head of the matrix that makes keys and values of latent rows."""
+    each = sizes.plain + sizes.values
+    whole = (sizes.heads * each, sizes.latent)
+    return Part(f"{module}.kv_b_proj.weight", whole, transposed=transposed, heads=each, of_head=(rows,))
+
+
+def _queries(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
+    """Of each head first the elements that are not rotated, then those that are."""
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    source, inner = f"{module}.q_proj.weight", shape.residual
+    if sizes.queries:
+        source, inner = f"{module}.q_b_proj.weight", Axis(Kind.PLAIN, sizes.queries, "q_lora_rank")
+        (x,) = writer.linear(f"{at}.q_latent", x, W(f"{module}.q_a_proj.weight", inner, shape.residual))
+        x = writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), EPSILON)
+    each = sizes.plain + sizes.turned
+    in_halves = Part(
+        source,
+        (sizes.heads * each, inner.size),
+        heads=each,
+        of_head=(range(sizes.plain), *sizes.turned_rows(sizes.plain)),
+    )
+    name = f"{module}.q_halves_proj.weight" if sizes.neighbours else source
+    return writer.linear(f"{at}.q", x, W(name, sizes.axis(each), inner, parts=(in_halves,) * sizes.neighbours))[0]
+
+
+def _keys(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> tuple[Value, Value]:
+    """The elements of keys that are rotated, and the latent row."""
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    each = sizes.latent + sizes.turned
+    rows = {"turned": sizes.turned_rows(sizes.latent), "latent": (range(sizes.latent),)}
+    turned, latent = writer.linear(
+        f"{at}.k",
+        x,
+        *(
+            W(
+                f"{module}.k_{part}_proj.weight",
+                sizes.shared(sum(map(len, of_head))),
+                shape.residual,
+                parts=(Part(f"{module}.kv_a_proj_with_mqa.weight", (each, shape.hidden), heads=each, of_head=of_head),),
+            )
+            for part, of_head in rows.items()
+        ),
+        ys=(f"{at}.k.turned", f"{at}.k.latent"),
+    )
+    gain = W(f"{module}.kv_a_layernorm.weight", Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank"))
+    return turned, writer.norm(f"{at}.k.latent.norm", latent, gain, EPSILON)
