@@ -76,7 +76,7 @@ async def test_an_answer_goes_on_whoever_dies(tmp_path: Path) -> None:
 
 
 async def test_an_answer_goes_on_when_a_stage_dies(tmp_path: Path) -> None:
-    """A rank of the second stage dies and is started again, then the machine of the first one."""
+    """A rank of the second stage dies, which is started again or done without, then the machine of the first one."""
     async with mesh(tmp_path, "a", "b", "c") as there:
         session = await there.session(nodes=["a", "b", "c"], stages=[1, 2], exact=True)
         assert session["kind"] == "mixed"
@@ -91,7 +91,8 @@ async def test_an_answer_goes_on_when_a_stage_dies(tmp_path: Path) -> None:
         assert (await streamed(there.url, SAMPLED, 20, die(there.nodes["c"], whole=False)))[0] == expected
         async with Client(there.url) as client:
             anew = await client.call("GET", f"/api/sessions/{session['id']}")
-        assert (anew["epoch"], anew["kind"]) == (2, "mixed")
+        assert anew["epoch"] == 2
+        assert anew["kind"] in ("mixed", "pipeline")
         assert (await streamed(there.url, SAMPLED, 20, die(there.nodes["a"], whole=True)))[0] == expected
         del there.nodes["a"]
 
