@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from motley.cli.commands import (
+    access,
     adapters,
     budget,
     cache,
     devices,
+    doctor,
     experts,
     join,
     lease,
@@ -51,6 +53,9 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-GROUPS = (up, join, plan, run, status, rearrange, lease, budget, devices, experts, cache, train, adapters, demo, bench)
+GROUPS = (
+    *(up, join, plan, run, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
+    *(train, adapters, demo, bench),
+)
 for group in GROUPS:
     group.register(app)

@@ -21,6 +21,7 @@ EXPECTED = {
     "motley.daemon.node.control.OrchestratorLost",
     "motley.daemon.models.keys.ConfigError",
     "motley.daemon.text.tokenizer.TokenizerError",
+    "motley.daemon.node.pairing.PairingRefused",
     "motley.daemon.node.trust.TrustError",
     "motley.daemon.weights.cache.CacheError",
     "motley.daemon.weights.checkpoints.checkpoint.CheckpointError",
@@ -28,10 +29,12 @@ EXPECTED = {
     "motley.daemon.weights.share_file.ShareFileError",
     "motley.plugins.engine.EngineError",
     "motley.daemon.node.worker.WorkerError",
+    "motley.orchestrator.api.certificate.CertificateError",
     "motley.orchestrator.app.OrchestratorError",
     "motley.orchestrator.identity.IdentityError",
     "motley.orchestrator.planning.placement.terms.PlacementError",
     "motley.orchestrator.planning.shares.PlanError",
+    "motley.orchestrator.store.store.StoreError",
     "motley.training.errors.TrainingError",
 }
 """The names of expected exceptions; importing them here would load every part of Motley for every command."""

@@ -34,7 +34,7 @@ class Narrator(Observer):
         console.print(
             f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
             f"{counted(it.cores, 'core')}, {short_bytes(it.memory_bytes)} for ranks, "
-            f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
+            f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}{_ports(settings.ports)}"
         )
 
     def waits(self, why: str, retry_s: float) -> None:
@@ -73,6 +73,10 @@ class Narrator(Observer):
     def close(self) -> None:
         """Take the bars off the screen."""
         self._bars.__exit__(None, None, None)
+
+
+def _ports(ports: tuple[int, int]) -> str:
+    return f"; other nodes reach its ranks on ports {ports[0]} to {ports[1]}" if ports[0] else ""
 
 
 class MeshLog(TroubleLog):

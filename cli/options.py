@@ -186,6 +186,14 @@ Shares = Annotated[
         help="How much of the model each rank gets, relative to the others, such as 3,1. Default: by speed and memory.",
     ),
 ]
+Stages = Annotated[
+    str,
+    typer.Option(
+        metavar="N|N+N",
+        help="In how many stages, of some layers each: over slow links rows then travel less. 1: every rank has a share"
+        " of every layer. 2+1: a stage of the first two of --nodes, and one of the third. Default: what is quickest.",
+    ),
+]
 Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
 Recover = Annotated[
     bool,
@@ -231,6 +239,14 @@ YieldToOption = Annotated[
     ),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
+DataPorts = Annotated[
+    str,
+    typer.Option(
+        metavar="FIRST-LAST",
+        help="Ports on which other nodes reach this one's ranks, such as 7340-7359, for a rule of a firewall; a session"
+        " takes one for each of its ranks and hosts here, and some for moments. Default: any.",
+    ),
+]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
 ]
@@ -269,6 +285,7 @@ def daemon_config(
     token: str = "",
     advertise: str = "",
     keep: str = "1h",
+    data_ports: str = "",
     wait: str = "0s",
     gpu_memory: str = "",
     lease_limit: str = "2h",
@@ -278,9 +295,10 @@ def daemon_config(
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
-            holds nothing, `gpu_memory` is no size, `advertise` is no address, or `keep`, `wait` or `lease_limit` no
-            duration, or `yield_to` says nothing that is known.
+            holds nothing, `gpu_memory` is no size, `advertise` is no address, `keep`, `wait` or `lease_limit` no
+            duration, `yield_to` says nothing that is known, or `data_ports` no ports.
     """
+    from motley.cli.home import meshes
     from motley.daemon.lease.rules import YieldTo
     from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.cutting.profile import RUNTIME_BYTES
@@ -316,9 +334,23 @@ def daemon_config(
             yield_to=yielding,
             threads=threads,
             models=models,
+            ports=parse_ports(data_ports) if data_ports else (0, 0),
+            meshes=meshes(),
             cache=ShareCache(cache, size("--cache-limit", cache_limit)),
         )
     )
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """Read ``7340-7359``.
+
+    Raises:
+        CliError: it is no such range.
+    """
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) < 1 << 16:
+        return int(first), int(last)
+    raise CliError(f"--data-ports wants two ports from 1024 to 65535, like 7340-7359, not {text!r}")
 
 
 def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
@@ -381,6 +413,21 @@ def parse_shares(text: str, ranks: int | None = None) -> list[float]:
     if ranks is not None and len(weights) != ranks:
         raise CliError(f"--shares names {len(weights)} shares for {ranks} ranks")
     return weights
+
+
+def parse_stages(text: str) -> int | list[int]:
+    """Read ``2``, or ``2+1``.
+
+    Raises:
+        CliError: it is neither.
+    """
+    try:
+        ranks = [int(part) for part in text.split("+")]
+    except ValueError:
+        ranks = []
+    if not ranks or min(ranks) < 1:
+        raise CliError(f"--stages wants a number like 2, or the ranks of every stage like 2+1, not {text!r}")
+    return ranks if len(ranks) > 1 else ranks[0]
 
 
 def parse_nodes(text: str) -> list[str]:

@@ -126,8 +126,12 @@ class NodeTable:
         """All nodes, lost ones too, in the order they first joined."""
         return iter(self._nodes.values())
 
-    def join(self, hello: Hello) -> Node:
-        """Register a node.
+    def known_as(self, name: str) -> Node | None:
+        """The node of a name, whether it is alive or not."""
+        return next((node for node in self if node.name == name), None)
+
+    def check(self, hello: Hello) -> None:
+        """Make sure that a node could be registered now.
 
         Raises:
             HelloError: a field is missing or makes no sense.
@@ -150,12 +154,17 @@ class NodeTable:
                 raise HelloError(f"the measured speeds of {each.format!r} must be above 0 bytes/s")
         if not 0 <= hello.capabilities.call_s < 1:
             raise HelloError(f"a small operation takes from 0 to 1 s, not {hello.capabilities.call_s}")
-        namesake = next((node for node in self if node.name == hello.name), None)
+        namesake = self.known_as(hello.name)
         if namesake is not None and namesake.alive:
             raise NameTakenError(
                 f"a node named {hello.name!r} is in the mesh already (at {namesake.address}); choose another name"
                 f" with --name. If it is this machine coming back, its name is free in at most {SILENCE_S:.0f} s"
             )
+
+    def join(self, hello: Hello) -> Node:
+        """Register a node; errors as `check`."""
+        self.check(hello)
+        namesake = self.known_as(hello.name)
         now = self._clock()
         node = Node(
             id=secrets.token_hex(4),

@@ -75,6 +75,7 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         whole_run = whole_run.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(whole_run / "cache"))
+        patch.setenv("MOTLEY_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("MOTLEY_CACHE", str(whole_run / "shares"))
         patch.setenv("MOTLEY_LEASE", str(whole_run / "leases" / "lease.json"))
         yield

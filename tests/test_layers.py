@@ -58,7 +58,8 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "files", "identity", "certificates", "addresses", "limits", "flapping"},
+    {"session_request", "nodes", "identity", "certificates", "addresses", "limits", "audit", "store", "pairings"}
+    | {"flapping"},
     {"links"},
     {"planning"},
     {"workers"},

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
+from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.options import size
@@ -27,7 +27,7 @@ def budget(
         str, typer.Argument(help=f"Memory that ranks may use there, such as 8GB, or {ALL}: what is available.")
     ] = "",
     gpu: Annotated[str, typer.Option(help=f"Memory of its first GPU, such as 6GB, or {ALL}: what is free there.")] = "",
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
 ) -> None:
     """Show what ranks may have of a node's memory, or change it: sessions that have more are planned anew."""

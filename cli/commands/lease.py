@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
+from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.options import duration
@@ -51,7 +51,7 @@ def take(
     holder: Annotated[str, typer.Option(help="Who takes it. Default: the user's name.")] = "",
     pid: Annotated[int | None, typer.Option(min=1, help="A process here with whose end the lease ends too.")] = None,
     node: Node = "",
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
 ) -> None:
     """Take a device back, and wait until nothing of the mesh computes on it."""
@@ -74,7 +74,7 @@ def take(
 
 
 @group.command(epilog="Examples: motley lease give   motley lease give --node gaming-pc")
-def give(node: Node = "", url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
+def give(node: Node = "", url: Url = "", api_key: ApiKey = "") -> None:
     """End the lease, whoever has it: the mesh may compute on the device again."""
     if node:
         run(_call(node, "DELETE", None, url, api_key))
@@ -88,7 +88,7 @@ def give(node: Node = "", url: Url = DEFAULT_URL, api_key: ApiKey = "") -> None:
 @group.command(epilog="Examples: motley lease show   motley lease show --json")
 def show(
     node: Node = "",
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
+from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.show import activity, ago, forecast_beside, losses, results, session_table, table, waiting
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
@@ -112,7 +112,7 @@ def _workers(node: dict[str, Any]) -> list[str]:
 
 def stop(
     session: Annotated[str, typer.Argument(help="A session's name or id, as `motley status` shows it.")],
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
 ) -> None:
     """Close a session and free its memory on every node."""

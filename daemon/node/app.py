@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from dataclasses import asdict, dataclass, field
@@ -13,17 +14,20 @@ from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import LIMIT_S
 from motley.daemon.lease.rules import YieldTo
 from motley.daemon.node.capabilities import measure
-from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost
+from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused
 from motley.daemon.node.engines import installed_engines
 from motley.daemon.node.leasing import Leasing
+from motley.daemon.node.membership import Membership, find, forget
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
-from motley.daemon.node.trust import JoinToken, NotThere, TrustError, check_name, open_channel
+from motley.daemon.node.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
+
+logger = logging.getLogger(__name__)
 
 KEEP_S = 3600.0
 """An orchestrator that has been away for so long is not waited for any more: the memory is wanted."""
@@ -37,13 +41,15 @@ class DaemonConfig:
 
     Attributes:
         orchestrator: ``host:port`` of the orchestrator's control plane.
-        token: the join token that `motley up` printed.
+        token: a join token, or what `motley.daemon.node.membership` has in its place.
+        meshes: folder for what is kept of meshes that this machine belongs to; None: nothing is.
         name: unique in the mesh; by default the host's name.
         advertise: the address under which other nodes reach this one; by default that of the interface which leads
             to the orchestrator.
         zone: what fails together with this machine; empty: nothing is known to.
         memory_limit: bytes that ranks may use here; by default what is available.
         threads: compute threads; by default every usable core.
+        ports: the first and the last of those that rank workers listen on; (0, 0): any that are free.
         models: folder in which model names are looked up.
         cache: where shares are kept, on a real disk.
         keep_s: how long ranks are kept while the orchestrator is away, in seconds.
@@ -61,9 +67,11 @@ class DaemonConfig:
     zone: str = ""
     memory_limit: int | None = None
     threads: int = 0
+    ports: tuple[int, int] = (0, 0)
     models: Path | None = None
     cache: ShareCache = field(default_factory=ShareCache)
     keep_s: float = KEEP_S
+    meshes: Path | None = None
     wait_s: float = 0.0
     gpu_limit: int = 0
     lease: LeaseFile = field(default_factory=LeaseFile)
@@ -110,7 +118,9 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         CacheError: the folder for shares cannot be used.
     """
     host, port = parse_address(config.orchestrator)
-    token = JoinToken.parse(config.token)
+    given = token = JoinToken.parse(config.token)
+    if config.meshes and (kept := find(config.meshes, given.fingerprint, config.node_name)):
+        token = JoinToken.parse(kept.token)
     await check_name(host)  # before anything that takes long
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
@@ -128,15 +138,21 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         models=config.models,
         cache=config.cache,
         threads=config.threads or capabilities.cores,
+        ports=config.ports,
     )
     attempt = 0
     joined_once = False
     alone_since = 0.0  # when the orchestrator was lost; 0: it is there
 
-    def joined(node_id: str, settings: NodeSettings) -> None:
-        nonlocal attempt, joined_once, alone_since
+    certificate = ""
+
+    def joined(welcome: pb.Welcome, settings: NodeSettings) -> None:
+        nonlocal attempt, joined_once, alone_since, token
         attempt, joined_once, alone_since = 0, True, 0.0
-        observer.joined(node_id, settings)
+        token = JoinToken(welcome.key or token.secret, token.fingerprint)
+        if config.meshes:
+            _keep(config, welcome, token, certificate, config.meshes)
+        observer.joined(welcome.node_id, settings)
 
     ranks = Ranks(settings, observer.rank)
     leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
@@ -147,12 +163,18 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     try:
         while True:
             try:
-                channel = await open_channel(host, port, token)
+                channel, certificate = await open_channel(host, port, token)
                 async with channel:
                     await Control(settings, ranks, leasing, relays).stay(channel, token.secret, joined)
             except AskedToLeave:
                 observer.dismissed()
                 return
+            except TokenRefused:
+                if config.meshes and (kept := find(config.meshes, token.fingerprint, config.node_name)):
+                    forget(config.meshes, kept)  # this machine was revoked: it needs a token, or a code
+                if joined_once or token == given:
+                    raise
+                token = given
             except (TrustError, OrchestratorLost, NameTaken) as error:
                 pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
                 attempt += 1
@@ -172,6 +194,23 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         await asyncio.gather(following, return_exceptions=True)
         await relays.end()
         await ranks.end()
+
+
+def _keep(config: DaemonConfig, welcome: pb.Welcome, token: JoinToken, certificate: str, folder: Path) -> None:
+    """Write down by what this machine comes back, and how its commands reach the API."""
+    membership = Membership(
+        name=config.node_name,
+        fingerprint=token.fingerprint,
+        key=token.secret,
+        orchestrator=config.orchestrator,
+        api_url=welcome.api_url,
+        api_trust=welcome.api_trust.decode() or certificate,
+        api_name="" if welcome.api_trust else CERTIFICATE_NAME,
+    )
+    try:
+        membership.keep(folder)
+    except OSError as error:
+        logger.warning("cannot keep in %s that this machine is a member of the mesh: %s", folder, error)
 
 
 def _address_towards(host: str, port: int) -> str:

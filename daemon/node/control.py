@@ -14,7 +14,6 @@ import grpc.aio
 
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
-from motley.daemon.node.address import listening_host
 from motley.daemon.node.budget import set_budget
 from motley.daemon.node.describe import DescribeError, describe_apart, look
 from motley.daemon.node.leasing import Leasing
@@ -39,7 +38,6 @@ LEAVE_S = 1.0
 """The orchestrator has so many seconds to take note that a node leaves."""
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]
 REFUSALS = {
-    grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
 }
@@ -50,6 +48,10 @@ ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 class JoinRefused(Exception):
     """The orchestrator does not take this node; trying again will not help."""
+
+
+class TokenRefused(JoinRefused):
+    """The orchestrator does not know what this node has shown, or not any more."""
 
 
 class NameTaken(JoinRefused):
@@ -88,14 +90,17 @@ class Control:
         self._describing: dict[str, asyncio.Task[None]] = {}
         """By the orchestrator's id: models that are being described."""
 
-    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str, NodeSettings], None]) -> None:
+    async def stay(
+        self, channel: grpc.aio.Channel, secret: str, joined: Callable[[pb.Welcome, NodeSettings], None]
+    ) -> None:
         """Join and do what the orchestrator says until the stream ends.
 
         Args:
-            joined: called with the node's id, and what it brings, once the orchestrator has welcomed it.
+            joined: called with the orchestrator's welcome, and what this node brings.
 
         Raises:
-            JoinRefused: wrong token, version or name.
+            TokenRefused: the secret is not, or no longer, valid.
+            JoinRefused: wrong version or name.
             AskedToLeave: `motley leave` was run.
             OrchestratorLost: the stream broke or was closed.
         """
@@ -120,7 +125,7 @@ class Control:
             first = await _read(call, patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
-            joined(first.welcome.node_id, settings)
+            joined(first.welcome, settings)
             if settings.capabilities.gpus:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
@@ -153,6 +158,8 @@ class Control:
                 raise AskedToLeave from None
             if error.code() is grpc.StatusCode.ALREADY_EXISTS:
                 raise NameTaken(error.details()) from error
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise TokenRefused(error.details()) from error
             if error.code() in REFUSALS:
                 raise JoinRefused(error.details()) from error
             why = error.details() if error.code() in ENDED else "its connection is gone"
@@ -271,7 +278,7 @@ class Control:
             loop.call_soon_threadsafe(lambda: self.say(probed=pb.Probed(id=probe.id, listening=address)))
 
         try:
-            link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening)
+            link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening, self._settings.ports)
         except Unreachable as error:
             self.say(probed=pb.Probed(id=probe.id, failure=str(error)))
         except Exception as error:
@@ -282,10 +289,8 @@ class Control:
 
     async def _lend(self, order: pb.Lend) -> None:
         """Lend a model's files until nobody borrows them any more."""
-        settings = self._settings
         try:
-            host = listening_host(settings.address)
-            async with lend(order, settings.models, settings.address, host) as lent:
+            async with lend(order, self._settings) as lent:
                 self.say(lent=lent)
         except Exception as error:
             logger.exception("lending %s", order.source)

@@ -172,6 +172,7 @@ class Ranks:
             cache=settings.cache,
             models=settings.models,
             host=listening_host(settings.address),
+            ports=settings.ports,
             threads=settings.threads,
         )
         if rank.releasing:

@@ -28,6 +28,7 @@ from motley.orchestrator.serving.probes import Probes
 from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.serving.recovery import Recovery
 from motley.orchestrator.serving.relays import Relays
+from motley.orchestrator.serving.reopening import Reopening
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session
@@ -74,7 +75,7 @@ class Serving:
         kept = KeptSessions(state_dir)
         self._relays = Relays(nodes, self.links, control)
         self._carrier = Carrier(self.sessions, control, self.requests, kept, self._relays)
-        kept.take_up(self.sessions, clock())
+        self._wanted = kept.take_up(self.sessions, clock())
         self._lending = Lending(control)
         memory = Memory(nodes, self.sessions, self.links)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
@@ -82,6 +83,7 @@ class Serving:
         self.lifecycle = Lifecycle(
             nodes, self.links, self.sessions, self._descriptions, self._lending, layouts, fitting, self._carrier, clock
         )
+        self._reopening = Reopening(nodes, self.lifecycle, kept, self._carrier, clock)
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
         self._recovery = Recovery(nodes, self.links, self._descriptions, self._lending, layouts, self._carrier, clock)
         self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
@@ -127,6 +129,7 @@ class Serving:
             if own is None or own.epoch != each.epoch or worker is None or worker.gone or worker.node_id != node.id:
                 release = RankCommand(session=each.session, epoch=each.epoch, rank=each.rank, release=Release())
                 self._control.send(node.id, OrchestratorMessage(rank=release))
+        self._carrier.look()
 
     def on_offer(self, node: Node) -> None:
         """Have sessions make way on a node, or grow there, as it has said."""
@@ -149,6 +152,10 @@ class Serving:
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())
             self._control.send(node.id, OrchestratorMessage(rank=release))
+
+    async def begin_anew(self) -> None:
+        """Begin the sessions that there were before a restart, and that cannot be taken up."""
+        await self._reopening.begin_anew(self._wanted)
 
     async def watch(self) -> None:
         """Notice silent nodes and passed deadlines, for ever."""

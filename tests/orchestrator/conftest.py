@@ -125,6 +125,7 @@ class ScriptedNode:
         orders: every order about a lease or a budget, which it carries out.
         relays: every relay that it has opened.
         refuses_to_lend: why it does not; empty: it does.
+        key: by which the orchestrator lets it in again; "": it has shown one.
         ways: by the name of another node, what this one finds of its way there; it measures no others.
     """
 
@@ -157,7 +158,7 @@ class ScriptedNode:
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.held: set[str] = set()
         self.ways: dict[str, Probed] = {}
-        self.node_id = ""
+        self.node_id = self.key = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
         self._heard = asyncio.Event()
@@ -193,7 +194,7 @@ class ScriptedNode:
         except BaseException:
             await self._channel.close()
             raise
-        self.node_id = welcome.welcome.node_id
+        self.node_id, self.key = welcome.welcome.node_id, welcome.welcome.key
         self._start(self._beat(welcome.welcome.heartbeat_s))
         self._start(self._listen())
 
