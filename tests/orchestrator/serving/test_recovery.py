@@ -142,7 +142,8 @@ async def test_a_session_of_before_a_restart_waits_for_its_nodes(
     monkeypatch.setattr(kept_sessions, "RETURN_S", 0.1)
     (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
     shutil.copytree(tmp_path / "state", tmp_path / "again")
-    again = Orchestrator(OrchestratorConfig("127.0.0.1", 0, "127.0.0.1", 0, tmp_path / "again"))
+    where = {"grpc_port": 0, "http_port": 0, "state_dir": tmp_path / "again"}
+    again = Orchestrator(OrchestratorConfig(host="127.0.0.1", **where))
     await again.start()
     try:
         async with aiohttp.ClientSession(again.http_url) as http:
