@@ -129,6 +129,8 @@ def _qwen3_5(model_type: str, architecture: str, **values: Any) -> dict[str, Any
         eos_token_id=248044,
         **values,
     )
+
+
 _DEEPSEEK_YARN = {
     "type": "yarn",
     "original_max_position_embeddings": 4096,

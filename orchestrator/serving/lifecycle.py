@@ -68,7 +68,7 @@ class Lifecycle:
         """
         self._carrier.check_running()
         try:
-            aside = self._nodes.set_aside({place.node for place in request.places})
+            aside = self._nodes.set_aside({place.node for place in request.places} | request.named)
             participants = choose_participants(request, [node for node in self._nodes if node.id not in aside])
             spec = wanted_model(request, participants)
             session = self._sessions.open(request, time.time())

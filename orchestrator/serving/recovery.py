@@ -119,9 +119,12 @@ class Recovery:
         lacking, borrowing = self._lacking(session, copies)
         assert session.interruption is not None
         avoid = set(session.interruption.avoid)
-        lent = {node.id: taken_back(session.request, node) for node in self._nodes if node.alive}
+        lent: dict[str, set[str]] = {}
+        for node in self._nodes:
+            if node.alive and (why := taken_back(session.request, node)):
+                lent.setdefault(why, set()).add(node.id)
         reasons = {
-            **{why: {node_id} for node_id, why in lent.items() if why},
+            **lent,
             "cannot compute what the session asks for": self._unable(session.request),
             "has not ended its last worker yet": session.unreleased,
             "does not have the model": lacking,

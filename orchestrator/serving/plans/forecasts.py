@@ -83,7 +83,8 @@ class Forecasts:
                 nodes of their own, or the orchestrator shuts down.
         """
         self._carrier.check_running()
-        participants = choose_participants(request, self._nodes)
+        aside = self._nodes.set_aside({place.node for place in request.places} | request.named)
+        participants = choose_participants(request, [node for node in self._nodes if node.id not in aside])
         try:
             spec = wanted_model(request, participants)
             session = Session(secrets.token_hex(4), request, "", time.time())  # in no table: nobody is to wait for it
@@ -122,7 +123,7 @@ class Forecasts:
     async def _anew(self, session: Session) -> tuple[list[str], Choice]:
         """As `anew`, with the names of all that were considered."""
         assert session.known is not None
-        aside = self._nodes.set_aside({place.node for place in session.request.places})
+        aside = self._nodes.set_aside({place.node for place in session.request.places} | session.request.named)
         nodes = [node for node in self._nodes if node.id not in aside]
         there = {node.name for node in nodes if node.alive and not taken_back(session.request, node)}
         named = there & {place.node for place in session.request.places}

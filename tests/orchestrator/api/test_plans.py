@@ -207,8 +207,10 @@ async def test_nodes_tell_what_they_have_measured(mesh: Any, new_node: Any) -> N
     _, body = await mesh.call("GET", "/api/nodes")
     a, b = body["nodes"]
     assert a["speeds"] == [{"format": "int8", "bytes_per_s": 40e9, "row_bytes_per_s": 200e9}]
-    assert a["links"] == [{"to": "b", "latency_ms": 0.1, "bandwidth": 1e8, "failure": None}]
-    assert b["links"] == [{"to": "a", "latency_ms": None, "bandwidth": None, "failure": "nothing answers"}]
+    assert a["links"] == [{"to": "b", "latency_ms": 0.1, "bandwidth": 1e8, "failure": None, "relay": None}]
+    assert b["links"] == [
+        {"to": "a", "latency_ms": None, "bandwidth": None, "failure": "nothing answers", "relay": None}
+    ]
     _, out, _ = await in_thread("status", "--url", mesh.orchestrator.http_url)
     assert "b cannot reach a: nothing answers" in out
     assert "0.10 ms" in out
