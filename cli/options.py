@@ -186,6 +186,14 @@ Shares = Annotated[
         help="How much of the model each rank gets, relative to the others, such as 3,1. Default: by speed and memory.",
     ),
 ]
+Stages = Annotated[
+    str,
+    typer.Option(
+        metavar="N|N+N",
+        help="In how many stages, of some layers each: over slow links rows then travel less. 1: every rank has a share"
+        " of every layer. 2+1: a stage of the first two of --nodes, and one of the third. Default: what is quickest.",
+    ),
+]
 Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
 Recover = Annotated[
     bool,
@@ -373,6 +381,21 @@ def parse_shares(text: str, ranks: int | None = None) -> list[float]:
     if ranks is not None and len(weights) != ranks:
         raise CliError(f"--shares names {len(weights)} shares for {ranks} ranks")
     return weights
+
+
+def parse_stages(text: str) -> int | list[int]:
+    """Read ``2``, or ``2+1``.
+
+    Raises:
+        CliError: it is neither.
+    """
+    try:
+        ranks = [int(part) for part in text.split("+")]
+    except ValueError:
+        ranks = []
+    if not ranks or min(ranks) < 1:
+        raise CliError(f"--stages wants a number like 2, or the ranks of every stage like 2+1, not {text!r}")
+    return ranks if len(ranks) > 1 else ranks[0]
 
 
 def parse_nodes(text: str) -> list[str]:

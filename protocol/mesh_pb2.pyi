@@ -171,7 +171,7 @@ class Described(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., beside: _Optional[_Iterable[_Union[ModelProfile, _Mapping]]] = ..., from_hub: _Optional[bool] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window")
+    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window", "layer_costs", "state_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +201,8 @@ class ModelProfile(_message.Message):
     CHATS_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COSTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     layers: int
@@ -230,7 +232,31 @@ class ModelProfile(_message.Message):
     chats: bool
     windowed_bytes_per_token: int
     window: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
+    layer_costs: _containers.RepeatedCompositeFieldContainer[LayerCosts]
+    state_bytes: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ..., layer_costs: _Optional[_Iterable[_Union[LayerCosts, _Mapping]]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+
+class LayerCosts(_message.Message):
+    __slots__ = ("layers", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "trunk_mlp_unit_bytes", "windowed_bytes_per_token", "state_bytes")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_QUERY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MLP_UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRUNK_MLP_UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    attention_query_bytes: int
+    attention_kv_bytes: int
+    mlp_unit_bytes: int
+    cache_bytes_per_token: int
+    fixed_bytes: int
+    trunk_mlp_unit_bytes: int
+    windowed_bytes_per_token: int
+    state_bytes: int
+    def __init__(self, layers: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., windowed_bytes_per_token: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
     __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave")
@@ -409,18 +435,20 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class Share(_message.Message):
-    __slots__ = ("attention_split", "attention", "mlp", "vocabulary", "quantisation")
+    __slots__ = ("attention_split", "attention", "mlp", "vocabulary", "quantisation", "layers")
     ATTENTION_SPLIT_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     MLP_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     attention_split: int
     attention: Range
     mlp: Range
     vocabulary: Range
     quantisation: str
-    def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
+    layers: Range
+    def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ..., layers: _Optional[_Union[Range, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes", "windowed_blocks", "window", "keep_prefixes", "loan")

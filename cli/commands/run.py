@@ -38,11 +38,13 @@ from motley.cli.options import (
     Recover,
     Sequences,
     Shares,
+    Stages,
     by_node,
     on_device,
     one_of,
     parse_nodes,
     parse_shares,
+    parse_stages,
 )
 from motley.cli.place import USUAL_URL
 from motley.cli.show import console, forecast_line, loading_bars
@@ -86,6 +88,7 @@ def run(
     queue: Queue = SessionRequest.queue,
     nodes: Nodes = "",
     shares: Shares = "",
+    stages: Stages = "",
     exact: Exact = False,
     recover: Recover = True,
     keep_prefixes: KeepPrefixes = False,
@@ -154,6 +157,7 @@ def run(
             "queue": queue,
             "nodes": parse_nodes(nodes) if nodes else None,
             "shares": parse_shares(shares) if shares else None,
+            "stages": parse_stages(stages) if stages else None,
             "exact": exact,
             "recover": recover,
             "keep_prefixes": keep_prefixes,

@@ -149,7 +149,7 @@ function rankRow(rank, longest, mixed) {
       quiet(joined(rank.rank === 0 && "leader", state)),
       mixed && quiet(joined(rank.engine, rank.quantisation, rank.device === "gpu" && "on its GPU"))),
     h("div", {},
-      h("p", {}, `${percent(share.fraction)} of the weights`),
+      h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in layers ${share.layers[0]} to ${share.layers[1] - 1}` : ""}`),
       quiet(`units: ${share.attention} attention, ${share.mlp} MLP, ${share.vocabulary} vocab`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},

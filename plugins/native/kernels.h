@@ -22,5 +22,7 @@
 #include "matmul_kernel.h"
 #include "rows_kernel.h"
 #include "attention_kernel.h"
+#include "delta_kernel.h"
 
-#define KERNELS {TILE_ROWS, TILE_TOKENS, quantise, multiply, normalise, gate, cache_rows, turn_queries, attend, combine}
+#define KERNELS \
+    {TILE_ROWS, TILE_TOKENS, quantise, multiply, normalise, gate, cache_rows, turn_queries, attend, combine, recur_rows}

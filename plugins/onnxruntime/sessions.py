@@ -27,9 +27,9 @@ from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
 from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime.kernels import Attend, Bind, attention, kernel
+from motley.plugins.onnxruntime.kernels import Attend, Bind, Recur, attention, kernel, recurrence
 from motley.plugins.onnxruntime.lowering import MICROSOFT
-from motley.plugins.segments import ATTENTION, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
+from motley.plugins.segments import ATTENTION, DELTA, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
 
 EXACT_PROBE = 7
 """Rows with which an exact engine tests its kernels: odd, as last rows are what some compute differently."""
@@ -97,12 +97,14 @@ class Part:
         run: binds what computes the segment itself; None: there is nothing in it to compute.
         then: binds the `Kernel` that follows it; None: another thing follows.
         attend: the attention that follows it; None: another thing follows.
+        recur: the gated DeltaNet that follows it; None: another thing follows.
     """
 
     segment: Segment
     run: Bind | None
     then: Bind | None = None
     attend: Attend | None = None
+    recur: Recur | None = None
 
 
 class Threads:
@@ -208,6 +210,9 @@ class Workshop:
             assert isinstance(self._graph, RankGraph)  # experts attend to nothing
             attend, widths = attention(segment.then, self._weight, self._threads.pool, self._graph.context)
             part = Part(segment, run, attend=attend)
+        elif segment.then.node.op_type == DELTA:
+            recur, widths = recurrence(segment.then, self._weight, self._threads.pool)
+            part = Part(segment, run, recur=recur)
         else:
             then, widths = kernel(segment.then, self._weight, self._threads.pool)
             part = Part(segment, run, then)

@@ -14,6 +14,7 @@ from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.losses import Loss
+from motley.orchestrator.planning.arrangement import kind_of
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.rearranging import Rearranging
@@ -135,6 +136,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "cache_node_tokens": session.caches.node_tokens,
         "experts": _layout(session),
         "weight_bytes": weights,
+        "kind": kind_of([rank.plan for rank in session.ranks]) if session.ranks else None,
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],
         "hosts": [_host_json(host, weights) for host in hosts],
         "cache_holders": [_holder_json(holder) for holder in session.holders],
@@ -204,6 +206,7 @@ def _rank_json(rank: Rank, weights: int) -> dict[str, Any]:
     body["share"] = {
         "fraction": plan.weight_bytes / weights if weights else 0.0,
         "weight_bytes": plan.weight_bytes,
+        "layers": [plan.layers.start, plan.layers.stop] if plan.layers else None,
         "attention_split": plan.attention_split,
         "attention": len(plan.attention),
         "mlp": len(plan.mlp),

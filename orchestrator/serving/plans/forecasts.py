@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from motley.orchestrator.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
 from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.planning.choice import Choice, Chooser, RunnersUp
+from motley.orchestrator.planning.arrangement import Choice
+from motley.orchestrator.planning.choice import Chooser, RunnersUp
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
 from motley.orchestrator.planning.layout import LayoutError, is_parallel
 from motley.orchestrator.planning.machines import Machine
@@ -139,7 +140,9 @@ class Forecasts:
             offers = [machine.offer for machine in machines]
             nowhere = Network([], [])
             room = caches.blocks(whole=False).room
-            return Chooser([profile] * len(offers), offers, room, _widened(nowhere, machines), work)
+            return Chooser(
+                [profile] * len(offers), offers, room, _widened(nowhere, machines), work, stages=request.stages
+            )
         team = team_of(request, profiles, caches, participants, self._memory)
         there = team.chooser(request, self._links, work, with_draft=False)
         check_together([team.participants[number].node for number in there.required], self._links)

@@ -10,7 +10,7 @@ from itertools import combinations
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node
-from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
 from motley.orchestrator.planning.draft import Draft
@@ -66,7 +66,8 @@ class Team:
             if everybody or node.name in request.named or (with_draft and index == 0)
         ]
         network = network_of(nodes, links)
-        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart)
+        stages = request.stages or (0 if links.all_known(nodes) else 1)  # slow links are not guessed
+        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart, stages)
 
 
 def network_of(nodes: Sequence[Node], links: LinkTable) -> Network:
@@ -163,7 +164,7 @@ def team_of(
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
     blocks = blocks_of(caches, each[0], [one.setup for one in participants])
-    each = [with_windows(profile, blocks) for profile in each]
+    each = [with_blocks(profile, blocks) for profile in each]
     return Team(list(participants), each, candidates, blocks.room)
 
 
@@ -229,7 +230,7 @@ async def plan_trunks(
         try:
             candidates = _candidates(chosen, each, memory)
             blocks = blocks_of(caches, each[0], [one.setup for one in chosen])
-            each = [with_windows(profile, blocks) for profile in each]
+            each = [with_blocks(profile, blocks) for profile in each]
             ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, blocks.room))
         except PlanError as error:
             refusals.append(error)
