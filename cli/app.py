@@ -7,11 +7,15 @@ from typing import Annotated
 import typer
 
 from motley.cli.commands import (
+    access,
     adapters,
+    budget,
     cache,
     devices,
+    doctor,
     experts,
     join,
+    lease,
     plan,
     rearrange,
     run,
@@ -49,5 +53,9 @@ def motley(
     """Your mismatched machines as one: run a language model that none of them can hold."""
 
 
-for group in (up, join, plan, run, status, rearrange, devices, experts, cache, train, adapters, demo, bench):
+GROUPS = (
+    *(up, join, plan, run, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
+    *(train, adapters, demo, bench),
+)
+for group in GROUPS:
     group.register(app)

@@ -13,19 +13,24 @@ from urllib.parse import urlsplit
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.place import USUAL_URL, Place, find_place
 from motley.cli.show import worker_name
 
 if TYPE_CHECKING:  # elsewhere it is imported where a request begins: most commands make none
     import aiohttp
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 CONNECT_S = 5.0
 POLL_S = 0.2
 SILENCE_S = 330.0
 """Seconds without a word that an answer may have; longer than the orchestrator's own limit."""
 
 Url = Annotated[
-    str, typer.Option(envvar="MOTLEY_URL", help="The orchestrator's HTTP address.", show_default=DEFAULT_URL)
+    str,
+    typer.Option(
+        envvar="MOTLEY_URL",
+        help="The orchestrator's HTTP address. Default: that of the mesh which this machine belongs to.",
+        show_default=False,
+    ),
 ]
 ApiKey = Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="API key, where the orchestrator wants one.")]
 
@@ -55,20 +60,36 @@ class Unreachable(CliError):
 class Client:
     """An orchestrator's API; use as an asynchronous context."""
 
-    def __init__(self, url: str, api_key: str = "") -> None:
-        import aiohttp
-
-        self.url = url.rstrip("/")
+    def __init__(self, url: str = "", api_key: str = "") -> None:
+        """
+        Args:
+            url: empty: that of the mesh which this machine belongs to, or else the usual one, once it is entered.
+            api_key: empty: what this machine has been given for the mesh, if anything.
+        """
         self.reached = False
         """Whether an orchestrator has answered yet; one that is silent from then on has gone."""
-        self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"} if api_key else {})
+        self._place = Place(url, api_key)
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the orchestrator is."""
+        return self._place.url
 
     async def __aenter__(self) -> Self:
+        import aiohttp
+
+        self._place = place = await find_place(self._place.url, self._place.key)
+        secure = place.url.startswith("https://")
+        connector = aiohttp.TCPConnector(ssl=place.tls()) if secure else aiohttp.TCPConnector()
+        headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+        self._http = aiohttp.ClientSession(headers=headers, connector=connector)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._http is not None, "it was entered"
         await self._http.close()
 
     async def call(
@@ -121,6 +142,11 @@ class Client:
             failure = session["failure"]
             name, reason = session["name"] or session["id"], failure["message"] if failure else "it was closed"
             why = f"session {name!r} did not come up: {reason}"
+            if session["state"] == "paused":
+                raise CliError(
+                    f"session {name!r} is paused, and goes on by itself when a plan fits: {session['interrupted_by']}."
+                    f" To end it: `motley stop {session['id']}`"
+                )
             if session["explained"]:  # others may miss a rank before it can say itself why it ended
                 raise CliError(why)
             for worker in session["ranks"] + session["hosts"]:
@@ -139,7 +165,10 @@ class Client:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=None if patient else SILENCE_S)
-        return _Request(self._http.request(method, self.url + path, json=body, timeout=timeout), self)
+        assert self._http is not None, "it was entered"
+        name = self._place.name or None
+        asked = self._http.request(method, self.url + path, json=body, timeout=timeout, server_hostname=name)
+        return _Request(asked, self)
 
 
 def gone(url: str) -> str:
@@ -149,7 +178,7 @@ def gone(url: str) -> str:
 
 def broke_off(url: str, error: Exception) -> str:
     """Say what may be wrong at an address where somebody listens but gives no answer."""
-    parts, usual = urlsplit(url), urlsplit(DEFAULT_URL).port
+    parts, usual = urlsplit(url), urlsplit(USUAL_URL).port
     told = f"what listens at {url} has gone, or is no HTTP server ({type(error).__name__})"
     if parts.port == usual:
         return told
@@ -177,6 +206,11 @@ class _Request:
         except aiohttp.ClientError as error:
             if self._client.reached:
                 raise CliError(gone(url)) from error
+            if isinstance(error, aiohttp.ClientSSLError):
+                raise CliError(
+                    f"{url} is not known to this machine ({error}): let it join the mesh, or name a file with the"
+                    " certificate of the mesh's authority as SSL_CERT_FILE (`motley up` says where that is)"
+                ) from error
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
                 raise Unreachable(
                     f"no orchestrator answers at {url}; start one with `motley up` or name one with --url"
@@ -192,8 +226,8 @@ class _Request:
             await self._context.__aexit__(None, None, None)
             if refused.code == "invalid_api_key":
                 raise CliError(
-                    f"the API key for {url} is missing or wrong: give the one that `motley up` prints with"
-                    " --api-key, or as MOTLEY_API_KEY"
+                    f"the API key for {url} is missing or wrong: give one with --api-key, or as MOTLEY_API_KEY"
+                    " (`motley keys create`, on the orchestrator's machine, makes one)"
                 )
             raise refused
         return response

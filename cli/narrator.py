@@ -22,6 +22,7 @@ class Narrator(Observer):
         self._on_joined = on_joined
         self.leaving = False
         """Whether this process is ending, and the orchestrator with it: then its loss is no news."""
+        self._waits_for = ""
         self._bars = loading_bars()
         self._progress = self._bars.__enter__()
 
@@ -33,8 +34,17 @@ class Narrator(Observer):
         console.print(
             f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
             f"{counted(it.cores, 'core')}, {short_bytes(it.memory_bytes)} for ranks, "
-            f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}"
+            f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}{_ports(settings.ports)}"
         )
+
+    def waits(self, why: str, retry_s: float) -> None:
+        """Say that there is no orchestrator yet, whenever that is for another reason."""
+        if why != self._waits_for:
+            self._waits_for = why
+            console.print(
+                f"[yellow]waiting for the orchestrator[/]: {escape(why)}. Trying again now and then; Ctrl-C ends this",
+                soft_wrap=True,
+            )
 
     def lost(self, why: str, retry_s: float) -> None:
         """Say that the orchestrator is gone, unless this process ends with it."""
@@ -65,9 +75,13 @@ class Narrator(Observer):
         self._bars.__exit__(None, None, None)
 
 
+def _ports(ports: tuple[int, int]) -> str:
+    return f"; other nodes reach its ranks on ports {ports[0]} to {ports[1]}" if ports[0] else ""
+
+
 class MeshLog(TroubleLog):
     """Prints what goes wrong in this process, and what the orchestrator notes of the nodes other than `own`: who
-    joins, leaves, is lost or is refused.
+    joins, leaves, is lost or is refused. It also prints how a lease of this machine goes.
     """
 
     def __init__(self, own: str | None = None) -> None:
@@ -82,7 +96,8 @@ class MeshLog(TroubleLog):
 
     def listen(self) -> None:
         """Begin to listen, for as long as the process lives."""
-        logging.getLogger("motley.orchestrator.control").setLevel(logging.INFO)
+        for each in ("motley.orchestrator.control", "motley.daemon.node.leasing"):
+            logging.getLogger(each).setLevel(logging.INFO)
         super().listen()
 
 

@@ -186,6 +186,14 @@ Shares = Annotated[
         help="How much of the model each rank gets, relative to the others, such as 3,1. Default: by speed and memory.",
     ),
 ]
+Stages = Annotated[
+    str,
+    typer.Option(
+        metavar="N|N+N",
+        help="In how many stages, of some layers each: over slow links rows then travel less. 1: every rank has a share"
+        " of every layer. 2+1: a stage of the first two of --nodes, and one of the third. Default: what is quickest.",
+    ),
+]
 Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
 Recover = Annotated[
     bool,
@@ -212,7 +220,33 @@ KeepWithout = Annotated[
         help="How long ranks here go on when the orchestrator cannot be reached, such as 30m. 0s: not at all.",
     ),
 ]
+GpuMemory = Annotated[
+    str, typer.Option(help="Memory of its first GPU that ranks may use, such as 6GB. Default: what is free there.")
+]
+LeaseLimit = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION", help="How long a lease of this machine lasts at most (`motley lease take`), such as 8h."
+    ),
+]
+YieldToOption = Annotated[
+    str,
+    typer.Option(
+        "--yield-to",
+        metavar="gpu,full-screen,cpu=PERCENT",
+        help="Take a lease by itself while other programs use the GPU, one has the whole screen (on Windows), or they"
+        " use more than so much of the processor. Default: none of these.",
+    ),
+]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
+DataPorts = Annotated[
+    str,
+    typer.Option(
+        metavar="FIRST-LAST",
+        help="Ports on which other nodes reach this one's ranks, such as 7340-7359, for a rule of a firewall; a session"
+        " takes one for each of its ranks and hosts here, and some for moments. Default: any.",
+    ),
+]
 Models = Annotated[
     Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
 ]
@@ -226,7 +260,7 @@ CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least 
 Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
 
 
-def _duration(option: str, text: str) -> float:
+def duration(option: str, text: str) -> float:
     """The seconds that an option says.
 
     Raises:
@@ -251,13 +285,21 @@ def daemon_config(
     token: str = "",
     advertise: str = "",
     keep: str = "1h",
+    data_ports: str = "",
+    wait: str = "0s",
+    gpu_memory: str = "",
+    lease_limit: str = "2h",
+    yield_to: str = "",
 ) -> DaemonConfig:
     """Make a daemon's configuration from what was typed, fitted to this machine.
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
-            holds nothing, `advertise` is no address, or `keep` no duration.
+            holds nothing, `gpu_memory` is no size, `advertise` is no address, `keep`, `wait` or `lease_limit` no
+            duration, `yield_to` says nothing that is known, or `data_ports` no ports.
     """
+    from motley.cli.home import meshes
+    from motley.daemon.lease.rules import YieldTo
     from motley.daemon.machine.memory import available_memory
     from motley.daemon.models.cutting.profile import RUNTIME_BYTES
     from motley.daemon.node.app import DaemonConfig
@@ -267,12 +309,16 @@ def daemon_config(
         raise CliError("--name is blank; leave it out to take the host's name")
     if len(zone) > 64 or not zone.isprintable():
         raise CliError("--zone has up to 64 printable characters")
-    limit = _size("--memory", memory) if memory else None
+    limit = size("--memory", memory) if memory else None
     if limit is not None and limit <= RUNTIME_BYTES:
         least = short_bytes(RUNTIME_BYTES)
         raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
     if limit is not None and limit > (available := available_memory()):
         console.print(f"[yellow]--memory {memory}[/] is cut to the {short_bytes(available)} that are available here")
+    try:
+        yielding = YieldTo.parse(yield_to)
+    except ValueError as error:
+        raise CliError(f"--yield-to: {error}") from None
     return fit_to_machine(
         DaemonConfig(
             orchestrator=orchestrator,
@@ -280,13 +326,31 @@ def daemon_config(
             name=name or "",
             advertise=advertise,
             zone=zone,
-            keep_s=_duration("--keep-without-orchestrator", keep),
+            keep_s=duration("--keep-without-orchestrator", keep),
+            wait_s=duration("--wait", wait),
             memory_limit=limit,
+            gpu_limit=size("--gpu-memory", gpu_memory) if gpu_memory else 0,
+            lease_limit_s=duration("--lease-limit", lease_limit),
+            yield_to=yielding,
             threads=threads,
             models=models,
-            cache=ShareCache(cache, _size("--cache-limit", cache_limit)),
+            ports=parse_ports(data_ports) if data_ports else (0, 0),
+            meshes=meshes(),
+            cache=ShareCache(cache, size("--cache-limit", cache_limit)),
         )
     )
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """Read ``7340-7359``.
+
+    Raises:
+        CliError: it is no such range.
+    """
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) < 1 << 16:
+        return int(first), int(last)
+    raise CliError(f"--data-ports wants two ports from 1024 to 65535, like 7340-7359, not {text!r}")
 
 
 def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
@@ -351,6 +415,21 @@ def parse_shares(text: str, ranks: int | None = None) -> list[float]:
     return weights
 
 
+def parse_stages(text: str) -> int | list[int]:
+    """Read ``2``, or ``2+1``.
+
+    Raises:
+        CliError: it is neither.
+    """
+    try:
+        ranks = [int(part) for part in text.split("+")]
+    except ValueError:
+        ranks = []
+    if not ranks or min(ranks) < 1:
+        raise CliError(f"--stages wants a number like 2, or the ranks of every stage like 2+1, not {text!r}")
+    return ranks if len(ranks) > 1 else ranks[0]
+
+
 def parse_nodes(text: str) -> list[str]:
     """Read ``gaming-pc,laptop``.
 
@@ -363,7 +442,12 @@ def parse_nodes(text: str) -> list[str]:
     return names
 
 
-def _size(option: str, typed: str) -> int:
+def size(option: str, typed: str) -> int:
+    """The bytes that an option says.
+
+    Raises:
+        CliError: it is no size.
+    """
     from motley.cli.sizes import parse_size
 
     try:

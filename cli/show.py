@@ -162,7 +162,9 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     for rank, share in zip(ranks, shares, strict=False):
         timing, weights = rank["timing"], short_bytes(rank["share"]["weight_bytes"])
         parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
-        rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], share, weights, *parts])
+        layers = rank["share"]["layers"]
+        own = f"{share}, layers {layers[0]}-{layers[1] - 1}" if layers else share
+        rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], own, weights, *parts])
     for host, share in zip(hosts, shares[len(ranks) :], strict=True):
         held = [share, short_bytes(host["weight_bytes"]), counted(host["experts"], "expert")]
         rows.append([worker_name(host), host["state"], *held, "", ""])
@@ -185,7 +187,8 @@ def session_table(session: dict[str, Any]) -> RenderableType:
 def losses(session: dict[str, Any]) -> str:
     """What machines a session has lost and goes on without, or why it is planned anew now; empty: nothing."""
     if session["interrupted_by"]:
-        return f"requests wait for another plan: {session['interrupted_by']}"
+        waits = "paused until a plan fits" if session["state"] == "paused" else "requests wait for another plan"
+        return f"{waits}: {session['interrupted_by']}"
     if not session["losses"] or session["failure"]:
         return ""
     times, last = counted(len(session["losses"]), "time"), session["losses"][-1]["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from motley.cli.errors import CliError
@@ -113,6 +114,7 @@ class Wanted:
             ("--queue", unlike_limit("queue"), f"for {counted(session['queue'], 'request')} that may wait"),
             ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
             ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
+            ("--stages", planned and not _staged_so(request.stages, session), "in other stages"),
             ("--exact", request.exact and not session["exact"], "without exact sums"),
             ("--no-recover", not request.recover and session["recover"], "so that it goes on when a machine is lost"),
             (
@@ -130,6 +132,13 @@ class Wanted:
                     f"session {name!r} has {request.model!r} loaded {how}: leave out {named}, or close it first with"
                     f" `{stop_command(session)}`"
                 )
+
+
+def _staged_so(stages: int | tuple[int, ...], session: dict[str, Any]) -> bool:
+    """Whether the ranks of a session form stages as they are asked for."""
+    layers = [rank["share"]["layers"] for rank in session["ranks"]]
+    ranks = [len([*alike]) for _, alike in groupby(layers)]
+    return stages in (0, len(ranks)) or stages == tuple(ranks)
 
 
 def _device_of(session: dict[str, Any]) -> str:
@@ -167,6 +176,7 @@ def start_command(session: dict[str, Any]) -> str:
         *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),
         ("--nodes", ",".join(session["nodes"])),
         ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
+        ("--stages", "+".join(map(str, stages)) if isinstance(stages := session["stages"], list) else stages),
         ("--experts", session["experts"]),
         ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
         ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +19,13 @@ from aiohttp import web
 from motley.orchestrator.addresses import own_addresses
 from motley.orchestrator.api.anthropic.routes import AnthropicApi
 from motley.orchestrator.api.asking import Asking
+from motley.orchestrator.api.callers import Callers
+from motley.orchestrator.api.certificate import ApiCertificate
+from motley.orchestrator.api.cors import Cors, check_origin
 from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
-from motley.orchestrator.api.guard import guard
+from motley.orchestrator.api.guard import Guard
+from motley.orchestrator.api.mesh.access import AccessApi
 from motley.orchestrator.api.mesh.experts import ExpertsApi
 from motley.orchestrator.api.mesh.nodes import NodesApi
 from motley.orchestrator.api.mesh.plans import PlansApi
@@ -31,18 +37,31 @@ from motley.orchestrator.api.request_id import tell_request_id
 from motley.orchestrator.api.responses.routes import ResponsesApi
 from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
-from motley.orchestrator.control import Control
-from motley.orchestrator.identity import Identity, load_api_key, load_identity
+from motley.orchestrator.audit import Audit
+from motley.orchestrator.control import Control, ForNodes
+from motley.orchestrator.identity import SERVER_NAME, Identity, IdentityError, load_identity
 from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.pairings import Pairing, Pairings
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.service import Serving
+from motley.orchestrator.store.keys import Keys, Scope
+from motley.orchestrator.store.members import Members
+from motley.orchestrator.store.secret import new_secret
+from motley.orchestrator.store.store import Store
+from motley.orchestrator.store.tokens import Tokens
+from motley.orchestrator.store.usage import Usage
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
 
 MAX_BODY = 2 * 1024 * 1024
 """Bytes of a request body. A prompt must pass to its node in one gRPC message, of at most 4 MiB."""
+TOKEN_S = 86400.0
+"""The join token that is made at every start is valid for a day, ..."""
+TOKENS_KEPT = 10
+"""... and those of so many starts are."""
+TOKEN_NOTE = "made at the start"
 STOP_S = 1.0
 """Connections that are still open when the orchestrator stops are cut after this."""
 
@@ -72,12 +91,24 @@ class OrchestratorConfig:
     """Where nodes reach it (gRPC)."""
     grpc_port: int = 7337
     http_host: str = "127.0.0.1"
-    """Where clients reach it. Anything but loopback needs an API key: one is made if none is given."""
+    """Where clients reach it. Anything but loopback has TLS, and needs an API key."""
     http_port: int = 8000
+    https_port: int | None = None
+    """Where clients on other machines reach it, with TLS and a key, if `http_host` is loopback and `host` is not; None:
+    the port above `grpc_port`, or any free one for 0; -1: nowhere."""
+    certificate: tuple[Path, Path] | None = None
+    """Files of a certificate for the API, and its key; None: the mesh's authority issues one."""
+    insecure: bool = False
+    """Whether an API off loopback goes without TLS."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may read what the API answers."""
     state_dir: Path = Path("state")
-    token: str | None = None
-    """Lets nodes join, instead of the secret kept in `state_dir`."""
+    database: str = ""
+    """URL of a database; empty: SQLite in `state_dir`."""
     api_key: str | None = None
+    """May do everything, and is wanted on loopback too."""
+    rebalance_at: float = 0.2
+    """A session that nobody asks anything is planned anew when that saves this part of a token's time; 0: never."""
     advertise: str = ""
     """Address under which other machines reach this one; empty: they are told those that it has."""
 
@@ -88,25 +119,47 @@ class Orchestrator:
     def __init__(self, config: OrchestratorConfig) -> None:
         self._config = config
         self._stack = contextlib.AsyncExitStack()
-        self._grpc_port = 0
-        self._http_port = 0
+        self._grpc_port = self._http_port = self._https_port = 0
         self._identity: Identity | None = None
-        self.api_key = config.api_key or None
-        """What clients must show; None: nothing."""
+        self._certificate: ApiCertificate | None = None
+        self.join_token = ""
+        """Lets nodes join, for a day from the start on."""
+        self.api_key: str | None = None
+        """The first API key, if it was made at this start: nobody knows it later."""
+        self.show_code: Callable[[Pairing], None] = lambda pairing: None
+        """Called when a machine wants to join, with the code that is to be typed there."""
+        self.operator_key = new_secret()
+        """May do everything, as long as this process lives: for commands of whoever has started it."""
 
     @property
     def http_url(self) -> str:
         """Where clients on this machine (or, bound to another address, in the network) reach the API."""
         host = self._config.http_host
-        return self._http_url(_EVERY.get(host, host))
+        scheme = "http" if is_loopback(host) or self._config.insecure else "https"
+        return f"{scheme}://{join_address(_EVERY.get(host, host), self._http_port)}"
 
     @property
     def network_url(self) -> str | None:
         """Where clients on other machines do, if that is another address."""
-        host = self._config.http_host
-        reachable = self._reachable_at(host) if host in _EVERY else []
-        own = [one for one in reachable if one == self._config.advertise or (":" in one) == (":" in host)]
-        return self._http_url(own[0]) if own else None
+        host, port = self._config.http_host, self._http_port
+        scheme = "http" if self._config.insecure else "https"
+        if is_loopback(host):
+            host, port, scheme = self._config.host, self._https_port, "https"
+        elif host not in _EVERY:
+            return None
+        own = [one for one in self._reachable_at(host) if host not in _EVERY or self._is_bound(one, host)]
+        return f"{scheme}://{join_address(own[0], port)}" if own and port else None
+
+    @property
+    def api_trust(self) -> bytes:
+        """The certificate by which clients know the API, in PEM: the mesh's authority, or the one given."""
+        assert self._certificate is not None, "the orchestrator has not started"
+        return self._certificate.trusted
+
+    @property
+    def api_name(self) -> str:
+        """The name in the API's certificate, wherever it is; "": only its addresses are."""
+        return SERVER_NAME if self._config.certificate is None else ""
 
     @property
     def join_targets(self) -> list[str]:
@@ -120,31 +173,50 @@ class Orchestrator:
         return join_address(_EVERY.get(host, host), self._grpc_port)
 
     @property
-    def join_token(self) -> str:
+    def fingerprint(self) -> str:
+        """Of the mesh's certificate."""
         assert self._identity is not None, "the orchestrator has not started"
-        return self._identity.join_token
+        return self._identity.fingerprint
 
     async def start(self) -> None:
         """Listen for nodes and clients.
 
         Raises:
-            OrchestratorError: a port is taken.
-            IdentityError: the state folder, a file in it, or the token cannot be used.
+            OrchestratorError: a port is taken, or an origin is none.
+            CertificateError: the certificate given cannot be used.
+            IdentityError: the state folder, or a file in it, cannot be used.
+            StoreError: the database cannot be used.
         """
         config = self._config
-        # Not in a thread, which would go on writing if this is cancelled: the folder may be a temporary one.
-        self._identity = load_identity(config.state_dir, config.token)
-        if self.api_key is None and not is_loopback(config.http_host):
-            self.api_key = load_api_key(config.state_dir)
-        nodes = NodeTable(time.monotonic, _elapsed)
-        control = Control(self._identity, nodes, self._address_here)
-        serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir)
+        for origin in config.cors_origins:
+            try:
+                check_origin(origin)
+            except ValueError as error:
+                raise OrchestratorError(f"--cors-origin: {error}") from None
         async with contextlib.AsyncExitStack() as stack:
+            # Not in a thread, which would go on writing if this is cancelled: the folder may be a temporary one.
+            identity = self._identity = load_identity(config.state_dir)
+            store = Store(config.state_dir, config.database)
+            stack.callback(store.close)
+            known = _Known(store, config.state_dir)
+            stack.push_async_callback(known.usage.flush_or_tell)
+            certificate = self._certificate = self._make_certificate(identity)
+            self.join_token = identity.join_token(await _start_token(known.tokens))
+            nodes = NodeTable(time.monotonic, _elapsed)
+            told = ForNodes(identity.join_token, self._address_here, self._url_for_nodes, lambda: certificate.given)
+            pairings = Pairings(time.monotonic)
+            control = Control(
+                nodes, known.tokens, known.members, pairings, known.audit, told, lambda pairing: self.show_code(pairing)
+            )
+            serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir, config.rebalance_at)
             allowed = limits()
-            await self._start_grpc(stack, self._identity, control, allowed)
-            await self._start_http(stack, serving, allowed)
-            watch = asyncio.create_task(serving.watch())
-            stack.callback(watch.cancel)
+            await self._start_grpc(stack, identity, control, allowed)
+            access = AccessApi(
+                identity, known.keys, known.tokens, known.members, pairings, known.usage, nodes, control, known.audit
+            )
+            await self._start_http(stack, serving, known, access, certificate, allowed)
+            for work in (serving.watch(), serving.begin_anew(), certificate.keep_valid(), known.usage.keep()):
+                stack.callback(asyncio.create_task(work).cancel)
             stack.push_async_callback(serving.stop)
             self._stack = stack.pop_all()
 
@@ -152,8 +224,28 @@ class Orchestrator:
         """End all requests, release all ranks, close all connections."""
         await self._stack.aclose()
 
-    def _http_url(self, host: str) -> str:
-        return f"http://{join_address(host, self._http_port)}"
+    def _make_certificate(self, identity: Identity) -> ApiCertificate:
+        config = self._config
+        try:
+            return ApiCertificate(identity, config.state_dir, self._api_addresses, config.certificate)
+        except OSError as error:
+            raise IdentityError(f"cannot keep the API's certificate in {config.state_dir} ({error})") from error
+
+    def _api_addresses(self) -> list[str]:
+        """Addresses and names under which clients may reach the API."""
+        given = [one for one in (self._config.http_host, self._config.host) if one not in _EVERY]
+        named = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
+        advertised = [self._config.advertise] if self._config.advertise else []
+        return list(dict.fromkeys([*named, *given, *advertised, *own_addresses()]))
+
+    def _url_for_nodes(self, from_here: bool) -> str:
+        """Where a node reaches the API; empty: nowhere. `from_here`: it is on this machine."""
+        alone = is_loopback(self._config.http_host)
+        return self.http_url if from_here else self.network_url or ("" if alone else self.http_url)
+
+    def _is_bound(self, address: str, every: str) -> bool:
+        """Whether who is bound to every address of a kind is reached at this one, too."""
+        return address == self._config.advertise or (":" in address) == (":" in every)
 
     def _reachable_at(self, bound: str) -> list[str]:
         """The addresses under which other machines may reach what is bound to an address, the likeliest first."""
@@ -191,14 +283,27 @@ class Orchestrator:
         stack.push_async_callback(server.stop, grace=STOP_S)
         stack.callback(control.drop_all)
 
-    async def _start_http(self, stack: contextlib.AsyncExitStack, serving: Serving, allowed: Limits) -> None:
+    async def _start_http(
+        self,
+        stack: contextlib.AsyncExitStack,
+        serving: Serving,
+        known: _Known,
+        access: AccessApi,
+        certificate: ApiCertificate,
+        allowed: Limits,
+    ) -> None:
         config = self._config
-        middlewares = [errors_as_json, guard(self.api_key, public=PAGE_PATHS | {HEALTH_PATH})]
+        given = [self.operator_key, *([config.api_key] if config.api_key else [])]
+        callers = Callers(known.keys, known.members, given)
+        alone = is_loopback(config.http_host)
+        guard = Guard(callers, alone and not config.api_key, PAGE_PATHS | {HEALTH_PATH}, config.cors_origins)
+        cors = Cors(config.cors_origins)
+        middlewares = [errors_as_json, cors.middleware(), guard.middleware()]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
-        asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir))
+        asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir), known.usage)
         routes = [
-            *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging).routes(),
+            *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging, serving.orders).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
             *PlansApi(serving.forecasts).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
@@ -206,10 +311,12 @@ class Orchestrator:
             *ResponsesApi(asking).routes(),
             *AnthropicApi(asking).routes(),
             *TokensApi(asking).routes(),
+            *access.routes(),
             *OperatorsApi(serving.nodes, sessions, serving.requests).routes(),
         ]
         app.router.add_routes([*routes, openapi_route(routes)])
         app.on_response_prepare.append(tell_request_id)
+        app.on_response_prepare.append(cors.tell)
         app.router.add_routes(page_routes())
         runner = web.AppRunner(
             app,
@@ -224,10 +331,40 @@ class Orchestrator:
         assert runner.server is not None, "it is set up"
         door = Door(runner.server, allowed.clients, allowed.of_one_client)
         stack.push_async_callback(door.close)
+        tls = None if alone or config.insecure else certificate.context
         try:
-            self._http_port = await door.open(config.http_host, config.http_port)
+            self._http_port = await door.open(config.http_host, config.http_port, tls)
         except OSError as error:
             raise _cannot_listen("clients", config.http_host, config.http_port, "--http-port") from error
+        if alone and not is_loopback(config.host) and config.https_port != -1:
+            next_one = config.grpc_port and config.grpc_port + 1
+            port = next_one if config.https_port is None else config.https_port
+            try:
+                self._https_port = await door.open(config.host, port, certificate.context)
+            except OSError as error:
+                raise _cannot_listen("clients on other machines", config.host, port, "--https-port") from error
+        if (self._https_port or not alone) and not config.api_key and not list(known.keys):
+            key, self.api_key = await known.keys.create("the first", Scope.USE)
+            known.audit.note("key created", id=key.id, note=key.note, scope=key.scope, by="the orchestrator's start")
+
+
+class _Known:
+    """What the database has, and the file beside it."""
+
+    def __init__(self, store: Store, state_dir: Path) -> None:
+        self.tokens = Tokens(store)
+        self.members = Members(store, self.tokens)
+        self.keys = Keys(store)
+        self.usage = Usage(store)
+        self.audit = Audit(state_dir)
+
+
+async def _start_token(tokens: Tokens) -> str:
+    """A join token for this start; those of the latest starts stay valid, as somebody may be typing one."""
+    for old in [token for token in tokens if token.note == TOKEN_NOTE][: 1 - TOKENS_KEPT]:
+        await tokens.remove(old.id)
+    _, secret = await tokens.create(TOKEN_NOTE, TOKEN_S)
+    return secret
 
 
 def _cannot_listen(whom: str, host: str, port: int, option: str) -> OrchestratorError:

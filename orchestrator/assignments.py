@@ -76,7 +76,7 @@ class Assignments:
             far_blocks=blocks.on_disk + blocks.on_nodes,
             windowed_blocks=blocks.windowed,
             window=blocks.window,
-            sequences=request.sequences,
+            sequences=blocks.slots or request.sequences,
             wire=request.wire,
             threads=request.threads,
             secret=secrets.token_bytes(32),

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from motley.orchestrator.identity import Identity
+from motley.orchestrator.audit import Audit
 from motley.orchestrator.limits import HELLO_BYTES
 from motley.orchestrator.nodes import (
     CONNECTION_ENDED,
@@ -26,12 +26,21 @@ from motley.orchestrator.nodes import (
     NodeTable,
     what_became,
 )
+from motley.orchestrator.pairings import Pairing, PairingError, Pairings
+from motley.orchestrator.store.members import Member, Members
+from motley.orchestrator.store.store import StoreError
+from motley.orchestrator.store.tokens import Token, Tokens
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, HeldRank, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
+from motley.protocol.pairing import NAME, PAIRING, PAKE, SEALED, WrongCode, hand_over
 
+PAIRED_S = 600.0
+"""A join token that was got by a code is valid for so long."""
 STOPS = "the orchestrator stops"
+REVOKED = "it was revoked (`motley nodes revoke`)"
+"""The reason of a node that somebody has shut out."""
 HELLO_S = 10.0
 """A node that was let in says Hello this soon."""
 OUTBOX = 10_000
@@ -52,8 +61,36 @@ class Listener(Protocol):
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """A node is there, with ranks that it has kept since it was there before."""
 
+    def on_offer(self, node: Node) -> None:
+        """What ranks may have on a node has changed: its devices, or how much memory."""
+
     def on_lost(self, node: Node) -> None:
         """A node is gone, for the reason in `node.lost`."""
+
+
+@dataclass(frozen=True)
+class ForNodes:
+    """What nodes are told of the orchestrator's machine.
+
+    Attributes:
+        join_token: makes one of a secret.
+        address: where other machines may reach nodes on this one, or "".
+        api_url: where a node reaches the API, or "": nowhere; by whether it is on this machine.
+        api_trust: the certificate by which it knows the API, in PEM; empty: the mesh's authority has signed it.
+    """
+
+    join_token: Callable[[str], str]
+    address: Callable[[], str]
+    api_url: Callable[[bool], str]
+    api_trust: Callable[[], bytes]
+
+
+class _Admitted(NamedTuple):
+    """A node that may join, with what it says that it holds, and the secret by which it comes back, if that is new."""
+
+    node: Node
+    held: Sequence[HeldRank]
+    key: str
 
 
 class _Refusal(NamedTuple):
@@ -84,14 +121,29 @@ class Control(MeshServicer):
 
     listener: Listener
 
-    def __init__(self, identity: Identity, nodes: NodeTable, address_here: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        nodes: NodeTable,
+        tokens: Tokens,
+        members: Members,
+        pairings: Pairings,
+        audit: Audit,
+        told: ForNodes,
+        show_code: Callable[[Pairing], None],
+    ) -> None:
         """
         Args:
-            address_here: the address under which other machines may reach nodes on this one, or "".
+            show_code: is to show whoever runs the orchestrator a machine's name and the code that it is asked for.
         """
-        self._identity = identity
         self._nodes = nodes
-        self._address_here = address_here
+        self._pairings = pairings
+        self._show_code = show_code
+        self._tokens = tokens
+        self._members = members
+        self._audit = audit
+        self._told = told
+        self._joining = asyncio.Lock()
+        """Of several nodes that want one name at a time, one gets it, and the others change nothing."""
         self._streams: dict[str, _Stream] = {}
 
     def send(self, node_id: str, message: OrchestratorMessage) -> None:
@@ -106,6 +158,12 @@ class Control(MeshServicer):
         """End the streams of nodes that show no life."""
         for node in self._nodes.overdue():
             self._streams[node.id].end(f"no heartbeat for {SILENCE_S:.0f} s")
+
+    def shut_out(self, name: str) -> None:
+        """End the stream of a node that may not come back."""
+        node = self._nodes.known_as(name)
+        if node is not None and (stream := self._streams.get(node.id)):
+            stream.end(REVOKED)
 
     def drop_all(self) -> None:
         """End all streams."""
@@ -122,12 +180,18 @@ class Control(MeshServicer):
             _log.warning("refused %s: %s", _address_of(context), admitted.why)
             _end(context, admitted.code, admitted.why)
             return
-        node, held = admitted
+        node, held, key = admitted
         _log.info("node %s joined (%s)", node.name, node.address, extra={"node": node.name})
         stream = self._streams[node.id] = _Stream()
-        self.send(
-            node.id, OrchestratorMessage(welcome=Welcome(node_id=node.id, heartbeat_s=HEARTBEAT_S, silence_s=SILENCE_S))
+        welcome = Welcome(
+            node_id=node.id,
+            heartbeat_s=HEARTBEAT_S,
+            silence_s=SILENCE_S,
+            key=key,
+            api_url=self._told.api_url(_from_here(context)),
+            api_trust=self._told.api_trust(),
         )
+        self.send(node.id, OrchestratorMessage(welcome=welcome))
         self.listener.on_joined(node, held)
         writer = asyncio.create_task(_write(context, stream))
         try:
@@ -143,18 +207,57 @@ class Control(MeshServicer):
             self.listener.on_lost(node)
         _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
-    async def _admit(self, context: Context) -> tuple[Node, Sequence[HeldRank]] | _Refusal:
-        """Have a node show its token, then say Hello, and register it; with it, what it says that it holds."""
+    async def Pair(self, _: AsyncIterator[Empty], context: Context) -> None:
+        """A step of handing a join token to a machine whose owner types the code that is shown here. Nothing is read
+        but metadata."""
+        told = dict(context.invocation_metadata() or ())
+        if wrong := _wrong_version(str(told.get(PROTOCOL, ""))):
+            _end(context, grpc.StatusCode.FAILED_PRECONDITION, wrong)
+            return
+        try:
+            if NAME in told:
+                name = unquote(str(told[NAME]))
+                pairing = self._pairings.ask(name, _address_of(context).rpartition(":")[0])
+                self._show_code(pairing)
+                await context.send_initial_metadata([(PAIRING, pairing.id)])
+                return
+            pairing = self._pairings.attempt(str(told.get(PAIRING, "")))
+            message = told.get(PAKE, b"")
+            if not pairing.token:
+                pairing.token = await self._make_token(pairing)
+            if not isinstance(message, bytes):
+                raise WrongCode("that is no message of a key exchange")
+            own, sealed = await asyncio.to_thread(hand_over, pairing.code, message, pairing.token)
+            await context.send_initial_metadata([(PAKE, own), (SEALED, sealed)])
+        except (PairingError, WrongCode, StoreError) as error:
+            _log.warning("refused %s: %s", _address_of(context), error)
+            _end(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
+
+    async def _make_token(self, pairing: Pairing) -> str:
+        """
+        Raises:
+            StoreError: it cannot be written.
+        """
+        token, secret = await self._tokens.create(f"for {pairing.name}, by a code", PAIRED_S, 1)
+        by = f"a code, from {pairing.address}"
+        self._audit.note("token created", id=token.id, note=token.note, uses=1, by=by)
+        return self._told.join_token(secret)
+
+    async def _admit(self, context: Context) -> _Admitted | _Refusal:
+        """Have a node show a join token, or its own secret, then say Hello, and register it."""
         told = dict(context.invocation_metadata() or ())
         if wrong := _wrong_version(str(told.get(PROTOCOL, ""))):
             return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, wrong)
-        token = told.get("motley-token", "")
-        if not isinstance(token, str) or not self._identity.admits(token):
-            why = "wrong join token; use the one that `motley up` prints"
+        secret, _, _ = str(told.get("motley-token", "")).partition(".")
+        shown = self._members.find(secret) or self._tokens.find(secret)
+        if shown is None:
+            why = (
+                "wrong join token, or one that has expired or is used up; use the one that `motley up` prints, or make"
+                " another there with `motley token create`"
+            )
             return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
-        from_here = is_loopback(_address_of(context).rpartition(":")[0].strip("[]"))
-        here = self._address_here() if from_here else ""
-        await context.send_initial_metadata([("motley-address", here)])
+        from_here = _from_here(context)
+        await context.send_initial_metadata([("motley-address", self._told.address() if from_here else "")])
         hello = await _hello(context)
         if isinstance(hello, _Refusal):
             return hello
@@ -162,11 +265,36 @@ class Control(MeshServicer):
             why = f"no other machine can reach this node at {hello.address}; give --advertise another address of it"
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, why)
         try:
-            return self._nodes.join(hello), hello.held
+            async with self._joining:
+                self._nodes.check(hello)
+                key = await self._let_in(hello.name, shown, secret)
+                node = self._nodes.join(hello)
         except HelloError as error:
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except NameTakenError as error:
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error))
+        except StoreError as error:
+            return _Refusal(grpc.StatusCode.ABORTED, f"it cannot be made a member: {error}")
+        by = "its own secret" if isinstance(shown, Member) else f"token {shown.id}"
+        self._audit.note("node joined", node=node.name, address=node.address, dialled=_address_of(context), by=by)
+        return _Admitted(node, hello.held, key)
+
+    async def _let_in(self, name: str, shown: Member | Token, secret: str) -> str:
+        """Make a node a member, unless it is; the secret by which it comes back, "" if it has one.
+
+        Raises:
+            HelloError: the secret is another machine's, or was revoked in this moment.
+            StoreError: it cannot be made one.
+        """
+        if isinstance(shown, Token):
+            return await self._members.admit(name, shown)
+        if self._members.find(secret) is None:
+            raise HelloError("this node was revoked")
+        if shown.name != name:
+            raise HelloError(
+                f"this machine is known as {shown.name!r}; to be {name!r}, it takes a join token (--token)"
+            )
+        return ""
 
     async def _read(self, context: Context, node: Node, stream: _Stream) -> None:
         """Pass on what the node says, until the stream ends."""
@@ -181,6 +309,12 @@ class Control(MeshServicer):
                     beat = message.heartbeat
                     self._nodes.heartbeat(node.id, beat.memory_available_bytes, beat.gpus)
                     self.send(node.id, OrchestratorMessage(beat=Empty()))
+                case "lease":
+                    node.lease = message.lease
+                    self.listener.on_offer(node)
+                case "budget":
+                    self._nodes.offer(node.id, message.budget)
+                    self.listener.on_offer(node)
                 case _:
                     self.listener.on_message(node, message)
 
@@ -235,6 +369,11 @@ def _end(context: Context, code: grpc.StatusCode, why: str) -> None:
     """
     context.set_code(code)
     context.set_details(why)
+
+
+def _from_here(context: Context) -> bool:
+    """Whether a node is on this machine."""
+    return is_loopback(_address_of(context).rpartition(":")[0].strip("[]"))
 
 
 def _address_of(context: Context) -> str:

@@ -85,17 +85,41 @@ class LinkTable:
                 yield pair
 
     def broken(self, nodes: Sequence[Node]) -> list[str]:
-        """Tell which of some nodes cannot reach which, each pair as a sentence without its full stop."""
+        """Tell which of some nodes cannot reach which, each pair as a sentence without its full stop; but for those for
+        which there is a relay."""
         found = []
         for one, other in permutations(nodes, 2):
             link = self.of(one, other)
-            if link is not None and link.failure:
+            if link is not None and link.failure and not self.relay(one, other):
                 found.append(f"{one.name} cannot reach {other.name}: {link.failure}")
         return found
 
+    def fails(self, dialler: Node, listener: Node) -> bool:
+        """Whether a node is known not to reach another."""
+        link = self.of(dialler, listener)
+        return link is not None and bool(link.failure)
+
     def are_apart(self, one: Node, other: Node) -> bool:
         """Whether one of two nodes is known not to reach the other."""
-        return any(link is not None and link.failure for link in (self.of(one, other), self.of(other, one)))
+        return self.fails(one, other) or self.fails(other, one)
+
+    def relay(self, one: Node, other: Node) -> str | None:
+        """The id of the node by which two that are apart meet soonest: it is known to reach both, and to be reached;
+        None: there is none."""
+        ways = {}
+        for third in {node for pair in self._links for node in pair} - {one.id, other.id}:
+            legs = [self._leg(one.id, third), self._leg(other.id, third)]
+            if all(legs):
+                ways[third] = sum(latency for latency, _ in filter(None, legs))
+        return min(ways, key=lambda third: (ways[third], third), default=None)
+
+    def _leg(self, node: str, third: str) -> tuple[float, float] | None:
+        """Latency and bandwidth between two nodes that reach each other both ways; None: they do not, as is known."""
+        links = [self._links.get(pair) for pair in (Pair(node, third), Pair(third, node))]
+        good = [link for link in links if link is not None and not link.failure]
+        if len(good) < 2:
+            return None
+        return max(link.latency_s for link in good), min(link.bandwidth for link in good)
 
     def all_known(self, nodes: Sequence[Node]) -> bool:
         """Whether every pair of some nodes was measured, in both directions."""
@@ -103,9 +127,12 @@ class LinkTable:
 
     def between(self, one: Node, other: Node) -> tuple[float, float]:
         """Latency (s, one way) and bandwidth (bytes/s) between two ranks on some nodes, as the slower direction has it,
-        or as a cable in a house if that was not measured."""
+        or a relay where they are apart, or as a cable in a house if that was not measured."""
         if one.id == other.id:
             return OWN_LATENCY_S, OWN_BANDWIDTH
+        if self.are_apart(one, other) and (third := self.relay(one, other)):
+            legs = [leg for leg in (self._leg(one.id, third), self._leg(other.id, third)) if leg]
+            return sum(leg[0] for leg in legs), min(leg[1] for leg in legs)
         ways = [link for link in (self.of(one, other), self.of(other, one)) if link is not None and not link.failure]
         if not ways:
             return UNKNOWN_LATENCY_S, UNKNOWN_BANDWIDTH

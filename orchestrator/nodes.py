@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from motley.protocol.mesh_pb2 import Capabilities, Gpu, Hello
+from motley.orchestrator.flapping import Flapping
+from motley.protocol.devices import covers, device_words
+from motley.protocol.mesh_pb2 import Budget, Capabilities, Gpu, Hello, Lease
 
 HEARTBEAT_S = 1.0
 """How often a node shows life."""
@@ -59,6 +62,8 @@ class Node:
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
     """Its GPUs, as of then."""
+    lease: Lease = field(default_factory=Lease)
+    """How a device there stands that somebody takes back for a while."""
     lost: str = ""
     """Why the node is lost; empty while it is alive."""
     lost_at: float = 0.0
@@ -71,6 +76,16 @@ class Node:
     def left(self) -> bool:
         """Whether the node is gone because somebody ended its daemon."""
         return self.lost == LEFT
+
+    def taken_back(self, on_gpu: bool) -> str:
+        """Why ranks may not compute on its GPU, or else its processor, as somebody has taken it back; empty: they
+        may. To follow the name of the node."""
+        lease = self.lease
+        if lease.state not in ("draining", "leased") or not covers(lease.device, on_gpu):
+            return ""
+        what_for = f" for {lease.reason}" if lease.reason else ""
+        until = time.strftime("%H:%M", time.localtime(lease.expires_at))
+        return f"has lent {device_words(lease.device)} to {lease.holder!r}{what_for} until {until}"
 
     @property
     def state(self) -> str:
@@ -99,6 +114,7 @@ class NodeTable:
         self._clock = clock
         self._elapsed = elapsed or clock
         self._nodes: dict[str, Node] = {}
+        self._flapping = Flapping(clock)
         self._looked: tuple[float, float] | None = None
         """When somebody last looked, by both clocks: until then this process did not stand still."""
         self._resumed = -math.inf
@@ -110,8 +126,12 @@ class NodeTable:
         """All nodes, lost ones too, in the order they first joined."""
         return iter(self._nodes.values())
 
-    def join(self, hello: Hello) -> Node:
-        """Register a node.
+    def known_as(self, name: str) -> Node | None:
+        """The node of a name, whether it is alive or not."""
+        return next((node for node in self if node.name == name), None)
+
+    def check(self, hello: Hello) -> None:
+        """Make sure that a node could be registered now.
 
         Raises:
             HelloError: a field is missing or makes no sense.
@@ -134,12 +154,17 @@ class NodeTable:
                 raise HelloError(f"the measured speeds of {each.format!r} must be above 0 bytes/s")
         if not 0 <= hello.capabilities.call_s < 1:
             raise HelloError(f"a small operation takes from 0 to 1 s, not {hello.capabilities.call_s}")
-        namesake = next((node for node in self if node.name == hello.name), None)
+        namesake = self.known_as(hello.name)
         if namesake is not None and namesake.alive:
             raise NameTakenError(
                 f"a node named {hello.name!r} is in the mesh already (at {namesake.address}); choose another name"
                 f" with --name. If it is this machine coming back, its name is free in at most {SILENCE_S:.0f} s"
             )
+
+    def join(self, hello: Hello) -> Node:
+        """Register a node; errors as `check`."""
+        self.check(hello)
+        namesake = self.known_as(hello.name)
         now = self._clock()
         node = Node(
             id=secrets.token_hex(4),
@@ -151,12 +176,17 @@ class NodeTable:
             joined=now,
             last_sign=now,
             gpus=hello.capabilities.gpus,
+            lease=hello.lease,
         )
         if namesake is None:
             self._nodes[node.id] = node
         else:
             self._nodes = {one.id: one for one in (node if old is namesake else old for old in self)}
         return node
+
+    def named(self, name: str) -> Node | None:
+        """The live node of this name, if there is one."""
+        return next((node for node in self if node.alive and node.name == name), None)
 
     def show_life(self, node_id: str) -> None:
         """A node has said something, whatever that is."""
@@ -167,6 +197,11 @@ class NodeTable:
         node = self._nodes[node_id]
         node.memory_available = memory_available
         node.gpus = gpus or node.gpus
+
+    def offer(self, node_id: str, budget: Budget) -> None:
+        """A node lets ranks have so much memory from now on."""
+        capabilities = self._nodes[node_id].capabilities
+        capabilities.memory_bytes, capabilities.gpu_bytes = budget.memory_bytes, budget.gpu_bytes
 
     def overdue(self) -> list[Node]:
         """Live nodes that have been silent for `SILENCE_S`."""
@@ -181,6 +216,7 @@ class NodeTable:
         if reason != LEFT and now - self._resumed < SILENCE_S:
             reason += f", after the orchestrator itself had stood still for {self._still_s:.0f} s (was it asleep?)"
         node.lost, node.lost_at = reason, now
+        self._flapping.went(node.name)
 
     def _notice_standstill(self) -> None:
         """If this process itself stood still (a laptop asleep, say), that is not the nodes' silence."""
@@ -197,6 +233,20 @@ class NodeTable:
             patience = FORGET_LEFT_S if node.left else FORGET_S
             if not node.alive and self.gone_s(node) > patience and node.name not in wanted:
                 del self._nodes[node.id]
+
+    def aside_s(self, node: Node) -> float:
+        """For how many seconds more a node is set aside, as it comes and goes; 0: it is not."""
+        return self._flapping.aside_s(node.name)
+
+    def set_aside(self, named: Container[str]) -> set[str]:
+        """Ids of the live nodes that are to take no part as they come and go, unless all do.
+
+        Args:
+            named: names of nodes that take part all the same.
+        """
+        alive = [node for node in self if node.alive]
+        aside = {node.id for node in alive if node.name not in named and self.aside_s(node)}
+        return aside if len(aside) < len(alive) else set()
 
     def silence_s(self, node: Node) -> float:
         """Seconds since the node last said anything."""

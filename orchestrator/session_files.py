@@ -9,8 +9,8 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, TypeVar
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from pydantic import TypeAdapter, ValidationError
@@ -30,6 +30,17 @@ FORMAT = 1
 
 REQUEST = TypeAdapter(SessionRequest)
 _Message = TypeVar("_Message", bound=Message)
+
+
+class Wanted(NamedTuple):
+    """A session that there was, and whose ranks do not go on by themselves: it is to be begun anew.
+
+    Attributes:
+        nodes: by name, that had a part of it.
+    """
+
+    request: SessionRequest
+    nodes: frozenset[str]
 
 
 class SessionFileError(Exception):
@@ -90,6 +101,27 @@ def read(content: bytes, away: Away) -> Session:
         )
     except (ValueError, TypeError, KeyError, AttributeError, DecodeError, ValidationError, RecursionError) as error:
         raise SessionFileError(f"{type(error).__name__}: {error}") from error
+
+
+def pack_wanted(session: Session) -> bytes:
+    """What is wanted of a session that cannot be taken up, as a file has it."""
+    request = REQUEST.dump_python(replace(session.request, name=session.name), mode="json")
+    return json.dumps({"format": FORMAT, "request": request, "nodes": sorted(session.node_names)}).encode()
+
+
+def read_wanted(content: bytes) -> Wanted:
+    """What `pack_wanted` has written.
+
+    Raises:
+        SessionFileError: it is something else.
+    """
+    try:
+        told = json.loads(content)
+        if told["format"] != FORMAT:
+            raise SessionFileError(f"it is of format {told['format']}, which this version does not read")
+        return Wanted(REQUEST.validate_python(told["request"]), frozenset(map(str, told["nodes"])))
+    except (ValueError, TypeError, KeyError, AttributeError, ValidationError, RecursionError) as error:
+        raise SessionFileError(f"it is damaged ({type(error).__name__}: {error})") from error
 
 
 def _text(message: Message) -> str:

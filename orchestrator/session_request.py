@@ -67,6 +67,11 @@ def _name(name: str) -> str:
     return name
 
 
+StageRanks = Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]
+Stages = (
+    Annotated[int, Field(strict=True, ge=0, le=MAX_RANKS)]
+    | Annotated[tuple[StageRanks, ...], Field(min_length=2, max_length=MAX_RANKS)]
+)
 Weight = Annotated[float, Field(strict=True, ge=0, le=1e9)]
 Tokens = Annotated[int, Field(strict=True, ge=0, le=2**31)]
 
@@ -95,6 +100,9 @@ class SessionRequest:
     fastest first."""
     shares: Annotated[tuple[Weight, ...], Field(max_length=MAX_RANKS), AfterValidator(_weights)] = ()
     """The weight of every rank's share, by rank; empty: by speed and memory."""
+    stages: Stages = 0
+    """How many stages the ranks form, of some of the layers each; 1: every rank has a share of every layer; 0: whatever
+    is quickest. Or how many ranks each stage has, of those that `nodes` names, in their order."""
     context: Tokens = 0
     """Tokens that prompt and answer have together; 0: a default, or what the model allows if that is less."""
     cache_tokens: Tokens = 0
@@ -168,6 +176,11 @@ class SessionRequest:
         """Whether it asks for parallel experts, so that a session without them is none."""
         return bool(self.asking_for_parallel)
 
+    @property
+    def wants_stages(self) -> bool:
+        """Whether it asks for several stages."""
+        return self.stages not in (0, 1)
+
     def check(self) -> None:
         """Refuse what cannot be asked for together, whatever the model and the nodes are.
 
@@ -182,6 +195,7 @@ class SessionRequest:
             raise ContradictionError(
                 "shares", "are of sliced experts; where experts are on nodes of their own, leave them out"
             )
+        self._check_stages()
         if self.draft_engine and not self.draft_model:
             raise ContradictionError("draft_engine", "is for a draft model: say which, or leave it out")
         if self.draft_model and self.wants_parallel:
@@ -228,6 +242,23 @@ class SessionRequest:
                     f"have engine {place.engine!r} on {place.node!r}, {self.engine!r} elsewhere: exact=true needs the"
                     " same on all",
                 )
+
+    def _check_stages(self) -> None:
+        """
+        Raises:
+            ContradictionError: stages are asked for that there cannot be.
+        """
+        if not self.wants_stages:
+            return
+        for field in self.asking_for_parallel:
+            raise ContradictionError(field, "is for experts on nodes of their own, which ranks in stages cannot have")
+        if self.shares:
+            raise ContradictionError("shares", "are of every layer, and cannot be given for stages: leave one out")
+        if isinstance(self.stages, tuple) and sum(self.stages) != len(self.nodes):
+            told = f"are of {sum(self.stages)} ranks, and nodes names {len(self.nodes)}: name one for each rank"
+            raise ContradictionError("stages", told)
+        if isinstance(self.stages, int) and 0 < len(self.nodes) < self.stages:
+            raise ContradictionError("stages", f"of {self.stages} need as many nodes: {len(self.nodes)} are named")
 
     def to_json(self) -> dict[str, Any]:
         """All fields, as JSON has them."""

@@ -83,6 +83,12 @@ class SessionTable:
             worker.host_bytes_to_come for session in self for worker in session.workers if worker.node_id == node_id
         )
 
+    def reserved_gpu(self, node_id: str) -> int:
+        """Bytes of a node's GPU that the plans of running ranks give to them."""
+        return sum(
+            rank.gpu_bytes for session in self for rank in session.ranks if rank.node_id == node_id and not rank.gone
+        )
+
     def promised_gpu(self, node_id: str, gpu: Gpu) -> int:
         """Bytes that running ranks may yet take of a node's GPU.
 

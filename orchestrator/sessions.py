@@ -12,6 +12,7 @@ carries them. The life of a session:
     loading        weights are being read                                   every rank is ready
     ready          it can answer                                            a rank is lost: recovering
     recovering     a rank is lost, after it was ready once                  there is a new plan: starting again
+    paused         no plan has fitted for a while, after it was ready once  there is a new plan: starting again
     failed         a rank failed, its node is lost or a deadline passed     the session is closed
     closing        a client deletes it                                      every rank is gone: it is forgotten
     =============  =======================================================  ====================================
@@ -20,8 +21,9 @@ From every state a failure leads to *failed* and a deletion to *closing*; both r
 
 Once a session has been ready, it outlives its ranks. When one is lost, whatever has become of it, the others are
 released, and when they are gone the session gets a new plan, of nodes that are left, and with it a new *epoch*
-(`motley.orchestrator.serving.recovery`). Its requests go on from the tokens that they have. It fails when no plan fits,
-or when ranks are lost again and again.
+(`motley.orchestrator.serving.recovery`). Its requests go on from the tokens that they have. When no plan fits, it is
+paused until one does, as a node comes back, say; what was asked ends if ranks were lost, and waits if a device was only
+taken back for a while. It fails when ranks are lost again and again.
 
 A session may have *expert hosts* besides the ranks of its trunk (`motley.orchestrator.experts`). They come up as
 ranks do, but once it is ready the loss of one does not end it: the trunk is told, and what the host held is placed
@@ -41,6 +43,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from motley.orchestrator.assignments import Assignments
+from motley.orchestrator.cut_off import cut_off, overdue, taken_up
 from motley.orchestrator.experts.checksums import HostedError
 from motley.orchestrator.experts.hosts import ExpertHost, Holder, Member
 from motley.orchestrator.experts.messages import to_message
@@ -48,12 +51,12 @@ from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
 from motley.orchestrator.losses import PROVEN_S, Losses
-from motley.orchestrator.nodes import CONNECTION_ENDED, LEFT, what_became
+from motley.orchestrator.nodes import LEFT, what_became
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.workers import Away, CacheHolder, Rank, Worker
+from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
     Activity,
@@ -78,13 +81,6 @@ EXPLAIN_S = 2.0
 """Whoever is to blame for the end of a session has so long to say why, while its clients wait."""
 RELEASE_S = 10.0
 """A rank that was told to stop, and does not say that it has, is taken for gone after this."""
-RETURN_S = 3.0
-"""A node whose connection ended, and that has the leader or all ranks, is back so soon, or lost: it may have been
-killed."""
-CUT_S = 15.0
-"""A node that has fallen silent, likewise: its network may be cut for a while."""
-AWAY_S = 3600.0
-"""Any other node may be cut off for so long: the ranks themselves see whether it computes."""
 CLEAR_S = 1.0
 """When a rank is lost, the others have so long to end before there is a new plan; where one takes longer, its memory is
 not free, so the plan does without its node if it can."""
@@ -102,6 +98,7 @@ class State(StrEnum):
     LOADING = "loading"
     READY = "ready"
     RECOVERING = "recovering"
+    PAUSED = "paused"
     FAILED = "failed"
     CLOSING = "closing"
 
@@ -164,6 +161,10 @@ class Session:
     """Of ranks."""
     interruption: Interruption | None = None
     """Why it was planned anew the last time, or is to be; None: it never was."""
+    pause: Failure | None = None
+    """Why it is paused, or was the last time."""
+    without: set[str] = field(default_factory=set)
+    """Names of nodes that it does without, as something there was taken back: it grows again when it is given."""
     ranks: list[Rank] = field(default_factory=list)
     holders: list[CacheHolder] = field(default_factory=list)
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
@@ -210,8 +211,19 @@ class Session:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether requests can be given to the session: it is ready, or recovers, and then they wait."""
-        return self.serves and self.alive
+        """Whether requests can be given to the session: it is ready or, and then they wait, it recovers, or a device
+        that it needs was taken back."""
+        return self.serves and self.alive and not self.lost_and_paused
+
+    @property
+    def replanned(self) -> bool:
+        """Whether the session waits for another plan than it had."""
+        return self.state in (State.RECOVERING, State.PAUSED)
+
+    @property
+    def lost_and_paused(self) -> bool:
+        """Whether the session is paused since ranks were lost: nobody knows for how long."""
+        return self.state is State.PAUSED and self.interruption is not None and self.interruption.lost
 
     @property
     def answers(self) -> bool:
@@ -220,8 +232,8 @@ class Session:
 
     @property
     def unplanned(self) -> bool:
-        """Whether the session waits for a plan: its first, or another after a loss."""
-        return self.state in (State.PLANNING, State.RECOVERING)
+        """Whether the session waits for a plan: its first, or another."""
+        return self.state is State.PLANNING or self.replanned
 
     def cleared(self, now: float) -> bool:
         """Whether the session recovers and waits for none of its old workers any more."""
@@ -273,12 +285,13 @@ class Session:
             profile: what the model costs in the first of these.
         """
         assert self.unplanned
-        if self.state is State.RECOVERING:
+        if self.replanned:
             self.losses.linger(self.epoch, self.workers)
             self.epoch += 1
             self.activity = None
         self.profile, self.ranks, self.caches, self.experts = profile, list(ranks), caches, experts
         self.holders = list(holders)
+        self.without -= {worker.node_name for worker in self.workers}
         self.state, self.deadline_from = State.STARTING, now
         self._assignments = Assignments(self.id, self.request, spec, profile, ranks, caches, experts, holders)
         return [self._assign(worker) for worker in self.workers]
@@ -347,9 +360,7 @@ class Session:
         if self.state is not State.READY or self.experts or reason == LEFT or not lost:
             return self._on_node_gone(node_id, reason, now)
         self.losses.node_lost(node_id)
-        patience = RETURN_S if reason.startswith(CONNECTION_ENDED) else CUT_S
-        for worker in lost:
-            worker.away = Away(now, patience, reason)
+        cut_off(lost, reason, now)
         return []
 
     def on_node_back(self, node_id: str, name: str, held: Collection[tuple[int, int]], now: float) -> list[Command]:
@@ -359,10 +370,7 @@ class Session:
             held: what it has kept of this session's workers, by epoch and index.
         """
         commands: list[Command] = []
-        for worker in self.workers:
-            if worker.away is None or worker.gone or worker.node_name != name:
-                continue
-            worker.away, worker.node_id = None, node_id
+        for worker in taken_up(self.workers, node_id, name):
             if (self.epoch, worker.index) not in held:
                 worker.died = True
                 message = f"{worker}: its worker process ended while its node was cut off ({worker.node_name})"
@@ -407,9 +415,9 @@ class Session:
             return self._stuck(unread or unready, "gave no sign of life in connecting and loading", waited, now)
         if self.state is State.READY and waited > PROVEN_S:
             self.losses.prove()
-        if self.state is State.READY and (overdue := self._overdue(now)) is not None:
-            assert overdue.away is not None
-            return self._on_node_gone(overdue.node_id, overdue.away.why, now)
+        if self.state is State.READY and (late := overdue(self.workers, self.ranks, now)) is not None:
+            worker, away = late
+            return self._on_node_gone(worker.node_id, away.why, now)
         if not self.alive and waited > EXPLAIN_S:
             self._explained_late = True
         if not self.alive and waited > RELEASE_S:
@@ -425,24 +433,13 @@ class Session:
             return self._go_on(now)
         return []
 
-    def _overdue(self, now: float) -> Worker | None:
-        """A worker whose node was cut off, and is not waited for any longer."""
-        waited_for = self.leader.away is not None or all(rank.away for rank in self.ranks)
-        computing = {rank.node_id for rank in self.ranks}
-        for worker in self.workers:
-            if worker.away and not worker.gone:
-                urgent = waited_for or worker.node_id not in computing  # nobody tells whether a cache holder is there
-                if now - worker.away.since > (worker.away.patience_s if urgent else AWAY_S):
-                    return worker
-        return None
-
     def _lose_rank(self, failure: Failure, now: float, advice: str = "") -> list[Command]:
         """Stop all workers, as the session cannot serve as it is planned, to plan anew once they are gone, or for good.
 
         Args:
             advice: what to do if it is for good, to follow the message.
         """
-        if self.state is State.RECOVERING:
+        if self.replanned:
             return []
         if not self.serves or not self.request.recover:
             failure.message += advice
@@ -455,13 +452,13 @@ class Session:
         return self._interrupt(Interruption(now, failure), now)
 
     def replan(self, why: str, avoid: Collection[str], now: float) -> list[Command]:
-        """Stop all workers to plan the session anew, though nothing is lost. It must be ready.
+        """Stop all workers to plan the session anew, though nothing is lost. It must have a plan.
 
         Args:
             why: for people.
             avoid: ids of nodes that the new plan should do without.
         """
-        assert self.state is State.READY
+        assert self.has_plan
         failure = Failure(code="replanned", message=why)
         return self._interrupt(Interruption(now, failure, lost=False, avoid=frozenset(avoid)), now)
 
@@ -470,8 +467,27 @@ class Session:
         return self._release(now)
 
     @property
+    def has_plan(self) -> bool:
+        """Whether there are workers by a plan that holds."""
+        return self.alive and not self.unplanned
+
+    @property
     def _recovers_from_loss(self) -> bool:
-        return self.state is State.RECOVERING and self.interruption is not None and self.interruption.lost
+        return self.replanned and self.interruption is not None and self.interruption.lost
+
+    def wait_for_plan(self, why: Failure) -> None:
+        """No plan has fitted for a while: pause until one does. The session must recover, or be paused already."""
+        assert self.replanned
+        self.state, self.pause = State.PAUSED, why
+
+    def do_without(self, node_id: str, why: str, now: float) -> list[Command]:
+        """Do without the expert hosts, or the cache holders, on a node where there are no ranks. It must be ready."""
+        lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]
+        assert self.state is State.READY
+        assert not any(isinstance(worker, Rank) for worker in lost)
+        if all(isinstance(worker, CacheHolder) for worker in lost):
+            return [self._command(each, release=Release()) for each in lost] + self._lose_caches(lost, why)
+        return self._lose(lost, why, now)
 
     def fail(self, failure: Failure, now: float) -> list[Command]:
         """End the session because it cannot serve any more: stop its workers."""

@@ -21,11 +21,27 @@ and ``widths`` name what lies side by side in the N columns, and how many column
 ``up @ (down @ x[t])``, with the `AdapterProduct` that the row's adapter (`Span.adapter`) has for the part's name; to
 rows without an adapter, and to parts that the adapter leaves alone, it adds nothing.
 
+``motley.GatedDelta`` reads and changes a sequence's *state* in one layer (gated DeltaNet, https://arxiv.org/abs/2412.06464).
+For H key heads of dk elements and G value heads each, of dv elements, its operands are q, k: f32[T, H dk],
+v, z: f32[T, H G dv], b, a: f32[T, H G], filters: f32[C, R] of the C = 2 H dk + H G dv elements of q, k and v,
+decay, bias: f32[H G], gain: f32[dv]; its result is y: f32[T, H G dv]. Row after row of a span:
+
+1. q, k and v, side by side, become ``silu(sum of filters[:, r] * the row R - 1 - r before it)``; rows before a
+   sequence's first are zero. Then each head of q and k becomes ``x / sqrt(sum(x ** 2) + 1e-6)``; q is divided by
+   sqrt(dk) besides.
+2. Each value head has a state f32[dk, dv], at first zero. With its group's q and k:
+   ``state *= exp(-exp(decay) * softplus(a + bias))``, ``state += outer(k, (v - k @ state) * sigmoid(b))``.
+3. ``o = q @ state``, ``y = o / sqrt(mean(o ** 2) + epsilon) * gain * silu(z)``.
+
+The attributes are layer, key_heads (H), group (G), key_size (dk), value_size (dv) and epsilon. States lie in *slots*,
+of which an engine has a fixed number (`CacheBlocks.slots`); `Span` says which one a sequence has.
+
 A value that is read on the other side of a collective or of an Experts node is f32[T, D], unless the graph's
 ``value_info`` declares it. The graph's inputs and outputs have these names:
 
 =====================  =======================  ==============================================================
-``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated
+``hidden``             f32[T, D]                embeddings of this step's T tokens, replicated; or the residual of a
+                                                layer, where the graph has only the layers that follow it
 ``position``           i64[1]                   of a span: where its first row stands; its others follow
 ``rows``               i64[R]                   which of the T rows get logits
 ``cos_cache.{rope}``   f32[P, rotary/2]         the tables of a rotary embedding, see `RankGraph.constants`; attention
@@ -33,13 +49,14 @@ A value that is read on the other side of a collective or of an Experts node is 
 ``key_cache.{layer}``  f32[1, H, C, head_dim]   of a span: what its sequence has in the blocks of this rank's H KV
 ``value_cache.{layer}``                         heads, C positions (absent if H = 0); updated to the outputs
                                                 ``key_cache.{layer}.out``, ...
-``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0)
+``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0); or, of
+                                                a graph without the last layers, the residual, replicated: V = D then
 =====================  =======================  ==============================================================
 
 A step has rows of several sequences, a `Span` of each. Everything is computed for all rows alike, but attention: each
 span's rows attend to the keys and values of their own sequence. These lie in *blocks*, of which an engine has a fixed
 number, allocated when it is opened (`CacheBlocks`). Whoever calls the engine decides which blocks a sequence has; an
-engine keeps nothing else of a sequence.
+engine keeps nothing else of a sequence, but its state where a model has recurrent layers.
 
 Weights are initializers stored as ONNX external data in the *share file*, so that an engine can map it.
 
@@ -68,6 +85,8 @@ F32 = npt.NDArray[np.float32]
 DOMAIN = "motley"
 SCALES = ".scales"
 """What the array of a cache's scales is called after the cache, where it is int8."""
+MOST_GUESSES = 16
+"""Rows of a span at most that may be guesses, where a model has recurrent states."""
 CACHE_FORMATS = ("fp32", "fp16", "int8")
 """What keys and values can be kept as; every engine knows the first."""
 
@@ -158,6 +177,47 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
+class StateSpec:
+    """The recurrent state of one layer on this rank, see ``motley.GatedDelta``.
+
+    Attributes:
+        keys: H, key heads.
+        group: G, value heads of each.
+        key_size: dk.
+        value_size: dv.
+        reach: R, positions that the convolution sees.
+    """
+
+    layer: int
+    keys: int
+    group: int
+    key_size: int
+    value_size: int
+    reach: int
+
+    @property
+    def values(self) -> int:
+        """Value heads."""
+        return self.keys * self.group
+
+    @property
+    def columns(self) -> int:
+        """C, elements of q, k and v."""
+        return 2 * self.keys * self.key_size + self.values * self.value_size
+
+    @property
+    def row(self) -> int:
+        """Numbers that are kept of a row that may have to be computed again: q, k, v, b and a."""
+        return self.columns + 2 * self.values
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a slot: the state, the rows that the convolution sees, and guesses that may turn out to be right."""
+        state = self.values * self.key_size * self.value_size
+        return 4 * (state + (self.reach - 1) * self.columns + MOST_GUESSES * self.row)
+
+
+@dataclass(frozen=True)
 class CacheBlocks:
     """The blocks in which an engine keeps keys and values, of each layer and KV head alike.
 
@@ -173,6 +233,7 @@ class CacheBlocks:
         far: how many blocks there are besides, elsewhere (`FarBlocks`). Their numbers follow. They are only read.
         windowed: how many blocks a layer with a window has in place of all these; 0: it has the same as other layers.
         window: the widest window of such layers, in positions.
+        slots: how many sequences can have a recurrent state at a time, where a model has any.
     """
 
     count: int
@@ -181,6 +242,7 @@ class CacheBlocks:
     far: int = 0
     windowed: int = 0
     window: int = 0
+    slots: int = 1
 
     def is_windowed(self, spec: CacheSpec) -> bool:
         """Whether a layer has the blocks of layers with a window."""
@@ -286,6 +348,10 @@ class Span(NamedTuple):
         windowed: as `blocks`, of layers that have blocks of their own (`CacheBlocks.windowed`); None: there are none.
             Those of positions that none of the rows sees there have any numbers, also below 0.
         adapter: the slot of the adapter that the rows are computed with, 1 to `RankGraph.adapters`; 0: none.
+        slot: where the sequence's recurrent states are, where a model has any. They are zero at position 0, and else
+            what the rows before have left there; whoever calls does not leave any out.
+        guesses: how many of the rows, the last ones, may turn out to be wrong: states stay as they are before these.
+            If the sequence's next span begins among or after them, those before it were right.
     """
 
     blocks: npt.NDArray[np.int32]
@@ -295,6 +361,8 @@ class Span(NamedTuple):
     prompt: int = 0
     windowed: npt.NDArray[np.int32] | None = None
     adapter: int = 0
+    slot: int = 0
+    guesses: int = 0
 
 
 @dataclass(frozen=True)
@@ -313,7 +381,7 @@ class RankGraph:
     hidden: int
     """D, the width of the residual."""
     vocabulary: int
-    """V, the rows of this rank's slice of the head; may be 0."""
+    """V, the columns of ``logits``: the rows of this rank's slice of the head; may be 0."""
     context: int
     """The longest sequence that there will ever be, in tokens."""
     far: FarBlocks | None = None
@@ -322,6 +390,8 @@ class RankGraph:
     """Another machine that keeps the far ones of `blocks`; None: there is none."""
     adapters: int = 0
     """How many slots for adapters there are (`AdaptedEngine`), numbered from 1; 0: the graph has no Adapted nodes."""
+    states: Sequence[StateSpec] = ()
+    """The recurrent states of the layers of which this rank has heads."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +425,8 @@ class EngineOptions:
 class Engine(Protocol):
     """One rank's executable graph with the blocks of its KV caches. Not thread-safe: one thread owns it.
 
-    An engine keeps nothing of a sequence but what is in its blocks. All memory is allocated when it is opened.
+    An engine keeps nothing of a sequence but what is in its blocks and its slot. All memory is allocated when it is
+    opened.
     """
 
     @property

@@ -27,8 +27,10 @@ ROWS = "rows"
 # `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
 #                   ``motley.CachedAttention`` has
 # `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x + skip; x + skip
-# `GATED`           gate and up side by side f32[T, 2 F]                    silu(gate) * up, or by another activation;
-#                                                                           attributes: columns (F), activation
+# `GATED`           gate and up side by side f32[T, 2 F], or gate f32[T, F]  silu(gate) * up, or by another activation;
+#                   and up f32[T, F]                                        attributes: columns (F), activation
+# `DELTA`           q, k, v, z side by side and b, a side by side, and      y; attributes as ``motley.GatedDelta``
+#                   what else ``motley.GatedDelta`` has
 # ================  ======================================================  ==========================================
 #
 # Zero points, bias and skip may be absent.
@@ -36,6 +38,7 @@ PRODUCT = "QuantisedProduct"
 ATTENTION = "AttentionOfSlots"
 NORM = "Norm"
 GATED = "Gated"
+DELTA = "DeltaOfSlots"
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
         return _mixture(node)
     if node.domain == DOMAIN and node.op_type == ATTENTION:
         return Kernel(node, (node.input[0],), (node.output[0],))
-    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, NORM, GATED)):
+    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, NORM, GATED, DELTA)):
         rows = tuple(name for name in node.input if name and name not in initializers)
         return Kernel(node, rows, tuple(filter(None, node.output)))
     return None

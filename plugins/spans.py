@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from motley.plugins.engine import F32, EngineError, RankGraph, Span
+from motley.plugins.engine import F32, MOST_GUESSES, EngineError, RankGraph, Span
 
 
 def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: int, most_spans: int) -> None:
@@ -37,8 +37,15 @@ def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: 
             raise EngineError(f"positions up to {end} have no blocks in layers with a window")
         if not 0 <= span.adapter <= graph.adapters:
             raise EngineError(f"an adapter in slot {span.adapter} was asked for; there are {graph.adapters} slots")
-        if not 0 <= span.wanted <= span.rows:
-            raise EngineError(f"logits of {span.wanted} rows were asked for; the span has {span.rows}")
+        if graph.states and not (0 <= span.slot < graph.blocks.slots and 0 <= span.guesses <= MOST_GUESSES):
+            raise EngineError(
+                f"a sequence in slot {span.slot} with {span.guesses} guesses does not fit {graph.blocks.slots} slots of"
+                f" recurrent states, which take {MOST_GUESSES} guesses at most"
+            )
+        if not 0 <= span.wanted <= span.rows or not 0 <= span.guesses <= span.rows:
+            raise EngineError(
+                f"logits of {span.wanted} rows were asked for, and {span.guesses} are guesses; the span has {span.rows}"
+            )
 
 
 def wanted_rows(spans: Sequence[Span]) -> list[int]:
@@ -61,8 +68,11 @@ def spans_of(spans: Sequence[Span], rows: slice) -> list[tuple[int, Span]]:
     for span in spans:
         first, end = max(begin, rows.start), min(begin + span.rows, rows.stop)
         if first < end:
-            wanted = max(0, min(span.wanted, end - (begin + span.rows - span.wanted)))
-            part = span._replace(position=span.position + first - begin, rows=end - first, wanted=wanted)
+            wanted, guesses = (
+                max(0, min(end - first, end - (begin + span.rows - last))) for last in (span.wanted, span.guesses)
+            )
+            position = span.position + first - begin
+            part = span._replace(position=position, rows=end - first, wanted=wanted, guesses=guesses)
             parts.append((first - rows.start, part))
         begin += span.rows
     return parts

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "probed", "lent")
+    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "probed", "lent", "lease", "budget", "done", "relayed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DESCRIBED_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,10 @@ class NodeMessage(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PROBED_FIELD_NUMBER: _ClassVar[int]
     LENT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     described: Described
@@ -24,23 +28,61 @@ class NodeMessage(_message.Message):
     leaving: Empty
     probed: Probed
     lent: Lent
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ...) -> None: ...
+    lease: Lease
+    budget: Budget
+    done: Done
+    relayed: Relayed
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held")
+    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     name: str
     address: str
     capabilities: Capabilities
     held: _containers.RepeatedCompositeFieldContainer[HeldRank]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ...) -> None: ...
+    lease: Lease
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("state", "device", "holder", "reason", "expires_at", "trouble")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    device: str
+    holder: str
+    reason: str
+    expires_at: float
+    trouble: str
+    def __init__(self, state: _Optional[str] = ..., device: _Optional[str] = ..., holder: _Optional[str] = ..., reason: _Optional[str] = ..., expires_at: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class Budget(_message.Message):
+    __slots__ = ("memory_bytes", "gpu_bytes")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    gpu_bytes: int
+    def __init__(self, memory_bytes: _Optional[int] = ..., gpu_bytes: _Optional[int] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("id", "failure")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    failure: str
+    def __init__(self, id: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class HeldRank(_message.Message):
     __slots__ = ("session", "epoch", "rank")
@@ -53,7 +95,7 @@ class HeldRank(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines", "no_gpu", "speeds", "call_s")
+    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines", "no_gpu", "speeds", "call_s", "gpu_bytes")
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +108,7 @@ class Capabilities(_message.Message):
     NO_GPU_FIELD_NUMBER: _ClassVar[int]
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
     CALL_S_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
     platform: str
     cpu: str
     cores: int
@@ -78,7 +121,8 @@ class Capabilities(_message.Message):
     no_gpu: str
     speeds: _containers.RepeatedCompositeFieldContainer[FormatSpeed]
     call_s: float
-    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ..., no_gpu: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[FormatSpeed, _Mapping]]] = ..., call_s: _Optional[float] = ...) -> None: ...
+    gpu_bytes: int
+    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ..., no_gpu: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[FormatSpeed, _Mapping]]] = ..., call_s: _Optional[float] = ..., gpu_bytes: _Optional[int] = ...) -> None: ...
 
 class FormatSpeed(_message.Message):
     __slots__ = ("format", "bytes_per_s", "row_bytes_per_s")
@@ -171,7 +215,7 @@ class Described(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., beside: _Optional[_Iterable[_Union[ModelProfile, _Mapping]]] = ..., from_hub: _Optional[bool] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window")
+    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window", "layer_costs", "state_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +245,8 @@ class ModelProfile(_message.Message):
     CHATS_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COSTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     layers: int
@@ -230,10 +276,34 @@ class ModelProfile(_message.Message):
     chats: bool
     windowed_bytes_per_token: int
     window: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
+    layer_costs: _containers.RepeatedCompositeFieldContainer[LayerCosts]
+    state_bytes: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ..., layer_costs: _Optional[_Iterable[_Union[LayerCosts, _Mapping]]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+
+class LayerCosts(_message.Message):
+    __slots__ = ("layers", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "trunk_mlp_unit_bytes", "windowed_bytes_per_token", "state_bytes")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_QUERY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MLP_UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIXED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TRUNK_MLP_UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WINDOWED_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    layers: int
+    attention_query_bytes: int
+    attention_kv_bytes: int
+    mlp_unit_bytes: int
+    cache_bytes_per_token: int
+    fixed_bytes: int
+    trunk_mlp_unit_bytes: int
+    windowed_bytes_per_token: int
+    state_bytes: int
+    def __init__(self, layers: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., windowed_bytes_per_token: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
-    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave")
+    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave", "lease_order", "budget_order", "relay")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +314,9 @@ class OrchestratorMessage(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     LEND_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ORDER_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_ORDER_FIELD_NUMBER: _ClassVar[int]
+    RELAY_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     describe: Describe
     rank: RankCommand
@@ -254,7 +327,54 @@ class OrchestratorMessage(_message.Message):
     probe: Probe
     lend: Lend
     leave: Empty
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    lease_order: LeaseOrder
+    budget_order: BudgetOrder
+    relay: Relay
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ..., lease_order: _Optional[_Union[LeaseOrder, _Mapping]] = ..., budget_order: _Optional[_Union[BudgetOrder, _Mapping]] = ..., relay: _Optional[_Union[Relay, _Mapping]] = ...) -> None: ...
+
+class Relay(_message.Message):
+    __slots__ = ("id", "target")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    target: str
+    def __init__(self, id: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class Relayed(_message.Message):
+    __slots__ = ("id", "listening", "failure")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LISTENING_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    listening: str
+    failure: str
+    def __init__(self, id: _Optional[str] = ..., listening: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class LeaseOrder(_message.Message):
+    __slots__ = ("id", "give", "device", "holder", "reason", "seconds")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GIVE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    give: bool
+    device: str
+    holder: str
+    reason: str
+    seconds: float
+    def __init__(self, id: _Optional[str] = ..., give: _Optional[bool] = ..., device: _Optional[str] = ..., holder: _Optional[str] = ..., reason: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class BudgetOrder(_message.Message):
+    __slots__ = ("id", "memory_bytes", "gpu_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    memory_bytes: int
+    gpu_bytes: int
+    def __init__(self, id: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., gpu_bytes: _Optional[int] = ...) -> None: ...
 
 class Lend(_message.Message):
     __slots__ = ("id", "source", "fingerprint", "members", "secret", "tls")
@@ -333,14 +453,20 @@ class Probed(_message.Message):
     def __init__(self, id: _Optional[str] = ..., listening: _Optional[str] = ..., latency_s: _Optional[float] = ..., bandwidth: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("node_id", "heartbeat_s", "silence_s")
+    __slots__ = ("node_id", "heartbeat_s", "silence_s", "key", "api_url", "api_trust")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     SILENCE_S_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    API_URL_FIELD_NUMBER: _ClassVar[int]
+    API_TRUST_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     heartbeat_s: float
     silence_s: float
-    def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ...) -> None: ...
+    key: str
+    api_url: str
+    api_trust: bytes
+    def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., key: _Optional[str] = ..., api_url: _Optional[str] = ..., api_trust: _Optional[bytes] = ...) -> None: ...
 
 class Describe(_message.Message):
     __slots__ = ("request_id", "model", "tokens_of", "only_here")
@@ -403,18 +529,20 @@ class Range(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class Share(_message.Message):
-    __slots__ = ("attention_split", "attention", "mlp", "vocabulary", "quantisation")
+    __slots__ = ("attention_split", "attention", "mlp", "vocabulary", "quantisation", "layers")
     ATTENTION_SPLIT_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     MLP_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     attention_split: int
     attention: Range
     mlp: Range
     vocabulary: Range
     quantisation: str
-    def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ...) -> None: ...
+    layers: Range
+    def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ..., layers: _Optional[_Union[Range, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes", "windowed_blocks", "window", "keep_prefixes", "loan")

@@ -39,6 +39,11 @@ class MeshStub:
                 request_serializer=motley_dot_protocol_dot_mesh__pb2.NodeMessage.SerializeToString,
                 response_deserializer=motley_dot_protocol_dot_mesh__pb2.OrchestratorMessage.FromString,
                 _registered_method=True)
+        self.Pair = channel.stream_stream(
+                '/motley.protocol.Mesh/Pair',
+                request_serializer=motley_dot_protocol_dot_mesh__pb2.Empty.SerializeToString,
+                response_deserializer=motley_dot_protocol_dot_mesh__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class MeshServicer:
@@ -46,9 +51,19 @@ class MeshServicer:
 
     def Join(self, request_iterator, context):
         """Joins the mesh for as long as the stream lives. The call's metadata carries `motley-protocol`, a number in digits
-        that both must have, and `motley-token`. An orchestrator that takes them sends initial metadata at once, and only then the node says Hello: of strangers nothing is read. In that
-        metadata, `motley-address` is where other machines reach a node that has dialled from the orchestrator's own
+        that both must have, and `motley-token`: the secret of a join token, or the node's own `Welcome.key`. An
+        orchestrator that takes them sends initial metadata at once, and only then the node says Hello: of strangers
+        nothing is read. In that metadata, `motley-address` is where other machines reach a node that has dialled from the orchestrator's own
         machine, if it has no address but a loopback one; empty: nowhere, or the node knows better.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pair(self, request_iterator, context):
+        """Hands a join token to a machine whose owner types a short code that the orchestrator shows (motley.protocol.pairing).
+        All of it travels in metadata: of strangers nothing else is read. First call: `motley-name` in, `motley-pairing` (an
+        id) out; second one: `motley-pairing` and `motley-pake-bin` in, `motley-pake-bin` and `motley-sealed-bin` out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +76,11 @@ def add_MeshServicer_to_server(servicer, server):
                     servicer.Join,
                     request_deserializer=motley_dot_protocol_dot_mesh__pb2.NodeMessage.FromString,
                     response_serializer=motley_dot_protocol_dot_mesh__pb2.OrchestratorMessage.SerializeToString,
+            ),
+            'Pair': grpc.stream_stream_rpc_method_handler(
+                    servicer.Pair,
+                    request_deserializer=motley_dot_protocol_dot_mesh__pb2.Empty.FromString,
+                    response_serializer=motley_dot_protocol_dot_mesh__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +110,33 @@ class Mesh:
             '/motley.protocol.Mesh/Join',
             motley_dot_protocol_dot_mesh__pb2.NodeMessage.SerializeToString,
             motley_dot_protocol_dot_mesh__pb2.OrchestratorMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pair(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/motley.protocol.Mesh/Pair',
+            motley_dot_protocol_dot_mesh__pb2.Empty.SerializeToString,
+            motley_dot_protocol_dot_mesh__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,11 +68,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 @pytest.fixture(autouse=True, scope="session")
 def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Shares that tests load are kept once for the whole run, and not in the cache of whoever runs it."""
+    """Shares that tests load are kept once for the whole run, and not in the cache of whoever runs it; nor does their
+    lease count, if they have one."""
     whole_run = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder in that of the run
         whole_run = whole_run.parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(whole_run / "cache"))
+        patch.setenv("MOTLEY_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setenv("MOTLEY_CACHE", str(whole_run / "shares"))
+        patch.setenv("MOTLEY_LEASE", str(whole_run / "leases" / "lease.json"))
         yield

@@ -36,7 +36,8 @@ DAEMON = {
     "caches": {"pipe"},
     "rank": {"caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
     "worker": {"caches", "experts", "lending", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},
-    "node": {"lending", "loading", "machine", "models", "pipe", "text", "weights"},
+    "lease": {"machine"},
+    "node": {"lease", "lending", "loading", "machine", "models", "pipe", "text", "weights"},
 }
 """By room, which others it may import. The node starts worker processes by their module's name."""
 
@@ -58,12 +59,13 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "files", "identity", "certificates", "addresses", "limits"},
+    {"session_request", "nodes", "identity", "certificates", "addresses", "limits", "audit", "store", "pairings"}
+    | {"flapping"},
     {"links"},
     {"planning"},
     {"workers"},
     {"experts", "losses"},
-    {"assignments", "sessions", "session_files", "session_table"},
+    {"assignments", "cut_off", "sessions", "session_files", "session_table"},
     {"control", "serving"},
     {"api"},
     {"app"},

@@ -7,6 +7,7 @@ that protect the links (`Tls`, or `Plain` where nothing needs to), and use the `
 from .collectives import Communicator, Pending
 from .errors import PeerLost, PeerTimeout, ProtocolError, TransportError, UsageError
 from .formats import WireFormat
+from .group import group_of
 from .links.listening import Listener
 from .links.security import Plain, Tls
 from .links.wire import MAX_MESSAGE, Membership, Op
@@ -39,4 +40,5 @@ __all__ = [
     "UsageError",
     "WireFormat",
     "connect_mesh",
+    "group_of",
 ]

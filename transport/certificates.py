@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hmac
+import ipaddress
 from typing import NamedTuple, Self
 
 from cryptography import x509
@@ -86,8 +87,25 @@ class Authority:
             self._key = Ed25519PrivateKey.from_private_bytes(hmac.digest(secret, b"certificate authority", "sha256"))
         self.pem = _certificate(name, name, self._key, self._key, [], lifetime, signs=True)
 
+    @classmethod
+    def of(cls, papers: Papers) -> Self:
+        """The authority that has these papers, as `self_signed` makes them.
+
+        Raises:
+            ValueError: they are not an authority's.
+        """
+        certificate = x509.load_pem_x509_certificate(papers.certificate)
+        key = serialization.load_pem_private_key(papers.key, password=None)
+        common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        if not isinstance(key, ec.EllipticCurvePrivateKey | Ed25519PrivateKey) or not common:
+            raise ValueError("the certificate is not one that signs others")
+        made = cls.__new__(cls)
+        made._name, made._key, made.pem = str(common[0].value), key, papers.certificate
+        return made
+
     def issue(self, *names: str, lifetime: datetime.timedelta = LIFETIME) -> Papers:
-        """A certificate with these DNS names and a new key. A negative `lifetime`: it has expired so long ago."""
+        """A certificate for these DNS names and IP addresses, with a new key. A negative `lifetime`: it has expired so
+        long ago."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = names[0] if names else "nobody"
         return Papers(_certificate(subject, self._name, key, self._key, names, lifetime, signs=False), _key_pem(key))
@@ -119,12 +137,39 @@ def _certificate(
         .not_valid_after(now + lifetime)
         .add_extension(x509.BasicConstraints(ca=signs, path_length=0 if signs else None), critical=True)
     )
+    # What newer clients want to see (Python's own, from 3.13 on): who signed with which key, and what a key is for.
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    builder = builder.add_extension(issued_by, critical=False)
+    builder = builder.add_extension(_usage(signs), critical=True)
     if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name) for name in names]), False)
+        builder = builder.add_extension(x509.SubjectAlternativeName([_general(name) for name in names]), False)
     if not signs:  # ranks dial and are dialled
         both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
         builder = builder.add_extension(both, critical=False)
     return _pem(builder.sign(signer, None if isinstance(signer, Ed25519PrivateKey) else hashes.SHA256()))
+
+
+def _usage(signs: bool) -> x509.KeyUsage:
+    """What a key is for: TLS, and signing certificates if it `signs` any."""
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs,
+        crl_sign=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _name(common: str) -> x509.Name:

@@ -7,8 +7,9 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import psutil
 
@@ -17,11 +18,12 @@ from motley.daemon.node.describe import describe
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.experts.messages import to_message
-from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
+from motley.orchestrator.planning.stages import plans_of_stage
 from motley.orchestrator.session_request import SessionRequest
 from motley.plugins.installed import cache_formats, has_whole_caches, keeps_windows
 from motley.protocol import mesh_pb2 as pb
@@ -37,6 +39,13 @@ Progress = Callable[[int, int, int], None]
 
 class MeshError(Exception):
     """A rank failed; the message says which and why."""
+
+
+class StageSpec(NamedTuple):
+    """A stage: how many ranks it has, and how many layers these share."""
+
+    ranks: int
+    layers: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class MeshSpec:
             n-th host and rank n are on one machine: no network is emulated between them.
         cache: where shares are kept; None: in the usual place.
         draft_model: a model folder: it guesses tokens on rank 0, by the same engine; None: there is none.
+        stages: of the ranks, in order; empty: every rank has a share of every layer.
     """
 
     model: Path
@@ -78,6 +88,7 @@ class MeshSpec:
     hosts: Sequence[Collection[ExpertKey]] = ()
     cache: Path | None = None
     draft_model: Path | None = None
+    stages: Sequence[StageSpec] = ()
 
     @property
     def memory_tokens(self) -> int:
@@ -201,7 +212,7 @@ class LocalMesh:
         whole, windows = has_whole_caches(engine), keeps_windows(engine)
         setup = Setup(engine, spec.quantisation, on_gpu=False, has_whole_caches=whole, keeps_windows=windows)
         blocks = blocks_of(caches, profile, [setup])
-        self.plans = plan_shares([with_windows(profile, blocks)] * size, candidates, blocks.room)
+        self.plans = _plans(spec.stages, with_blocks(profile, blocks), candidates, blocks.room)
         assignment = pb.Assignment(
             model=model,
             fingerprint=profile.fingerprint,
@@ -308,3 +319,26 @@ class LocalMesh:
             return  # the ranks go on without it, or say what they miss
         for queue in self._said.values():
             queue.put_nowait(error)
+
+
+def _plans(
+    stages: Sequence[StageSpec], profile: pb.ModelProfile, candidates: Sequence[Candidate], room: int
+) -> list[RankPlan]:
+    """What every rank owns.
+
+    Raises:
+        MeshError: the stages have other ranks, or other layers, than there are.
+    """
+    stages = stages or [StageSpec(len(candidates), profile.layers)]
+    have = StageSpec(*map(sum, zip(*stages, strict=True)))
+    if have != (len(candidates), profile.layers) or any(min(stage) < 1 for stage in stages):
+        wanted = f"{len(candidates)} ranks and {profile.layers} layers"
+        raise MeshError(f"stages of {have.ranks} ranks and {have.layers} layers, where there are {wanted}")
+    plans: list[RankPlan] = []
+    begin = 0
+    for ranks, layers in stages:
+        own = candidates[len(plans) : len(plans) + ranks]
+        plan = partial(plan_shares, candidates=own, cache_tokens=room)
+        plans += plans_of_stage([profile] * ranks, range(begin, begin + layers), plan)
+        begin += layers
+    return plans

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
+from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.show import results, table, waiting
@@ -38,7 +38,7 @@ def experts(
             help="A session's name or id, as `motley status` shows it; needless if only one has experts on nodes.",
         ),
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, with every layer by itself.")] = False,
 ) -> None:

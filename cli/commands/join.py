@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.options import (
     Advertise,
     Cache,
     CacheLimit,
+    DataPorts,
+    GpuMemory,
     KeepWithout,
+    LeaseLimit,
     Memory,
     Models,
     Name,
     Threads,
+    YieldToOption,
     Zone,
     daemon_config,
 )
@@ -25,38 +29,48 @@ from motley.cli.show import console
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: motley join 192.168.1.10:7337 --token TOKEN --memory 6GB")(join)
+    app.command(epilog="Examples: motley join   motley join 192.168.1.10:7337 --token TOKEN --memory 6GB")(join)
 
 
 def join(
-    orchestrator: Annotated[str, typer.Argument(metavar="HOST:PORT", help="As `motley up` printed it.")],
+    orchestrator: Annotated[
+        str,
+        typer.Argument(metavar="[HOST:PORT]", help="As `motley up` printed it. Default: a mesh in the local network."),
+    ] = "",
     token: Annotated[
-        str, typer.Option(envvar="MOTLEY_TOKEN", help="The join token that `motley up` printed.", show_default=False)
-    ],
+        str,
+        typer.Option(
+            envvar="MOTLEY_TOKEN",
+            help="A join token. Default: a code that `motley up` shows is typed here, the first time.",
+            show_default=False,
+        ),
+    ] = "",
     name: Name = None,
     memory: Memory = "",
+    gpu_memory: GpuMemory = "",
     threads: Threads = 0,
     models: Models = None,
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
+    data_ports: DataPorts = "",
     zone: Zone = "",
     keep: KeepWithout = "1h",
+    wait: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="How long to wait for an orchestrator that is not up. 0: not at all."),
+    ] = "1h",
+    lease_limit: LeaseLimit = "2h",
+    yield_to: YieldToOption = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
+    from motley.cli.joining import find_mesh
     from motley.cli.narrator import MeshLog, Narrator
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
-    from motley.protocol.address import parse_address
 
-    try:
-        parse_address(orchestrator)
-    except ValueError as error:
-        raise CliError(str(error)) from None
     config = daemon_config(
-        orchestrator=orchestrator,
-        token=token,
         name=name,
         memory=memory,
         threads=threads,
@@ -64,9 +78,16 @@ def join(
         cache=cache,
         cache_limit=cache_limit,
         advertise=advertise,
+        data_ports=data_ports,
         zone=zone,
         keep=keep,
+        wait=wait,
+        gpu_memory=gpu_memory,
+        lease_limit=lease_limit,
+        yield_to=yield_to,
     )
+    where, proof = run(find_mesh(orchestrator, token, config.node_name))
+    config = replace(config, orchestrator=where, token=proof)
     raise_file_limit()
     MeshLog().listen()
     with console.status("measuring this machine and joining") as status, closing(Narrator(status.stop)) as narrator:

@@ -9,15 +9,21 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Unreachable, Url
+from motley.cli.client import ApiKey, Client, Unreachable, Url
 from motley.cli.commands.run import for_daemons
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.mesh_of_one import mesh_of_one
-from motley.cli.options import Context, Engines, Quantisation, Quants, by_node
+from motley.cli.options import Context, Engines, Quantisation, Quants, Stages, by_node, parse_stages
 from motley.cli.show import console, forecast_line, results, table
 from motley.orchestrator.session_request import MAX_SEQUENCES
 
+KINDS = {
+    "tensor": "every layer on all of them",
+    "pipeline": "in stages",
+    "mixed": "in stages of several",
+}
+"""How a model is cut, for people."""
 FILE_FIELDS = ("machines",)
 """What a file of machines has."""
 
@@ -43,11 +49,12 @@ def plan(
     context: Context = None,
     quant: Quants = None,
     engine: Engines = None,
+    stages: Stages = "",
     what_if: Annotated[
         list[str] | None,
         typer.Option(metavar="DEVICE,LINK", help="As if this machine were there, too; may be repeated."),
     ] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
@@ -63,6 +70,7 @@ def plan(
         "engine": everywhere,
         "engines": engines or None,
         "context": context,
+        "stages": parse_stages(stages) if stages else None,
         "requests": requests,
         "what_if": list(what_if) if what_if else None,
         **(read_machines(nodes) if nodes else {}),
@@ -119,7 +127,7 @@ def show_plan(answer: dict[str, Any], requests: int) -> None:
         for rank in ranks
     ]
     columns = ["node", "layers", "KV groups", "MLP blocks", "vocabulary blocks", "memory"]
-    results.print(table(columns, rows, title="Plan"))
+    results.print(table(columns, rows, title=f"Plan ({KINDS[answer['plan']['kind']]})"))
     many = f", for each of {requests} requests" if requests > 1 else ""
     results.print(f"Forecast: {forecast_line(forecast)}{many}", soft_wrap=True, highlight=False)
     if requests > 1:
@@ -139,5 +147,5 @@ def show_plan(answer: dict[str, Any], requests: int) -> None:
         else:
             results.print(f"Without {name}: {each['ms_per_token']:.1f} ms", soft_wrap=True, highlight=False)
     for other in answer["alternatives"][:1]:
-        nodes = escape(", ".join(other["nodes"]))
-        results.print(f"Next best: {other['ms_per_token']:.1f} ms on {nodes}", soft_wrap=True, highlight=False)
+        nodes, how = escape(", ".join(other["nodes"])), KINDS[other["kind"]]
+        results.print(f"Next best: {other['ms_per_token']:.1f} ms on {nodes}, {how}", soft_wrap=True, highlight=False)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
+from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.show import console
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 def leave(
     node: Annotated[str, typer.Argument(help="A node, as `motley status` calls it; this machine if not given.")] = "",
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
 ) -> None:
     """Have a node leave the mesh: first its sessions go on without it, and nobody's answer ends."""
@@ -31,7 +31,7 @@ def leave(
 def rebalance(
     session: Annotated[str, typer.Argument(help="A session's name or id, as `motley status` shows it.")],
     force: Annotated[bool, typer.Option("--force", help="Plan anew, whether or not that is quicker.")] = False,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
 ) -> None:
     """Plan a session anew with the nodes that are there now, if that makes it quicker; answers go on."""

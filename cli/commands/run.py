@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import DEFAULT_URL, POLL_S, ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.client import POLL_S, ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.mesh_of_one import mesh_of_one
@@ -38,12 +38,15 @@ from motley.cli.options import (
     Recover,
     Sequences,
     Shares,
+    Stages,
     by_node,
     on_device,
     one_of,
     parse_nodes,
     parse_shares,
+    parse_stages,
 )
+from motley.cli.place import USUAL_URL
 from motley.cli.show import console, forecast_line, loading_bars
 from motley.cli.wanted import Wanted, nodes_of, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
@@ -85,6 +88,7 @@ def run(
     queue: Queue = SessionRequest.queue,
     nodes: Nodes = "",
     shares: Shares = "",
+    stages: Stages = "",
     exact: Exact = False,
     recover: Recover = True,
     keep_prefixes: KeepPrefixes = False,
@@ -107,7 +111,7 @@ def run(
     min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest. 0: off.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of the text.")] = False,
 ) -> None:
@@ -153,6 +157,7 @@ def run(
             "queue": queue,
             "nodes": parse_nodes(nodes) if nodes else None,
             "shares": parse_shares(shares) if shares else None,
+            "stages": parse_stages(stages) if stages else None,
             "exact": exact,
             "recover": recover,
             "keep_prefixes": keep_prefixes,
@@ -216,7 +221,9 @@ async def _run(wanted: Wanted, body: dict[str, Any], url: str, api_key: str, may
     except Unreachable:
         if not may_be_alone:
             raise
-        console.print(f"[dim]no mesh at {url}: this machine runs the model alone, and forgets it afterwards[/]")
+        console.print(
+            f"[dim]no mesh at {url or USUAL_URL}: this machine runs the model alone, and forgets it afterwards[/]"
+        )
         async with mesh_of_one() as client:
             await _answer(client, wanted, body, as_json, lasting=False)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import DEFAULT_URL, ApiKey, Client, Url
+from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.show import activity, ago, forecast_beside, losses, results, session_table, table, waiting
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
@@ -54,8 +54,17 @@ def status(
     for node in alive:
         for link in node["links"]:
             if link["failure"]:
-                why = f"{node['name']} cannot reach {link['to']}: {link['failure']}"
+                by = f"; they meet by {link['relay']}" if link["relay"] else ""
+                why = f"{node['name']} cannot reach {link['to']}: {link['failure']}{by}"
                 results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
+        if node["aside_s"]:
+            aside = f"{node['name']} comes and goes: it is set aside for {node['aside_s'] / 60:.0f} min more"
+            results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
+        if node["lease"]["words"]:
+            results.print(f"[yellow]{escape(node['name'])} {escape(node['lease']['words'])}[/]", soft_wrap=True)
+        if node["lease"]["trouble"]:
+            why = f"{node['name']}: it is taken for no lease: {node['lease']['trouble']}"
+            results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
     for node in nodes:
         if node["state"] == "lost":
             why = f"lost {ago(node['gone_s'])}: {node['lost']}"
@@ -103,7 +112,7 @@ def _workers(node: dict[str, Any]) -> list[str]:
 
 def stop(
     session: Annotated[str, typer.Argument(help="A session's name or id, as `motley status` shows it.")],
-    url: Url = DEFAULT_URL,
+    url: Url = "",
     api_key: ApiKey = "",
 ) -> None:
     """Close a session and free its memory on every node."""

@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import closing
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
+from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Advertise, Cache, CacheLimit, Memory, Models, Name, Threads, Zone, daemon_config
+from motley.cli.options import (
+    Advertise,
+    Cache,
+    CacheLimit,
+    DataPorts,
+    GpuMemory,
+    LeaseLimit,
+    Memory,
+    Models,
+    Name,
+    Threads,
+    YieldToOption,
+    Zone,
+    daemon_config,
+)
 from motley.cli.show import console
+from motley.protocol.address import parse_address
+from motley.protocol.announcing import Announced, announced, is_address
 
 if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig
-    from motley.orchestrator.app import OrchestratorConfig
+    from motley.daemon.node.membership import Membership
+    from motley.orchestrator.app import Orchestrator, OrchestratorConfig
+    from motley.orchestrator.pairings import Pairing
 
 
 def register(app: typer.Typer) -> None:
@@ -31,32 +52,82 @@ def up(
         str, typer.Option(help="Address of the API. Anything but loopback makes an API key necessary.")
     ] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the API. 0: any free one.")] = 8000,
-    api_key: Annotated[str, typer.Option(envvar="MOTLEY_API_KEY", help="Key that clients must show.")] = "",
+    https_port: Annotated[
+        int | None,
+        typer.Option(
+            min=-1,
+            max=65535,
+            help="Port of the API for other machines, with TLS. 0: any free one; -1: none. Default: --port + 1.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="MOTLEY_API_KEY", help="A key that may do everything, and is wanted here too.")
+    ] = "",
+    certificate: Annotated[
+        Path | None, typer.Option(help="Certificate of the API, PEM. Default: the mesh makes its own.", dir_okay=False)
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="Its private key.", dir_okay=False)] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With --http-host: no TLS. Everybody in the network can read along.")
+    ] = False,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Web pages of this origin may use the API. May be repeated.")
+    ] = None,
+    database: Annotated[
+        str,
+        typer.Option(
+            envvar="MOTLEY_DATABASE",
+            help="URL of a database, such as postgresql+psycopg://user@host/motley. Default: SQLite in --state.",
+        ),
+    ] = "",
     state: Annotated[Path | None, typer.Option(help="Folder for the mesh's identity.", file_okay=False)] = None,
+    rebalance_at: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=0.99,
+            help="Plan an idle session anew by itself when that saves this part of a token's time. 0: never.",
+        ),
+    ] = 0.2,
     node: Annotated[bool, typer.Option(help="Whether this machine is a node too.")] = True,
     name: Name = None,
     memory: Memory = "",
+    gpu_memory: GpuMemory = "",
     threads: Threads = 0,
     models: Models = None,
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",
     advertise: Advertise = "",
+    data_ports: DataPorts = "",
+    announce: Annotated[
+        bool, typer.Option(help="Whether machines in the local network can find this mesh by `motley join` (mDNS).")
+    ] = True,
     zone: Zone = "",
+    lease_limit: LeaseLimit = "2h",
+    yield_to: YieldToOption = "",
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
-    import platformdirs
-
+    from motley.cli.home import home
     from motley.orchestrator.app import OrchestratorConfig
+
+    if (certificate is None) != (key is None):
+        raise CliError("--certificate and --key belong together: give both, or none")
 
     orchestrator = OrchestratorConfig(
         host=host,
         grpc_port=port,
         http_host=http_host,
         http_port=http_port,
-        state_dir=state or Path(platformdirs.user_data_dir("motley", appauthor=False)),
+        https_port=https_port,
+        certificate=(certificate, key) if certificate and key else None,
+        insecure=insecure,
+        cors_origins=tuple(cors_origin or ()),
+        state_dir=state or home(),
+        database=database,
         api_key=api_key or None,
         advertise=advertise,
+        rebalance_at=rebalance_at,
     )
     local = daemon_config(
         name=name,
@@ -66,30 +137,45 @@ def up(
         cache=cache,
         cache_limit=cache_limit,
         advertise=advertise,
+        data_ports=data_ports,
         zone=zone,
+        gpu_memory=gpu_memory,
+        lease_limit=lease_limit,
+        yield_to=yield_to,
     )
-    run(_serve(orchestrator, local if node else None), end_with_stdin=end_with_stdin)
+    run(_serve(orchestrator, local if node else None, announce), end_with_stdin=end_with_stdin)
 
 
-async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None:
+async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool) -> None:
+    from motley.cli.home import meshes
     from motley.cli.narrator import MeshLog, Narrator
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
+    from motley.daemon.node.membership import forget
+    from motley.orchestrator.api.certificate import AUTHORITY
     from motley.orchestrator.app import Orchestrator
 
     raise_file_limit()
     orchestrator = Orchestrator(config)
+    orchestrator.show_code = _show_code
     MeshLog(local.node_name if local else None).listen()
     await orchestrator.start()
+    mine = _of_operator(orchestrator)
+    stack = AsyncExitStack()
     try:
+        mine.keep(meshes())
         console.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
         if orchestrator.network_url is not None:
             url = orchestrator.network_url
             console.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
+            if url.startswith("https://") and config.certificate is None:
+                tell([f"Clients there trust it by this certificate, which nodes have: {config.state_dir / AUTHORITY}"])
         if orchestrator.api_key is not None:
-            console.print(f"Clients need this API key: {orchestrator.api_key}", soft_wrap=True)
-        for line in how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token):
-            console.print(line, soft_wrap=True, highlight=False)
+            shown_once = "Clients there need this API key, which is shown only now (`motley keys` makes others):"
+            tell([f"{shown_once} {orchestrator.api_key}"])
+        tell(how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token))
+        if announce:
+            await stack.enter_async_context(_announced(orchestrator))
         if local is None:
             await asyncio.Event().wait()
             return
@@ -105,7 +191,55 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None) -> None
                 daemon.cancel()
                 await asyncio.gather(daemon, return_exceptions=True)
     finally:  # without a node, or if it could not be started; a second stop does nothing
+        await stack.aclose()
+        forget(meshes(), mine)
         await orchestrator.stop()
+
+
+def _show_code(pairing: Pairing) -> None:
+    from motley.protocol.pairing import shown
+
+    console.print(
+        f"[bold]{escape(pairing.name)}[/] ({pairing.address}) wants to join. If that is your machine, type there:"
+        f" [bold]{shown(pairing.code)}[/]",
+        highlight=False,
+    )
+
+
+@asynccontextmanager
+async def _announced(orchestrator: Orchestrator) -> AsyncIterator[None]:
+    """Let `motley join` find the mesh, where other machines can reach it; without that it goes on all the same."""
+    targets = [parse_address(target) for target in orchestrator.join_targets]
+    addresses = [host for host, _ in targets if is_address(host)]
+    async with AsyncExitStack() as stack:
+        if addresses:
+            mesh = Announced(socket.gethostname(), tuple(addresses), targets[0][1], orchestrator.fingerprint[:16])
+            try:
+                await stack.enter_async_context(announced(mesh))
+            except Exception as error:  # whatever a network of the day does not like
+                console.print(f"[yellow]`motley join` will not find this mesh by itself[/]: {escape(str(error))}")
+        yield
+
+
+def _of_operator(orchestrator: Orchestrator) -> Membership:
+    """By what commands of whoever has started an orchestrator reach it."""
+    from motley.daemon.node.membership import Membership
+
+    return Membership(
+        name="",
+        fingerprint=orchestrator.fingerprint,
+        key=orchestrator.operator_key,
+        orchestrator=orchestrator.local_target,
+        api_url=orchestrator.http_url,
+        api_trust=orchestrator.api_trust.decode(),
+        api_name=orchestrator.api_name,
+    )
+
+
+def tell(lines: Sequence[str]) -> None:
+    """Print lines as they are, whatever is in them: brackets of IPv6 addresses, say."""
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:
@@ -117,7 +251,10 @@ def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:
     """
     if not targets:
         return ["Nodes on this machine, and no others, join with:", f"  motley join {local} --token {token}"]
-    lines = ["Other machines join with:", f"  motley join {targets[0]} --token {token}"]
+    lines = [
+        "Other machines join with `motley join`, and a code that is shown here then; or, for a day, with:",
+        f"  motley join {targets[0]} --token {token}",
+    ]
     if others := targets[1:]:
         lines.append(f"Where that address cannot be reached, one of these may be: {', '.join(others)}")
     return lines

@@ -80,10 +80,11 @@ class PlannedModel:
         label = Label(self.spec.source, self.quantisation, self.spec.block, elements / self.elements, expert)
         return cache.hold(key, label, size, write, progress)
 
-    def end_loan(self, matrix: str, progress: Progress) -> None:
+    def end_loan(self, matrix: str | None, progress: Progress) -> None:
         """Have no more lent of the model than what is here, once all of a matrix is, whose rows are read later.
 
         Args:
+            matrix: its tensor; None: no rows of any are read later.
             progress: told how far that is.
 
         Raises:
@@ -91,12 +92,17 @@ class PlannedModel:
         """
         if self.borrower is None:
             return
+        if matrix is not None:
+            self._read_through(matrix, progress)
+        self.borrower.end()
+
+    def _read_through(self, matrix: str, progress: Progress) -> None:
+        """Read all rows of a matrix, so that they are here; arguments and errors as `end_loan`."""
         rows, columns = self.opened.source.shape(matrix)
         at_once = max(1, _ELEMENTS // columns)
         for first in range(0, rows, at_once):
             self.opened.source.rows(matrix, range(first, min(rows, first + at_once)))
             progress(min(rows, first + at_once) * columns, rows * columns)
-        self.borrower.end()
 
 
 @contextlib.contextmanager

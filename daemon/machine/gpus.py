@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import psutil
 
@@ -44,45 +45,61 @@ def _nvidia_gpus() -> list[pb.Gpu]:
     """NVIDIA GPUs as the driver reports them now, as CUDA counts them; none if there is no driver."""
     import pynvml
 
+    with gpus_of_nvidia() as handles:
+        try:
+            driver = str(pynvml.nvmlSystemGetDriverVersion()) if handles else ""
+            return [_gpu(handle, driver) for handle in handles]
+        except pynvml.NVMLError:  # a driver that is being updated or has lost a device
+            return []
+
+
+@contextlib.contextmanager
+def gpus_of_nvidia() -> Iterator[list[object]]:
+    """NVML's handles of NVIDIA's GPUs, as CUDA counts them, for as long as the context lasts; none if there is no
+    driver, or none that works."""
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        yield []
+        return
     try:
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        found = [_gpu(pynvml.nvmlDeviceGetHandleByIndex(i), driver) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [gpu for _, gpu in sorted(found, key=lambda one: one[0])]
-    except pynvml.NVMLError:  # a driver that is being updated or has lost a device
-        return []
+        handles: list[object] = []
+        with contextlib.suppress(pynvml.NVMLError):
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            handles.sort(key=lambda handle: _place(handle).number)
+        yield handles
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(handle: object, driver: str) -> tuple[int, pb.Gpu]:
-    """A GPU, and its number in CUDA."""
+def _gpu(handle: object, driver: str) -> pb.Gpu:
+    """A GPU as its driver reports it now."""
     import pynvml
 
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    place = _place(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))
-    return place.number, pb.Gpu(
+    return pb.Gpu(
         name=str(pynvml.nvmlDeviceGetName(handle)),
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
         driver=driver,
         kind=KINDS[DISCRETE],
         compute_capability=f"{major}.{minor}",
-        multiprocessors=place.multiprocessors,
+        multiprocessors=_place(handle).multiprocessors,
         memory_bandwidth=_gpu_bandwidth(handle),
         users=_gpu_users(handle),
     )
 
 
-def _place(pci_address: str) -> Place:
-    """How CUDA counts the GPU at this address. NVML does not know; nor does CUDA if the GPU is hidden from it, or
-    motley[gpu] is not installed."""
+def _place(handle: object) -> Place:
+    """How CUDA counts a GPU. NVML does not know; nor does CUDA if the GPU is hidden from it, or motley[gpu] is not
+    installed."""
+    import pynvml
+
     try:
-        return place_of(pci_address)
+        return place_of(str(pynvml.nvmlDeviceGetPciInfo(handle).busId))
     except CudaError:
         return HIDDEN
 

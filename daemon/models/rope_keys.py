@@ -54,7 +54,12 @@ USUAL = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 
 
 def read_rope(
-    keys: Keys, head_size: int, theta: float = 10000.0, partial: float | None = None, types: Collection[str] = USUAL
+    keys: Keys,
+    head_size: int,
+    theta: float = 10000.0,
+    partial: float | None = None,
+    types: Collection[str] = USUAL,
+    ignored: Collection[str] = (),
 ) -> tuple[Rope, int]:
     """The rotary embedding of a model whose layers share one, and the longest context that it is for, tokens.
 
@@ -63,6 +68,7 @@ def read_rope(
         theta: the base where the keys are silent.
         partial: which part of a head turns where they are silent; None: all of it, and they may not say otherwise.
         types: the rope types that the family knows.
+        ignored: keys of the object that change nothing in this family.
 
     Raises:
         ConfigError: naming the key that is missing, unknown or of no use.
@@ -73,7 +79,9 @@ def read_rope(
         keys.only("partial_rotary_factor", 1.0)
     else:
         partial = keys.number("partial_rotary_factor", partial)
-    return rope_of(keys, keys.inner(where), head_size, theta, partial, types)
+    rope = keys.inner(where)
+    rope.values = {key: value for key, value in rope.values.items() if key not in ignored}
+    return rope_of(keys, rope, head_size, theta, partial, types)
 
 
 def rope_of(

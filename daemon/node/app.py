@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from motley.daemon.lease.file import LeaseFile
+from motley.daemon.lease.lease import LIMIT_S
+from motley.daemon.lease.rules import YieldTo
 from motley.daemon.node.capabilities import measure
-from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost
+from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused
 from motley.daemon.node.engines import installed_engines
+from motley.daemon.node.leasing import Leasing
+from motley.daemon.node.membership import Membership, find, forget
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
-from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
+from motley.daemon.node.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
+
+logger = logging.getLogger(__name__)
 
 KEEP_S = 3600.0
 """An orchestrator that has been away for so long is not waited for any more: the memory is wanted."""
@@ -32,16 +41,23 @@ class DaemonConfig:
 
     Attributes:
         orchestrator: ``host:port`` of the orchestrator's control plane.
-        token: the join token that `motley up` printed.
+        token: a join token, or what `motley.daemon.node.membership` has in its place.
+        meshes: folder for what is kept of meshes that this machine belongs to; None: nothing is.
         name: unique in the mesh; by default the host's name.
         advertise: the address under which other nodes reach this one; by default that of the interface which leads
             to the orchestrator.
         zone: what fails together with this machine; empty: nothing is known to.
         memory_limit: bytes that ranks may use here; by default what is available.
         threads: compute threads; by default every usable core.
+        ports: the first and the last of those that rank workers listen on; (0, 0): any that are free.
         models: folder in which model names are looked up.
         cache: where shares are kept, on a real disk.
         keep_s: how long ranks are kept while the orchestrator is away, in seconds.
+        wait_s: how long an orchestrator is waited for that is not there yet, in seconds.
+        gpu_limit: bytes that ranks may use of its first GPU; 0: what is free there.
+        lease: the file in which programs take devices back; by default the usual one of this user.
+        lease_limit_s: a lease lasts so long at most, in seconds.
+        yield_to: to what other programs a lease is taken by itself.
     """
 
     orchestrator: str
@@ -51,9 +67,16 @@ class DaemonConfig:
     zone: str = ""
     memory_limit: int | None = None
     threads: int = 0
+    ports: tuple[int, int] = (0, 0)
     models: Path | None = None
     cache: ShareCache = field(default_factory=ShareCache)
     keep_s: float = KEEP_S
+    meshes: Path | None = None
+    wait_s: float = 0.0
+    gpu_limit: int = 0
+    lease: LeaseFile = field(default_factory=LeaseFile)
+    lease_limit_s: float = LIMIT_S
+    yield_to: YieldTo = field(default_factory=YieldTo)
 
     @property
     def node_name(self) -> str:
@@ -66,6 +89,9 @@ class Observer:
 
     def joined(self, node_id: str, settings: NodeSettings) -> None:
         """The orchestrator has welcomed this node."""
+
+    def waits(self, why: str, retry_s: float) -> None:
+        """The orchestrator is not there yet; another attempt follows."""
 
     def lost(self, why: str, retry_s: float) -> None:
         """The orchestrator is gone; another attempt follows."""
@@ -87,17 +113,20 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     later is looked for again.
 
     Raises:
-        TrustError: at the first attempt, nobody answers or somebody else does.
+        TrustError: before this node has joined, nobody answers for as long as it waits, or somebody else does.
         JoinRefused: the orchestrator does not take this node.
         CacheError: the folder for shares cannot be used.
     """
     host, port = parse_address(config.orchestrator)
-    token = JoinToken.parse(config.token)
+    given = token = JoinToken.parse(config.token)
+    if config.meshes and (kept := find(config.meshes, given.fingerprint, config.node_name)):
+        token = JoinToken.parse(kept.token)
     await check_name(host)  # before anything that takes long
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
     capabilities.zone = config.zone
+    capabilities.gpu_bytes = config.gpu_limit
     await asyncio.to_thread(config.cache.prepare)
     if speed := await compute_speed(config.threads or capabilities.cores, config.cache.folder):
         capabilities.speeds.extend(pb.FormatSpeed(**asdict(each)) for each in speed.formats)
@@ -109,38 +138,79 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         models=config.models,
         cache=config.cache,
         threads=config.threads or capabilities.cores,
+        ports=config.ports,
     )
     attempt = 0
     joined_once = False
     alone_since = 0.0  # when the orchestrator was lost; 0: it is there
 
-    def joined(node_id: str, settings: NodeSettings) -> None:
-        nonlocal attempt, joined_once, alone_since
+    certificate = ""
+
+    def joined(welcome: pb.Welcome, settings: NodeSettings) -> None:
+        nonlocal attempt, joined_once, alone_since, token
         attempt, joined_once, alone_since = 0, True, 0.0
-        observer.joined(node_id, settings)
+        token = JoinToken(welcome.key or token.secret, token.fingerprint)
+        if config.meshes:
+            _keep(config, welcome, token, certificate, config.meshes)
+        observer.joined(welcome.node_id, settings)
 
     ranks = Ranks(settings, observer.rank)
+    leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
+    relays = Relays()
+    await leasing.look()
+    following = asyncio.create_task(leasing.follow())
+    began = time.monotonic()
     try:
         while True:
             try:
-                channel = await open_channel(host, port, token)
+                channel, certificate = await open_channel(host, port, token)
                 async with channel:
-                    await Control(settings, ranks).stay(channel, token.secret, joined)
+                    await Control(settings, ranks, leasing, relays).stay(channel, token.secret, joined)
             except AskedToLeave:
                 observer.dismissed()
                 return
-            except (TrustError, OrchestratorLost, NameTaken) as error:
-                if not joined_once:
+            except TokenRefused:
+                if config.meshes and (kept := find(config.meshes, token.fingerprint, config.node_name)):
+                    forget(config.meshes, kept)  # this machine was revoked: it needs a token, or a code
+                if joined_once or token == given:
                     raise
+                token = given
+            except (TrustError, OrchestratorLost, NameTaken) as error:
+                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+                attempt += 1
+                if not joined_once:
+                    if not isinstance(error, NotThere) or time.monotonic() - began + pause > config.wait_s:
+                        raise
+                    observer.waits(str(error), pause)
+                    await asyncio.sleep(pause)
+                    continue
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since >= config.keep_s:
                     await ranks.end()
-                pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
-                attempt += 1
                 observer.lost(str(error), pause)
                 await asyncio.sleep(pause)
     finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await relays.end()
         await ranks.end()
+
+
+def _keep(config: DaemonConfig, welcome: pb.Welcome, token: JoinToken, certificate: str, folder: Path) -> None:
+    """Write down by what this machine comes back, and how its commands reach the API."""
+    membership = Membership(
+        name=config.node_name,
+        fingerprint=token.fingerprint,
+        key=token.secret,
+        orchestrator=config.orchestrator,
+        api_url=welcome.api_url,
+        api_trust=welcome.api_trust.decode() or certificate,
+        api_name="" if welcome.api_trust else CERTIFICATE_NAME,
+    )
+    try:
+        membership.keep(folder)
+    except OSError as error:
+        logger.warning("cannot keep in %s that this machine is a member of the mesh: %s", folder, error)
 
 
 def _address_towards(host: str, port: int) -> str:

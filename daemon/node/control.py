@@ -14,12 +14,14 @@ import grpc.aio
 
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.machine.memory import available_memory
-from motley.daemon.node.address import listening_host
+from motley.daemon.node.budget import set_budget
 from motley.daemon.node.describe import DescribeError, describe_apart, look
+from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.lending import lend
 from motley.daemon.node.outbox import LIMIT_BYTES, Outbox
 from motley.daemon.node.probing import Unreachable, probe_link
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol import mesh_pb2 as pb
@@ -36,7 +38,6 @@ LEAVE_S = 1.0
 """The orchestrator has so many seconds to take note that a node leaves."""
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]
 REFUSALS = {
-    grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
 }
@@ -47,6 +48,10 @@ ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
 
 class JoinRefused(Exception):
     """The orchestrator does not take this node; trying again will not help."""
+
+
+class TokenRefused(JoinRefused):
+    """The orchestrator does not know what this node has shown, or not any more."""
 
 
 class NameTaken(JoinRefused):
@@ -64,13 +69,17 @@ class AskedToLeave(Exception):
 class Control:
     """One stay of a node in the mesh, from the stream's first message to its end. Not to be used again."""
 
-    def __init__(self, settings: NodeSettings, ranks: Ranks) -> None:
+    def __init__(self, settings: NodeSettings, ranks: Ranks, leasing: Leasing, relays: Relays) -> None:
         """
         Args:
             ranks: that the node holds, also between two stays.
+            leasing: of the machine, likewise.
+            relays: that it is for others, likewise.
         """
+        self._relays = relays
         self._settings = settings
         self._ranks = ranks
+        self._leasing = leasing
         self._outbox = Outbox()
         self._overflow = asyncio.Event()
         """The outbox was full, so something was not said: the conversation must end."""
@@ -81,14 +90,17 @@ class Control:
         self._describing: dict[str, asyncio.Task[None]] = {}
         """By the orchestrator's id: models that are being described."""
 
-    async def stay(self, channel: grpc.aio.Channel, secret: str, joined: Callable[[str, NodeSettings], None]) -> None:
+    async def stay(
+        self, channel: grpc.aio.Channel, secret: str, joined: Callable[[pb.Welcome, NodeSettings], None]
+    ) -> None:
         """Join and do what the orchestrator says until the stream ends.
 
         Args:
-            joined: called with the node's id, and what it brings, once the orchestrator has welcomed it.
+            joined: called with the orchestrator's welcome, and what this node brings.
 
         Raises:
-            JoinRefused: wrong token, version or name.
+            TokenRefused: the secret is not, or no longer, valid.
+            JoinRefused: wrong version or name.
             AskedToLeave: `motley leave` was run.
             OrchestratorLost: the stream broke or was closed.
         """
@@ -107,12 +119,13 @@ class Control:
                 address=settings.address,
                 capabilities=settings.capabilities,
                 held=self._ranks.told,
+                lease=self._leasing.told,
             )
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
-            joined(first.welcome.node_id, settings)
+            joined(first.welcome, settings)
             if settings.capabilities.gpus:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
@@ -145,6 +158,8 @@ class Control:
                 raise AskedToLeave from None
             if error.code() is grpc.StatusCode.ALREADY_EXISTS:
                 raise NameTaken(error.details()) from error
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise TokenRefused(error.details()) from error
             if error.code() in REFUSALS:
                 raise JoinRefused(error.details()) from error
             why = error.details() if error.code() in ENDED else "its connection is gone"
@@ -237,6 +252,23 @@ class Control:
             case "leave":
                 self._leaves = True
                 self.say(leaving=pb.Empty())
+            case "lease_order":
+                self._spawn(self._lease(message.lease_order))
+            case "relay":
+                self._spawn(self._relay(message.relay))
+            case "budget_order":
+                self._spawn(self._budget(message.budget_order))
+
+    async def _lease(self, order: pb.LeaseOrder) -> None:
+        self.say(done=await self._leasing.order(order))
+
+    async def _relay(self, order: pb.Relay) -> None:
+        self.say(relayed=await self._relays.open(order, self._settings.address))
+
+    async def _budget(self, order: pb.BudgetOrder) -> None:
+        capabilities, workers = self._settings.capabilities, self._ranks.processes()
+        self.say(budget=await asyncio.to_thread(set_budget, order, capabilities, workers))
+        self.say(done=pb.Done(id=order.id))
 
     async def _probe(self, probe: pb.Probe) -> None:
         """Measure the link to another node, and tell what became of it."""
@@ -246,7 +278,7 @@ class Control:
             loop.call_soon_threadsafe(lambda: self.say(probed=pb.Probed(id=probe.id, listening=address)))
 
         try:
-            link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening)
+            link = await asyncio.to_thread(probe_link, probe, self._settings.address, listening, self._settings.ports)
         except Unreachable as error:
             self.say(probed=pb.Probed(id=probe.id, failure=str(error)))
         except Exception as error:
@@ -257,10 +289,8 @@ class Control:
 
     async def _lend(self, order: pb.Lend) -> None:
         """Lend a model's files until nobody borrows them any more."""
-        settings = self._settings
         try:
-            host = listening_host(settings.address)
-            async with lend(order, settings.models, settings.address, host) as lent:
+            async with lend(order, self._settings) as lent:
                 self.say(lent=lent)
         except Exception as error:
             logger.exception("lending %s", order.source)

@@ -29,6 +29,7 @@ class HeldRank:
         knows_words: whether rank 0's worker has been told the vocabulary, which constraints need.
         ready: whether it computes, as its worker has said.
         releasing: whether it was asked to end.
+        taken_away: why it was ended though nobody in the mesh has asked for that; None: it was not.
     """
 
     command: pb.RankCommand
@@ -40,6 +41,7 @@ class HeldRank:
     knows_words: bool = False
     ready: bool = False
     releasing: bool = False
+    taken_away: pb.Failure | None = None
 
     @property
     def role(self) -> str:
@@ -48,6 +50,13 @@ class HeldRank:
         if rank < assigned.size:
             return f"rank {rank}"
         return f"caches of rank {rank - assigned.size}" if assigned.cache_holders else "experts"
+
+    def places(self, capabilities: pb.Capabilities) -> set[bool]:
+        """Where it computes: on the node's GPU (True), on its processor (False), or on both, as with a draft model."""
+        on_gpu = {engine.name for engine in capabilities.engines if engine.on_gpu}
+        assigned = self.command.assign
+        orders = [assigned, *([assigned.draft] if assigned.HasField("draft") else [])]
+        return {one.engine in on_gpu or one.engine_options.get("device") == "cuda" for one in orders}
 
     def event(self, **body: Any) -> pb.RankEvent:
         """What the orchestrator is told of it: a field of `RankEvent`, by name."""

@@ -13,7 +13,9 @@ from motley.daemon.lending.lender import Lender, membership, serve
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.node.address import listening_host
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
@@ -25,13 +27,11 @@ BEGIN_S = 60.0
 
 
 @asynccontextmanager
-async def lend(order: pb.Lend, models: Path | None, address: str, host: str) -> AsyncIterator[pb.Lent]:
+async def lend(order: pb.Lend, settings: NodeSettings) -> AsyncIterator[pb.Lent]:
     """Begin to lend a model, for as long as the context lasts or somebody borrows: the context waits for that.
 
     Args:
-        models: the folder in which model names are looked up, if there is one.
-        address: under which other nodes reach this one.
-        host: where the lender listens.
+        settings: of this node.
 
     Yields:
         what the orchestrator is to be told.
@@ -40,7 +40,11 @@ async def lend(order: pb.Lend, models: Path | None, address: str, host: str) -> 
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        told = {"lend": order.SerializeToString().hex(), "models": str(models) if models else None, "host": host}
+        told = {
+            "lend": order.SerializeToString().hex(),
+            "models": str(settings.models) if settings.models else None,
+            "listen": [listening_host(settings.address), *settings.ports],
+        }
         process.stdin.write(json.dumps(told).encode() + b"\n")
         try:
             async with asyncio.timeout(BEGIN_S):
@@ -52,7 +56,7 @@ async def lend(order: pb.Lend, models: Path | None, address: str, host: str) -> 
         if "refused" in said:
             yield pb.Lent(id=order.id, failure=said["refused"])
             return
-        yield pb.Lent(id=order.id, listening=join_address(address, said["port"]), files=said["files"])
+        yield pb.Lent(id=order.id, listening=join_address(settings.address, said["port"]), files=said["files"])
         await process.wait()
     finally:
         await kill_child(process)
@@ -76,7 +80,7 @@ def main() -> int:
                 raise LendingError(f"{place}: these are not the files that the session was planned for")
         lender = Lender(place)
         security = Tls(order.tls.certificate, order.tls.key, order.tls.authority)
-        listener = Listener(told["host"])
+        listener = Listener(*told["listen"])
     except (ModelNotFound, ConfigError, CheckpointError, LendingError, TransportError, OSError) as error:
         print(json.dumps({"refused": str(error)}), flush=True)
         return 1

@@ -26,11 +26,14 @@ class Link(NamedTuple):
     bandwidth: float
 
 
-def probe_link(probe: pb.Probe, address: str, listening: Callable[[str], None]) -> Link:
+def probe_link(
+    probe: pb.Probe, address: str, listening: Callable[[str], None], ports: tuple[int, int] = (0, 0)
+) -> Link:
     """Connect to the other node of a pair, or be connected to, and measure. Blocks for some seconds at most.
 
     Args:
         address: under which the other reaches this node.
+        ports: the first and the last on which it may be dialled; (0, 0): any.
         listening: told ``host:port`` where the other is to dial, if it is the other that dials.
 
     Raises:
@@ -42,7 +45,7 @@ def probe_link(probe: pb.Probe, address: str, listening: Callable[[str], None]) 
     )
     security = Tls(probe.tls.certificate, probe.tls.key, probe.tls.authority)
     try:
-        with closing(Listener(listening_host(address))) as listener:
+        with closing(Listener(listening_host(address), *((0, 0) if dials else ports))) as listener:
             if not dials:
                 listening(join_address(address, listener.port))
             addresses = [probe.address, ""]

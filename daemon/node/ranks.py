@@ -54,7 +54,7 @@ class Ranks:
         self._held: dict[RankKey, HeldRank] = {}
         self._talk: Talk | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.answering = Answering(self._held, self._say)
+        self.answering = Answering(self._held, self.say)
         """The requests under way."""
 
     @property
@@ -87,7 +87,22 @@ class Ranks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _say(self, **body: Any) -> None:
+    def places(self) -> dict[RankKey, set[bool]]:
+        """Where each rank computes whose worker has not ended, see `HeldRank.places`."""
+        capabilities = self._settings.capabilities
+        return {key: rank.places(capabilities) for key, rank in self._held.items()}
+
+    async def take_away(self, key: RankKey, why: pb.Failure) -> None:
+        """End a rank that the mesh has not released in time, and tell why."""
+        if (rank := self._held.get(key)) is not None and not rank.releasing:
+            rank.taken_away = why
+            await self._end(rank)
+
+    def processes(self) -> list[int]:
+        """The numbers of all workers' processes."""
+        return [rank.worker.pid for rank in self._held.values() if rank.worker is not None]
+
+    def say(self, **body: Any) -> None:
         """Tell the orchestrator; nobody, between two stays: at the next one it hears what is left."""
         if self._talk is not None:
             self._talk.say(**body)
@@ -104,7 +119,7 @@ class Ranks:
         if body == "assign" and key in self._held and self._held[key].command.epoch == command.epoch:
             message = f"node {self._settings.name!r} holds rank {command.rank} of session {command.session} already"
             failure = pb.Failure(code="internal_error", message=message)
-            self._say(rank=pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], failed=failure))
+            self.say(rank=pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], failed=failure))
         elif body == "assign":
             before = self._held.get(key)
             self._held[key] = HeldRank(command)
@@ -112,7 +127,7 @@ class Ranks:
         elif (rank := self._held.get(key)) is None or rank.command.epoch != command.epoch:
             if body == "release":
                 gone = pb.RankEvent(session=key[0], epoch=command.epoch, rank=key[1], released=pb.Empty())
-                self._say(rank=gone)
+                self.say(rank=gone)
         elif body == "release":
             self._spawn(self._end(rank))
         elif rank.worker is not None and body in PASSED_ON:
@@ -144,6 +159,7 @@ class Ranks:
                 del self._held[key]
         if self._talk is not None:
             self._talk.say(heartbeat=self._talk.heartbeat())  # what is planned next counts on memory that is free now
+        failure, asked = rank.taken_away or failure, asked and rank.taken_away is None
         if failure is None or asked:
             self._rank_event(rank, rank.event(released=pb.Empty()))
         else:
@@ -156,6 +172,7 @@ class Ranks:
             cache=settings.cache,
             models=settings.models,
             host=listening_host(settings.address),
+            ports=settings.ports,
             threads=settings.threads,
         )
         if rank.releasing:
@@ -195,7 +212,7 @@ class Ranks:
 
     def _rank_event(self, rank: HeldRank, event: pb.RankEvent) -> None:
         self._observe(rank.role, event)
-        self._say(rank=event)
+        self.say(rank=event)
 
 
 def _load_tokenizer(assigned: pb.Assignment, settings: NodeSettings) -> Tokenizer:

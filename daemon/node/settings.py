@@ -17,6 +17,7 @@ class NodeSettings:
         address: address under which other nodes reach this one's rank workers; a loopback one only where no other
             machine takes part, or none is known.
         threads: compute threads of each rank.
+        ports: the first and the last of those that rank workers listen on; (0, 0): any that are free.
     """
 
     name: str
@@ -25,3 +26,4 @@ class NodeSettings:
     models: Path | None
     cache: ShareCache
     threads: int
+    ports: tuple[int, int] = (0, 0)

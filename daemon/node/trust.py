@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc.aio
 
@@ -57,6 +58,21 @@ class JoinToken:
         return cls(secret, fingerprint)
 
 
+class Trusted(NamedTuple):
+    """An orchestrator that is the one that a token was made by.
+
+    Attributes:
+        certificate: the mesh's, PEM.
+    """
+
+    channel: grpc.aio.Channel
+    certificate: str
+
+
+class NotThere(TrustError):
+    """Nobody answers where the orchestrator should be: it may be there later."""
+
+
 async def check_name(host: str) -> None:
     """Make sure that a host's name is known here; an address always is.
 
@@ -91,11 +107,31 @@ async def check_name(host: str) -> None:
         )
 
 
-async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Channel:
+async def open_channel(host: str, port: int, token: JoinToken) -> Trusted:
     """An encrypted channel to the orchestrator that made `token`.
 
     Raises:
-        TrustError: its name is not known, nobody answers there within `CONNECT_S`, or somebody else does.
+        NotThere: nobody answers there within `CONNECT_S`.
+        TrustError: its name is not known, or somebody else answers.
+    """
+    certificate = await fetch_certificate(host, port)
+    found = fingerprint_of(certificate)
+    if not hmac.compare_digest(found, token.fingerprint):
+        pairs = enumerate(zip(found, token.fingerprint, strict=True))
+        alike = next(place for place, (own, told) in pairs if own != told)
+        differ = f"{found[alike : alike + 8]}, not {token.fingerprint[alike : alike + 8]}"
+        raise TrustError(
+            f"the orchestrator at {host}:{port} is not the one this join token is from (its certificate's fingerprint "
+            f"has {differ} from character {alike + 1} on); copy the line that its `motley up` prints now"
+        )
+    return Trusted(pinned_channel(host, port, certificate), ssl.DER_cert_to_PEM_cert(certificate))
+
+
+async def fetch_certificate(host: str, port: int) -> bytes:
+    """The certificate (DER) that is shown at an address, by whoever is there: it is still to be checked.
+
+    Raises:
+        TrustError: the name is not known, or nobody answers there within `CONNECT_S`.
     """
     await check_name(host)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -110,36 +146,36 @@ async def open_channel(host: str, port: int, token: JoinToken) -> grpc.aio.Chann
             finally:
                 writer.transport.abort()  # to part properly takes as long as the other side likes
     except TimeoutError:
-        raise TrustError(
+        raise NotThere(
             f"no answer from {host}:{port} within {CONNECT_S:.0f} s; is the machine on, and does its firewall "
             f"let port {port} in?"
         ) from None
     except (ssl.SSLEOFError, ConnectionResetError):
-        raise TrustError(
+        raise NotThere(
             f"{host}:{port} hung up; if it is a Motley orchestrator, it has more connections than it takes, or is "
             "ending: try again in a moment"
         ) from None
     except ssl.SSLError as error:
         raise TrustError(f"{host}:{port} answers, but not as a Motley orchestrator ({error.reason})") from error
     except OSError as error:
-        raise TrustError(
+        raise NotThere(
             f"cannot reach an orchestrator at {host}:{port} ({error.strerror or error}); is `motley up` running there?"
         ) from error
-    found = hashlib.sha256(certificate).hexdigest()
-    if not hmac.compare_digest(found, token.fingerprint):
-        pairs = enumerate(zip(found, token.fingerprint, strict=True))
-        alike = next(place for place, (own, told) in pairs if own != told)
-        differ = f"{found[alike : alike + 8]}, not {token.fingerprint[alike : alike + 8]}"
-        raise TrustError(
-            f"the orchestrator at {host}:{port} is not the one this join token is from (its certificate's fingerprint "
-            f"has {differ} from character {alike + 1} on); copy the line that its `motley up` prints now"
-        )
-    credentials = grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode())
+    return certificate
+
+
+def pinned_channel(host: str, port: int, certificate: bytes) -> grpc.aio.Channel:
+    """An encrypted channel to whoever has the key of a certificate (DER)."""
     return grpc.aio.secure_channel(
         join_address(host, port),
-        credentials,
+        grpc.ssl_channel_credentials(ssl.DER_cert_to_PEM_cert(certificate).encode()),
         options=[
             ("grpc.ssl_target_name_override", CERTIFICATE_NAME),
             ("grpc.max_receive_message_length", MESSAGE_BYTES),
         ],
     )
+
+
+def fingerprint_of(certificate: bytes) -> str:
+    """SHA-256 of a certificate (DER), in hex digits."""
+    return hashlib.sha256(certificate).hexdigest()

@@ -52,6 +52,7 @@ class RankWorker:
         cache: ShareCache,
         models: Path | None = None,
         host: str = "0.0.0.0",
+        ports: tuple[int, int] = (0, 0),
         threads: int = 1,
         core: int | None = None,
         entry: Sequence[str] = ("motley.daemon.worker.process",),
@@ -62,6 +63,7 @@ class RankWorker:
             cache: where its share is kept.
             models: folder in which model names are looked up.
             host: where its data plane listens.
+            ports: the first and the last on which it may; (0, 0): any.
             threads: compute threads, where the assignment does not say.
             core: pin it to this one of the usable cores.
             entry: the module that is run, which calls `motley.daemon.worker.process.main`, and its arguments.
@@ -95,6 +97,7 @@ class RankWorker:
                 host=host,
                 threads=threads,
                 core=core,
+                ports=ports,
             )
             assert process.stdin is not None
             process.stdin.write(settings.to_line())

@@ -17,6 +17,7 @@ class WorkerSettings:
         cache_limit: bytes that they may take there.
         models: the folder in which model names are looked up; None: there is none.
         host: the address that the worker's data plane listens on.
+        ports: the first and the last that it may listen on; (0, 0): any.
         threads: compute threads, where the assignment does not say.
         core: the usable core to stay on, by number; None: wherever the system likes.
     """
@@ -29,6 +30,7 @@ class WorkerSettings:
     host: str
     threads: int
     core: int | None
+    ports: tuple[int, int] = (0, 0)
 
     def to_line(self) -> bytes:
         """Write the settings as a line."""
@@ -37,4 +39,6 @@ class WorkerSettings:
     @classmethod
     def from_line(cls, line: str) -> WorkerSettings:
         """Read what `to_line` has written."""
-        return cls(**json.loads(line))
+        told = json.loads(line)
+        first, last = told.pop("ports")
+        return cls(**told, ports=(first, last))

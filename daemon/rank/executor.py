@@ -1,4 +1,4 @@
-"""Executing step messages on one rank: embedding rows, the engine, and this rank's part in sampling."""
+"""Executing step messages on one rank: rows that enter, the engine, what goes on, and this rank's part in sampling."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
 Embed = Callable[[Sequence[int]], F32]
-"""Gives the embedding rows of token ids, f32[T, D]; raises `IndexError` where there is no such token."""
+"""Gives the rows f32[T, D] that a step of token ids begins with on this rank: their embeddings, or what the stage
+before has made of them; raises `IndexError` where there is no such token."""
 
 STEP_HISTORY = 4096
 """Decode steps whose times are remembered."""
@@ -148,7 +149,8 @@ class _Sequence:
         for position in range(max(self.prompt, plan.position), end):
             self.sampler.accept(position - self.prompt, tokens[position - plan.position])
         self.known = end
-        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt, self.windowed)
+        guesses = max(0, plan.wanted - 1)  # whose next token is wanted after another's: see `SpanPlan`
+        return Span(self.blocks, plan.position, plan.rows, plan.wanted, self.prompt, self.windowed, plan.slot, guesses)
 
 
 class Executor:
@@ -165,6 +167,7 @@ class Executor:
         stats: Clocks,
         far: FarPlace | None = None,
         kept: KeptFile | None = None,
+        pass_on: Callable[[F32], None] | None = None,
     ) -> None:
         """
         Args:
@@ -177,6 +180,8 @@ class Executor:
             far: where the far ones of the blocks are; None: there are none, or they cannot be lost.
             kept: keeps blocks for another start of the session; None: none are kept. The engine is then one that
                 `keeps_prefixes`.
+            pass_on: takes the residual f32[T, D] of a step to the next stage: it is what the engine gives. None: there
+                is none, the engine gives logits.
         """
         self._engine = engine
         self._blocks = blocks
@@ -187,6 +192,7 @@ class Executor:
         self._stats = stats
         self._far = far
         self.kept = kept
+        self._pass_on = pass_on
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
 
@@ -325,13 +331,20 @@ class Executor:
             hidden = self._embed(tokens)
         except IndexError as error:
             raise StepError(f"a step has tokens that there are not: {error}") from error
-        logits = self._engine.step(hidden, spans, step.halved)
+        logits = self._compute(hidden, spans, step.halved)
         summaries = self._summarise(step.spans, logits)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
             self._count(len(step.spans), time.perf_counter() - began, before)
         if self._blocks.far:
             return tell_loss(self._far.lost if self._far else "", join(summaries))
         return join(summaries) if summaries else None
+
+    def _compute(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
+        """f32[R, V_r]{tp}: logits of the wanted rows; of a rank whose residuals go on, none."""
+        if self._pass_on is None:
+            return self._engine.step(hidden, spans, halved)
+        self._pass_on(self._engine.step(hidden, [span._replace(wanted=span.rows) for span in spans], halved))
+        return np.empty((sum(span.wanted for span in spans), 0), np.float32)
 
     def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:
         """A summary of each row of f32[R, V_r]{tp}, the wanted ones of all sequences of a step."""

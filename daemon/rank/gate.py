@@ -74,8 +74,8 @@ class _Question:
         tables = (np.ascontiguousarray(up[::-1]), up)
         windowed = (np.ascontiguousarray((blocks.windowed or blocks.count) - 1 - around), around)
         return [
-            Span(table, *part, wanted=1, windowed=own)
-            for table, own, part in zip(tables, windowed, self.parts, strict=False)
+            Span(table, *part, wanted=1, windowed=own, slot=slot)
+            for slot, (table, own, part) in enumerate(zip(tables, windowed, self.parts, strict=False))
         ]
 
 
@@ -88,7 +88,8 @@ def _questions(graph: RankGraph, spans: int) -> list[_Question]:
     if far >= 2:
         asked += [[(far, 3)], [(far + 3, 1)]]
     fewest = min(blocks.count, blocks.windowed or blocks.count)
-    if spans > 1 and (fewest - 1) * blocks.tokens >= 7:  # together they need no more than there is
+    slots = blocks.slots if graph.states else spans
+    if min(spans, slots) > 1 and (fewest - 1) * blocks.tokens >= 7:  # together they need no more than there is
         asked += [[(6, 1), (0, 3)]]
     fitting = [parts for parts in asked if all(position + tokens <= context for position, tokens in parts)]
     return [_Question(tuple(parts)) for parts in fitting or [[(0, context)]]]
@@ -363,4 +364,6 @@ def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
         staying = [value for value in values if stays(value.name, _CACHE)]
         del values[:]
         values.extend(staying)
-    return replace(graph, proto=proto, caches=[spec for spec in graph.caches if spec.layer in layers])
+    caches = [spec for spec in graph.caches if spec.layer in layers]
+    states = [each for each in graph.states if each.layer in layers]
+    return replace(graph, proto=proto, caches=caches, states=states)

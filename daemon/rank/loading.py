@@ -14,18 +14,20 @@ from motley.daemon.machine.gpus import gpus
 from motley.daemon.models.cutting.holding import has_floats
 from motley.daemon.models.cutting.profile import activations
 from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.blocks.far_file import FarFile
 from motley.daemon.rank.blocks.kept_file import FOLDER, KeptFile, plan_key
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
-from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.executor import Embed, Executor
 from motley.daemon.rank.gate import Gate, reference_answers
+from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
-from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineError, EngineOptions
+from motley.plugins.engine import CACHE_FORMATS, F32, CacheBlocks, EngineError, EngineOptions
 from motley.plugins.installed import keeps_prefixes, load_engine, on_gpu
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
@@ -55,6 +57,7 @@ class LoadedRank:
         max_rows: the most tokens that a step may have.
         hidden: D, the width of the residual.
         vocabulary: tokens that the model knows.
+        recurrent: its layers keep states of sequences, so that none can begin with what is in the caches.
     """
 
     executor: Executor
@@ -65,6 +68,7 @@ class LoadedRank:
     max_rows: int
     hidden: int
     vocabulary: int
+    recurrent: bool = False
 
 
 @contextlib.contextmanager
@@ -107,8 +111,13 @@ def load_rank(
         )
     model, blocks = assignment.model, cache_blocks(assignment)
     shares = [share_from_proto(share) for share in assignment.shares]
+    if assignment.hosts and any(share.layers for share in shares):
+        raise ConfigError("ranks cannot form stages where experts are on hosts; plan the session anew")
     with open_planned(assignment, models, cache, progress, assignment.shares[rank].quantisation) as planned:
         opened = planned.opened
+        recurrent = any(layer.recurrence for layer in opened.model.layers)
+        if recurrent and assignment.keep_prefixes:
+            raise ConfigError(f"{planned.path}: no prefixes can be kept of a model with recurrent states")
         declared = build_rank_graph(
             opened.model,
             shares,
@@ -130,7 +139,7 @@ def load_rank(
         loaded = partial(progress, declared.share_bytes, declared.share_bytes)
         with contextlib.ExitStack() as stack:
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
-            planned.end_loan(EMBEDDING, progress)
+            planned.end_loan(EMBEDDING if declared.stage.first else None, progress)
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
             with signs_of_life(loaded, ENGINE_S):
@@ -138,7 +147,7 @@ def load_rank(
                     far = FarFile(cache.folder, blocks, graph.caches)
                     stack.callback(far.close)
                 ask_reference = partial(
-                    reference_answers, graph, rank, assignment.size, load_engine("reference"), share_file.parent
+                    reference_answers, graph, peers.rank, peers.size, load_engine("reference"), share_file.parent
                 )
                 expected = ask_reference()  # before the engine takes its memory
                 gate = Gate(graph, peers)
@@ -153,7 +162,9 @@ def load_rank(
                     stack.callback(kept.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
-            embed = partial(opened.source.rows, EMBEDDING)
+            embed: Embed = partial(opened.source.rows, EMBEDDING)
+            if peers.passage and not declared.stage.first:
+                embed = _taking(peers.passage, graph.hidden)
             executor = Executor(
                 engine,
                 blocks,
@@ -164,6 +175,7 @@ def load_rank(
                 peers,
                 holder or far,
                 kept,
+                pass_on=peers.passage.give if peers.passage and not declared.stage.last else None,
             )
             yield LoadedRank(
                 executor=executor,
@@ -174,6 +186,7 @@ def load_rank(
                 max_rows=options.max_rows,
                 hidden=graph.hidden,
                 vocabulary=opened.model.vocabulary,
+                recurrent=recurrent,
             )
 
 
@@ -226,7 +239,7 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     if cache_format not in CACHE_FORMATS:
         known = ", ".join(CACHE_FORMATS)
         raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
-    return CacheBlocks(count, tokens, cache_format, far, windowed, window)
+    return CacheBlocks(count, tokens, cache_format, far, windowed, window, max(1, assignment.sequences))
 
 
 def share_from_proto(share: pb.Share) -> Share:
@@ -235,4 +248,25 @@ def share_from_proto(share: pb.Share) -> Share:
     def units(stretch: pb.Range) -> range:
         return range(stretch.start, stretch.stop)
 
-    return Share(share.attention_split, units(share.attention), units(share.mlp), units(share.vocabulary))
+    layers = units(share.layers) if share.HasField("layers") else None
+    return Share(share.attention_split, units(share.attention), units(share.mlp), units(share.vocabulary), layers)
+
+
+def planned_stages(assignment: pb.Assignment) -> list[Stage]:
+    """The stages that the ranks of an assignment form; whether the model has such layers is seen when it is opened.
+
+    Raises:
+        ShareError: they do not follow each other.
+    """
+    shares = [share_from_proto(share) for share in assignment.shares]
+    whole = shares[-1].layers if shares else None
+    return stages_of(shares, whole.stop if whole else 1)
+
+
+def _taking(passage: Passage, width: int) -> Embed:
+    """What enters a stage that is not the first, f32[T, width]."""
+
+    def take(tokens: Sequence[int]) -> F32:
+        return passage.take(len(tokens), width)
+
+    return take

@@ -1,4 +1,5 @@
-"""Everyone that a rank computes with: the other ranks of its mesh, and the hosts of experts that no rank has."""
+"""Everyone that a rank computes with: the other ranks of its stage, those of the stages before and after, and the hosts
+of experts that no rank has."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from motley.daemon.caches.held_elsewhere import HeldElsewhere
 from motley.daemon.experts.dispatch import Dispatcher
+from motley.daemon.rank.passage import Passage
 from motley.plugins.engine import EngineError, Pending
 from motley.plugins.mixture import Compute
 from motley.transport import Communicator, StatsSnapshot
@@ -20,18 +22,21 @@ class Peers:
     experts to hosts.
 
     Attributes:
-        rank, size: of this rank among the ranks.
+        rank, size: of this rank among those that share its layers.
         now: the communicator that sums go through, by the name that `motley.plugins.engine.transport` looks for.
         dispatcher: the way to expert hosts, once there is one.
         holder: the way to the holder of this rank's far cache blocks, if there is one.
+        passage: the way from stage to stage, if there are several.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, passage: Passage | None = None) -> None:
+        """`communicator`: to the ranks of this rank's stage."""
         self.rank = communicator.rank
         self.size = communicator.size
         self.now = communicator
         self.dispatcher: Dispatcher | None = None
         self.holder: HeldElsewhere | None = None
+        self.passage = passage
 
     # See `motley.plugins.engine.Collectives`.
 
@@ -55,8 +60,8 @@ class Peers:
         return self.dispatcher.experts(layer)
 
     def snapshot(self) -> StatsSnapshot:
-        """Where the time of collectives has gone so far; waiting for experts, or for what a cache holder
-        tells, counts as waiting."""
+        """Where the time of collectives has gone so far; waiting for experts, for what a cache holder
+        tells, or for another stage counts as waiting."""
         taken = self.now.stats.snapshot()
-        waited_s = sum(own.waited_s for own in (self.dispatcher, self.holder) if own is not None)
+        waited_s = sum(own.waited_s for own in (self.dispatcher, self.holder, self.passage) if own is not None)
         return replace(taken, wait_s=taken.wait_s + waited_s) if waited_s else taken

@@ -114,6 +114,7 @@ class Schedule:
         spans: int,
         rows: int,
         drafting: Drafting[Request] | None = None,
+        recurrent: bool = False,
     ) -> None:
         """
         Args:
@@ -122,6 +123,7 @@ class Schedule:
             spans: requests that may share a step.
             rows: that a step may have, at least as many as there may be requests in it.
             drafting: when to ask a draft model; None: there is none.
+            recurrent: the model keeps states of sequences: the store is forgetful, and no row may be computed twice.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
@@ -131,6 +133,7 @@ class Schedule:
         self._spans = spans
         self._rows = rows
         self._drafting = drafting
+        self._recurrent = recurrent
         self._steps = 0
         self._full = False
         """Whether there was no room for the request that waits first, and none has become free since."""
@@ -193,13 +196,13 @@ class Schedule:
 
     def lose_far(self) -> list[int]:
         """Go on without far blocks, whose contents are lost: requests that have any step back. A step that was to be
-        computed then has not been.
+        computed then has not been; recurrent states may have been changed by it, so there all requests step back.
 
         Returns:
             The slots of these requests, to be closed.
         """
         near = self._store.near
-        lost = [request for request in self.active if any(block >= near for block in request.blocks)]
+        lost = [request for request in self.active if self._recurrent or any(block >= near for block in request.blocks)]
         slots = [request.slot for request in lost]
         for request in reversed(lost):
             self._release(request, broken=True)
@@ -370,7 +373,8 @@ class Schedule:
     def _shared(self, request: Request, other: Request) -> int:
         """How many tokens two requests have in common, in whole blocks that the first one would find."""
         size, end = self._store.tokens, 0
-        last = min(len(request.tokens) - 1, len(other.tokens)) - size if request.root == other.root else -1
+        alike = request.root == other.root and not self._recurrent
+        last = min(len(request.tokens) - 1, len(other.tokens)) - size if alike else -1
         while end <= last and request.tokens[end : end + size] == other.tokens[end : end + size]:
             end += size
         return end

@@ -19,6 +19,7 @@ from motley.daemon.pipe.daemon import Commands, Tell
 from motley.daemon.rank.all_ranks import AllRanks, by_row
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.blocks.far_caches import FarCaches
+from motley.daemon.rank.blocks.forgetful_blocks import ForgetfulBlockStore
 from motley.daemon.rank.blocks.kept_block import plan_of
 from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
@@ -79,6 +80,7 @@ class Scheduler:
         alike: prompts up to this length have the same rotary tables.
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
+        recurrent: whether the model keeps states of sequences, so that none can begin with what is in the caches.
         held: whether other machines keep the far ones of the blocks.
         report: called after each request, to tell where this rank's time went.
         draft_model: guesses tokens; None: there is none.
@@ -98,6 +100,7 @@ class Scheduler:
     report: Callable[[], None]
     draft_model: DraftModel | None = None
     held: bool = False
+    recurrent: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -253,13 +256,20 @@ class Scheduler:
             able = self._ranks.abilities()
             blocks = self.blocks
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
-            store = BlockStore(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
+            kind = ForgetfulBlockStore if self.recurrent else BlockStore
+            store = kind(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
             pace = Pace(self.max_rows, self.halves)
-            sequences = min(self.sequences, self.max_rows)
+            sequences = min(self.sequences, self.max_rows, *([blocks.slots] if self.recurrent else []))
             drafting = Drafting(self.draft_model) if self.draft_model else None
             spans = min(each.spans for each in able)
             self._schedule = Schedule(
-                store, pace, sequences=sequences, spans=spans, rows=self.max_rows, drafting=drafting
+                store,
+                pace,
+                sequences=sequences,
+                spans=spans,
+                rows=self.max_rows,
+                drafting=drafting,
+                recurrent=self.recurrent,
             )
             if (file := self.executor.kept) is not None:
                 self._kept = KeptPrefixes(file, plan_of([each.plan for each in able]), store, self._ranks.told)

@@ -60,7 +60,8 @@ class SpanPlan:
         slot: of the sequence.
         position: of its first token in the step. All tokens before it have been computed.
         rows: tokens that are computed.
-        wanted: of how many of these, the last ones, the next tokens are to be chosen.
+        wanted: of how many of these, the last ones, the next tokens are to be chosen: all but the first of them are
+            guesses.
         want: candidates for each of those that every rank sends to rank 0; 0 if none are wanted.
         blocks: i32[N], the cache blocks that the sequence has got since its last step, after those that it had.
         windowed: i32[N], what layers with a window have for these; -1: nothing, which its rows do not see. Empty where

@@ -34,7 +34,7 @@ def run_host(worker: Worker, listener: Listener, addresses: Sequence[str]) -> No
     with contextlib.ExitStack() as stack:
         communicator = None
         if group is not None:  # the one that leads dials all: its listener is for the ranks
-            own = stack.enter_context(contextlib.closing(Listener(worker.host))) if leads else listener
+            own = stack.enter_context(contextlib.closing(worker.listen())) if leads else listener
             communicator = stack.enter_context(
                 connect_mesh(
                     own,

@@ -23,7 +23,6 @@ from motley.daemon.worker.host import run_host
 from motley.daemon.worker.rank import Rank
 from motley.daemon.worker.worker import Network, Worker
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Listener
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +77,7 @@ def run(worker: Worker) -> None:
     daemon = worker.daemon
     start = worker.start = daemon.wait_for("start", COMMAND_S).start
     worker.began = time.monotonic()
-    with contextlib.closing(Listener(worker.host)) as listener:
+    with contextlib.closing(worker.listen()) as listener:
         daemon.tell(listening=listener.port)
         peers = daemon.wait_for("peers", COMMAND_S).peers
         if start.rank < start.assignment.size:

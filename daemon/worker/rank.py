@@ -13,14 +13,15 @@ from motley.daemon.machine.memory import resident_bytes
 from motley.daemon.pipe.daemon import Released
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.loading import LoadedRank, load_rank
+from motley.daemon.rank.loading import LoadedRank, load_rank, planned_stages
+from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Stop, decode
 from motley.daemon.worker.membership import membership, protection, with_hosts
 from motley.daemon.worker.worker import CONNECT_S, Worker
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import Communicator, Listener, Messenger, TransportError, WireFormat, connect_mesh
+from motley.transport import Communicator, Listener, Messenger, TransportError, WireFormat, connect_mesh, group_of
 
 LOOK_S = 0.5
 """Seconds between two looks for what the daemon wants, while there is nothing to execute."""
@@ -69,7 +70,10 @@ class Rank:
             stack.enter_context(communicator)
             stack.enter_context(worker.parting(communicator))
             listener.close()
-            peers = Peers(communicator)
+            stages = planned_stages(assignment)
+            own = next(stage for stage in stages if number in stage.ranks)
+            passage = Passage(communicator, stages) if len(stages) > 1 else None
+            peers = Peers(group_of(communicator, own.ranks), passage)
             if assignment.cache_holders:
                 self._holder = peers.holder = self._way_to_holder(addresses[assignment.size + number])
                 stack.callback(self._holder.close)
@@ -100,7 +104,7 @@ class Rank:
                 stack.callback(peers.dispatcher.close)
             self._daemon.tell(ready=ready)
             if number == 0:
-                self._lead(loaded, communicator, draft_model)
+                self._lead(loaded, communicator, draft_model, has_sums=len(stages) < assignment.size)
             else:
                 self._follow(loaded.executor, communicator)
 
@@ -130,8 +134,10 @@ class Rank:
             known=main.vocabulary,
         )
 
-    def _lead(self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None) -> None:
-        """Be rank 0: schedule the steps of all ranks."""
+    def _lead(
+        self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None, *, has_sums: bool
+    ) -> None:
+        """Be rank 0: schedule the steps of all ranks; `has_sums`: some of these share layers."""
         scheduler = Scheduler(
             loaded.executor,
             communicator,
@@ -139,13 +145,14 @@ class Rank:
             vocabulary=loaded.vocabulary,
             sequences=self._assignment.sequences,
             max_rows=loaded.max_rows,
-            halves=self._assignment.size > 1 and not self._assignment.model.exact,
+            halves=has_sums and not self._assignment.model.exact,
             alike=loaded.alike,
             tell=self._daemon.tell,
             check=lambda: self._check(communicator),
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
             draft_model=draft_model,
             held=self._holder is not None,
+            recurrent=loaded.recurrent,
         )
         try:
             scheduler.run(self._daemon.commands)

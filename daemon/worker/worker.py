@@ -15,7 +15,7 @@ from motley.daemon.pipe.worker_end import PipeClosed
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.worker.failures import failure_of
 from motley.protocol.worker_pb2 import Start
-from motley.transport import Communicator
+from motley.transport import Communicator, Listener
 from motley.transport.links.security import Stream
 
 logger = logging.getLogger(__name__)
@@ -46,10 +46,18 @@ class Worker:
         self.began = time.monotonic()
         self.cache = ShareCache(Path(settings.cache), settings.cache_limit)
         self.models = Path(settings.models) if settings.models else None
-        self.host = settings.host
+        self._listens_on = settings.host, *settings.ports
         self._threads = settings.threads
         self._network = network
         self._failed = False
+
+    def listen(self) -> Listener:
+        """A socket on which other workers reach this one.
+
+        Raises:
+            UsageError: no port is free that it may have.
+        """
+        return Listener(*self._listens_on)
 
     @property
     def threads(self) -> int:

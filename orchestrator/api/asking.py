@@ -12,11 +12,13 @@ from aiohttp import web
 
 from motley.orchestrator.api.again import digest_of, idempotency_key, last_event
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.answering.requests import Answers, Requests
 from motley.orchestrator.serving.errors import BusyError, ServingError
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
+from motley.orchestrator.store.usage import Usage
 from motley.protocol.mesh_pb2 import Generate
 
 
@@ -43,10 +45,11 @@ class Given:
 class Asking:
     """Asks sessions for answers, as HTTP requests want them."""
 
-    def __init__(self, sessions: SessionTable, requests: Requests, kept: KeptAnswers) -> None:
+    def __init__(self, sessions: SessionTable, requests: Requests, kept: KeptAnswers, usage: Usage) -> None:
         self._sessions = sessions
         self._requests = requests
         self._kept = kept
+        self._usage = usage
 
     def session(self, model: str) -> Session:
         """The session that serves a model.
@@ -87,7 +90,10 @@ class Asking:
                 id_, created = kept.id, kept.created
                 each = kept.generates or each
             async with self._requests.generate(session, each, kept) as answers:
-                yield Given(session, id_, created, len(each), answers, after)
+                try:
+                    yield Given(session, id_, created, len(each), answers, after)
+                finally:
+                    self._usage.count(http[CALLER].name, session.name, answers.used)
         except ServingError as error:
             wait = error.retry_after_s if isinstance(error, BusyError) else None
             raise ApiError.from_failure(error.failure, retry_after_s=wait) from error

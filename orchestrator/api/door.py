@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 
 from aiohttp import web
 
@@ -15,6 +16,8 @@ IDLE_S = 30.0
 """A connection is closed on which no request has come whole for so long, since it was made or since the last answer."""
 PAUSE_S = 0.5
 """After a connection that could not be accepted, the next is waited for so long."""
+HANDSHAKE_S = 10.0
+"""A connection that has not agreed on TLS by then is closed."""
 WAITING = 128
 """Connections that wait in the system to be accepted, at most."""
 
@@ -22,7 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class Door:
-    """Listens for clients and hands their connections to aiohttp; those beyond the limits are closed at once."""
+    """Listens for clients and hands their connections to aiohttp; those beyond the limits are closed at once.
+
+    It may be opened several times, at other addresses.
+    """
 
     def __init__(self, server: web.Server, connections: int, of_one_address: int) -> None:
         """
@@ -36,36 +42,42 @@ class Door:
         self._of_one_address = of_one_address
         self._open: list[tuple[str, asyncio.BaseTransport]] = []
         """By the client's address; closed ones are taken out when the next client comes."""
+        self._entering: dict[asyncio.Task[None], str] = {}
+        """Connections that agree on TLS, with their clients' addresses."""
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
 
-    async def open(self, host: str, port: int) -> int:
+    async def open(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listen on all addresses of `host`; the port, which is any free one for 0.
 
         Raises:
             OSError: the port is taken, or the host is none of this machine.
         """
+        fresh: list[socket.socket] = []
         try:
             for family, address in await _resolve(host):
                 listener = socket.create_server((address, port), family=family, backlog=WAITING)
                 listener.setblocking(False)
-                self._listeners.append(listener)
+                fresh.append(listener)
                 port = listener.getsockname()[1]
         except BaseException:
-            await self.close()
+            for listener in fresh:
+                listener.close()
             raise
-        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in self._listeners]
+        self._listeners += fresh
+        self._accepting += [asyncio.create_task(self._accept(listener, tls)) for listener in fresh]
         return port
 
     async def close(self) -> None:
         """Let nobody in any more; connections that are open stay."""
-        for task in self._accepting:
+        tasks = [*self._accepting, *self._entering]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for listener in self._listeners:
             listener.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -73,19 +85,36 @@ class Door:
                 if self._is_full(address):
                     client.close()
                     continue
+                if tls is not None:  # which takes as long as the client likes
+                    task = asyncio.create_task(self._agree(client, address, tls))
+                    self._entering[task] = address
+                    task.add_done_callback(self._entering.pop)
+                    continue
                 transport, _ = await loop.connect_accepted_socket(self._handler, client)
                 self._open.append((address, transport))
             except Exception as error:  # it has gone already, or this process can have no more files
                 _log.warning("a client could not be let in: %s", error)
                 await asyncio.sleep(PAUSE_S)
 
+    async def _agree(self, client: socket.socket, address: str, tls: ssl.SSLContext) -> None:
+        """Let a client in once TLS is agreed on; one that does not agree is no news."""
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                self._handler, client, ssl=tls, ssl_handshake_timeout=HANDSHAKE_S, ssl_shutdown_timeout=HANDSHAKE_S
+            )
+            self._open.append((address, transport))
+        except OSError as error:
+            _log.debug("%s did not agree on TLS: %s", address, error)
+
     def _is_full(self, address: str) -> bool:
         self._open = [one for one in self._open if not one[1].is_closing()]
-        own = sum(one == address for one, _ in self._open)
+        holders = [*(one for one, _ in self._open), *self._entering.values()]
+        own = holders.count(address)
         if own >= self._of_one_address:
             _log.warning("%s has %d connections to the API; further ones are closed", address, own)
-        elif len(self._open) >= self._connections:
-            _log.warning("clients have %d connections to the API; further ones are closed", len(self._open))
+        elif len(holders) >= self._connections:
+            _log.warning("clients have %d connections to the API; further ones are closed", len(holders))
         else:
             return False
         return True

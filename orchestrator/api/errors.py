@@ -29,6 +29,7 @@ _STATUS = {
     "idempotency_key_reused": 422,
     "no_expert_hosts": 409,
     "experts_moving": 409,
+    "lease_refused": 409,
     "insufficient_memory": 422,
     "unreachable_nodes": 422,
     "too_many_requests": 429,
@@ -40,6 +41,7 @@ _STATUS = {
     "peer_lost": 503,
     "peer_timeout": 503,
     "worker_died": 503,
+    "device_leased": 503,
     "out_of_memory": 503,  # a machine's free memory is what its other programs leave: it may be another time
     "timed_out": 504,
 }

@@ -12,6 +12,8 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES
+from motley.orchestrator.api.mesh.access import NEW_KEY, NEW_TOKEN
+from motley.orchestrator.api.mesh.nodes import BUDGET, LEASE
 from motley.orchestrator.api.mesh.plans import PLAN
 from motley.orchestrator.api.mesh.session_parameters import SESSION
 from motley.orchestrator.api.openai.generates import CHAT, COMPLETION
@@ -28,6 +30,10 @@ _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
     ("POST", "/detokenize"): ("DetokenizeRequest", DETOKENIZE),
     ("POST", "/api/sessions"): ("SessionRequest", SESSION),
     ("POST", "/api/plan"): ("PlanBody", PLAN),
+    ("POST", "/api/keys"): ("NewKey", NEW_KEY),
+    ("POST", "/api/tokens"): ("NewToken", NEW_TOKEN),
+    ("PUT", "/api/nodes/{name}/lease"): ("LeaseBody", LEASE),
+    ("PUT", "/api/nodes/{name}/budget"): ("BudgetBody", BUDGET),
 }
 """What requests have as their bodies, by method and path; others have none."""
 _SCHEMAS = "#/components/schemas/"

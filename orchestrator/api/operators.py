@@ -7,6 +7,7 @@ from fixed lists, never what a client has sent, so their number is bounded. What
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from itertools import accumulate
@@ -49,8 +50,8 @@ class OperatorsApi:
         return web.json_response({"status": "ok"})
 
     async def version(self, _: web.Request) -> web.Response:
-        """The version of this server."""
-        return web.json_response({"version": version("motley")})
+        """The version of this server, and its clock's Unix time."""
+        return web.json_response({"version": version("motley"), "time": time.time()})
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._numbers), headers={"Content-Type": CONTENT_TYPE_LATEST})

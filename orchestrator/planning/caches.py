@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from motley.orchestrator.planning.setup import Setup
 from motley.protocol import CACHE_BLOCK, CACHE_STRETCH
-from motley.protocol.mesh_pb2 import ModelProfile
+from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 
 WINDOWS = 4
 """Layers with a window have room for at least so many sequences that are longer than it."""
 WINDOWED_PART = 4
 """And for one in so many tokens of all sequences together: short ones, and prefixes, want more."""
+MOST_STATES = 16
+"""Sequences that may have a recurrent state at a time, at most: each takes as much as some thousand tokens' caches."""
 STEP_ROWS = 256
 """Rows that a sequence may have in a step: besides its window, it needs room for these."""
 
@@ -28,6 +30,7 @@ class Blocks:
         on_nodes: how many more each rank has on another node.
         windowed: how many a layer with a window has in place of all these; 0: it has the same as other layers.
         window: the widest window of such layers, in positions.
+        slots: how many sequences can have a recurrent state; 0: the model has none.
     """
 
     count: int
@@ -36,6 +39,7 @@ class Blocks:
     on_nodes: int = 0
     windowed: int = 0
     window: int = 0
+    slots: int = 0
 
     @property
     def room(self) -> int:
@@ -52,12 +56,14 @@ class Caches:
         tokens: what all sequences together may have there, in memory.
         disk_tokens: what they may have besides on disks.
         node_tokens: what they may have besides on other nodes. All together they are at least `context`.
+        sequences: how many there may be at a time.
     """
 
     context: int
     tokens: int
     disk_tokens: int = 0
     node_tokens: int = 0
+    sequences: int = MOST_STATES
 
     @property
     def far_tokens(self) -> int:
@@ -93,15 +99,21 @@ def blocks_of(caches: Caches, profile: ModelProfile, setups: Collection[Setup]) 
     spared = all(setup.keeps_windows for setup in setups)
     if caches.far_tokens and profile.windowed_bytes_per_token == profile.cache_bytes_per_token:
         spared = False
-    return caches.blocks(whole, profile.window if spared else 0)
+    blocks = caches.blocks(whole, profile.window if spared else 0)
+    return replace(blocks, slots=min(caches.sequences, MOST_STATES)) if profile.state_bytes else blocks
 
 
-def with_windows(profile: ModelProfile, blocks: Blocks) -> ModelProfile:
-    """A model's costs as if all layers had all blocks: a token takes less if layers with a window have fewer."""
-    if not blocks.windowed:
+def with_blocks(profile: ModelProfile, blocks: Blocks) -> ModelProfile:
+    """A model's costs with these blocks, as if all layers had all of them: a token takes less if layers with a window
+    have fewer. Its recurrent states are those of all slots."""
+    if not blocks.windowed and not blocks.slots:
         return profile
     costs = ModelProfile()
     costs.CopyFrom(profile)
-    windowed = -(-profile.windowed_bytes_per_token * blocks.windowed // blocks.count)
-    costs.cache_bytes_per_token += windowed - profile.windowed_bytes_per_token
+    all_costs: list[ModelProfile | LayerCosts] = [costs, *costs.layer_costs]
+    for each in all_costs:
+        if blocks.windowed:
+            windowed = -(-each.windowed_bytes_per_token * blocks.windowed // blocks.count)
+            each.cache_bytes_per_token += windowed - each.windowed_bytes_per_token
+        each.state_bytes *= blocks.slots
     return costs

@@ -17,8 +17,17 @@ A *sum* is priced by what would compute it: the schedules of `motley.transport` 
 latency and bandwidth, and the quickest algorithm (one-shot, two-shot or ring) is taken, as ranks do. *lead* is what
 comes between two steps: rank 0 hears the best candidates of all ranks, chooses, and tells them.
 
-Of that time a rank computes a part (`compute_s`, the mean over the ranks), waits for slower ones (`wait_s`), and the
-rest goes by on the wire (`wire_s`).
+Ranks may form *stages*, of some layers each. A stage takes what ranks take that have a model of its layers, and hands
+its rows on: a *hop*, to every rank of the next stage from one of its own. If several requests are under way they form
+*waves*, one for each stage at most, so that all stages compute at a time, each for another wave. Then
+
+    stage   = attention + mlp + head (of the last one) + 2 * its layers * sum, for the rows of a wave
+    token   = max(sum of all stages + hops + lead, waves * the slowest stage)
+
+A prompt's chunks follow each other through the stages.
+
+Of that time a rank computes a part (`compute_s`, the mean over the ranks), waits for slower ones and other stages
+(`wait_s`), and the rest goes by on the wire (`wire_s`).
 """
 
 from __future__ import annotations
@@ -26,8 +35,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
 
 from motley.orchestrator.planning.shares import Candidate, RankPlan, attention_reads, mlp_reads
+from motley.orchestrator.planning.stages import own_profile, ranks_by_stage
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.transport.schedules.forecast import Network, choose
 from motley.transport.schedules.schedule import all_reduce
@@ -102,17 +114,94 @@ def forecast(
         profiles, candidates, plans: by rank.
         network: of the ranks' links; of one rank, what it says does not matter.
     """
-    step = _parts(profiles, candidates, plans, work.rows, work.position)
-    slowest = sum(map(max, zip(*step, strict=True)))
-    mean = sum(map(sum, step)) / len(step)
-    wire = wire_s(profiles[0], network, len(plans), work.rows, work.wire)
+    stages = [_Stage.of(ranks, profiles, candidates, plans, network) for ranks in ranks_by_stage(plans)]
+    waves = min(len(stages), work.rows)
+    rows = -(-work.rows // waves)
+    lead = lead_s(network, range(len(plans)))
+    steps = [stage.step_s(rows, work.position, work.wire) for stage in stages]
+    hops = [_hop_s(network, one.ranks, other.ranks, rows * profiles[0].hidden) for one, other in pairwise(stages)]
+    through = sum(step.slowest + step.wire for step in steps)
+    busiest = max(step.slowest + step.wire for step in steps)
+    token = max(through + sum(hops) + lead, waves * busiest)
+    compute = waves * sum(step.all_ranks for step in steps) / len(plans)
+    wire = min(token - compute, sum(step.wire for step in steps) + sum(hops) + lead)
+    return Forecast(compute, wire, token - compute - wire, _first_s(stages, network, work, lead))
+
+
+class _Step(NamedTuple):
+    """Seconds of a step in one stage: of its slowest ranks, of all ranks together, and of its sums."""
+
+    slowest: float
+    all_ranks: float
+    wire: float
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Some ranks, with the costs of their layers."""
+
+    ranks: range
+    profiles: Sequence[ModelProfile]
+    candidates: Sequence[Candidate]
+    plans: Sequence[RankPlan]
+    network: Network
+
+    @classmethod
+    def of(
+        cls,
+        ranks: range,
+        profiles: Sequence[ModelProfile],
+        candidates: Sequence[Candidate],
+        plans: Sequence[RankPlan],
+        network: Network,
+    ) -> _Stage:
+        """Some of all ranks; arguments as of `forecast`."""
+        own = [own_profile(profiles[rank], plans[rank]) for rank in ranks]
+        there = network.among(ranks) if len(ranks) < len(plans) else network
+        return cls(ranks, own, candidates[ranks.start : ranks.stop], plans[ranks.start : ranks.stop], there)
+
+    def step_s(self, rows: int, position: int, wire: str) -> _Step:
+        """What a step of so many rows takes."""
+        parts = _parts(self.profiles, self.candidates, self.plans, rows, position)
+        sums = sums_s(self.profiles[0], self.network, len(self.ranks), rows, wire)
+        return _Step(sum(map(max, zip(*parts, strict=True))), sum(map(sum, parts)), sums)
+
+    def chunk_s(self, rows: int, wire: str) -> float:
+        """What a chunk of a prompt takes, without the head."""
+        parts = _parts(self.profiles, self.candidates, self.plans, rows, 0)
+        computing = max(own[0] for own in parts) + max(own[1] for own in parts)
+        return computing + sums_s(self.profiles[0], self.network, len(self.ranks), rows, wire)
+
+    def head_s(self) -> float:
+        """What the head takes for the last row of a prompt."""
+        return max(own[2] for own in _parts(self.profiles, self.candidates, self.plans, 1, 0))
+
+
+def _first_s(stages: Sequence[_Stage], network: Network, work: Workload, lead: float) -> float:
+    """Seconds from a prompt's arrival to its answer's first token: its chunks follow each other through the stages."""
+
+    def each_s(rows: int) -> list[float]:
+        elements = rows * stages[0].profiles[0].hidden
+        hops = [_hop_s(network, one.ranks, other.ranks, elements) for one, other in pairwise(stages)]
+        return [stage.chunk_s(rows, work.wire) + hop for stage, hop in zip(stages, [*hops, 0.0], strict=True)]
+
     chunks = [min(CHUNK, work.prompt - done) for done in range(0, work.prompt, CHUNK)]
-    first = LEAD_S
-    for rows in set(chunks):
-        parts = [(own[0], own[1]) for own in _parts(profiles, candidates, plans, rows, 0)]
-        chunk = sum(map(max, zip(*parts, strict=True))) + wire_s(profiles[0], network, len(plans), rows, work.wire)
-        first += chunks.count(rows) * chunk
-    return Forecast(mean, wire, slowest - mean, first + max(own[2] for own in step))
+    taken = {rows: each_s(rows) for rows in set(chunks)}
+    last = taken[chunks[-1]]
+    return LEAD_S + sum(max(taken[rows]) + lead for rows in chunks) + sum(last) - max(last) + stages[-1].head_s()
+
+
+def _hop_s(network: Network, ranks: range, following: range, elements: int) -> float:
+    """Seconds in which the rows of a step get from one stage to the next: each of its ranks hears one of the first, and
+    they take turns (`motley.daemon.rank.passage`)."""
+    seconds = 0.0
+    for place, source in enumerate(ranks):
+        targets = following[place :: len(ranks)]
+        if targets:
+            wire = sum(4 * elements / network.bandwidth[source][target] for target in targets)
+            farthest = max(network.latency[source][target] for target in targets)
+            seconds = max(seconds, wire + farthest + 2 * len(targets) * network.frame_s)
+    return seconds
 
 
 class Pace:
@@ -131,7 +220,8 @@ class Pace:
             position: tokens that each of its sequences has already.
         """
         call, seconds = candidate.call_s, 1 / candidate.speed
-        self.calls_s = profile.layers * ATTENTION_CALLS * call, profile.layers * MLP_CALLS * call, HEAD_CALLS * call
+        head = HEAD_CALLS if profile.vocabulary_units else 0
+        self.calls_s = profile.layers * ATTENTION_CALLS * call, profile.layers * MLP_CALLS * call, head * call
         self._each_s = max(seconds, rows / candidate.row_speed) if candidate.row_speed else seconds
         self._cached_s = rows * position * seconds
         self._profile, self._split = profile, split
@@ -164,12 +254,11 @@ def _parts(
     ]
 
 
-def wire_s(profile: ModelProfile, network: Network, ranks: int, rows: int, wire: str) -> float:
-    """Seconds of a step that go by on the wire: the sums of all layers, and what comes between two steps."""
+def sums_s(profile: ModelProfile, network: Network, ranks: int, rows: int, wire: str) -> float:
+    """Seconds of a step that go by in the sums of all layers."""
     if ranks == 1:
-        return LEAD_S
-    seconds = sum_s(profile.hidden * rows, WIRE_BYTES[wire], _Key(network))
-    return 2 * profile.layers * seconds + lead_s(network, range(ranks))
+        return 0.0
+    return 2 * profile.layers * sum_s(profile.hidden * rows, WIRE_BYTES[wire], _Key(network))
 
 
 def lead_s(network: Network, ranks: Sequence[int]) -> float:
@@ -199,12 +288,3 @@ def sum_s(elements: int, itemsize: float, key: _Key) -> float:
     """Seconds of an all-reduce of so many float32 values, as transport would do it."""
     network = key.network
     return choose(all_reduce(elements, len(network.latency)), 4, network, wire_itemsize=itemsize).seconds
-
-
-def part_of(network: Network, ranks: Sequence[int]) -> Network:
-    """The network of some of the ranks alone."""
-
-    def among(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
-        return [[matrix[one][other] for other in ranks] for one in ranks]
-
-    return Network(among(network.latency), among(network.bandwidth), network.frame_s, network.byte_s)

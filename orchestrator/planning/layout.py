@@ -29,9 +29,9 @@ def is_parallel(request: SessionRequest, profile: ModelProfile, engines: Mapping
     """Whether the experts of a session are parallel, else they are sliced.
 
     ``auto`` means: wherever that is possible on more than one node. It is sliced on one node, where engines have no
-    experts of their own, with shares by hand or nodes that hold it in their own way (both are of slices: the replicas
-    of a whole expert must have the same bits), and if the session is exact: the layouts round differently, and bits
-    that are the same on any number of nodes include those of one.
+    experts of their own, in stages, with shares by hand or nodes that hold it in their own way (both are of slices: the
+    replicas of a whole expert must have the same bits), and if the session is exact: the layouts round differently, and
+    bits that are the same on any number of nodes include those of one.
 
     Args:
         engines: of every node that takes part, by its name, the engines that compute single experts, and trunks whose
@@ -57,5 +57,5 @@ def is_parallel(request: SessionRequest, profile: ModelProfile, engines: Mapping
         )
     if request.experts != "auto" or request.wants_parallel:
         return request.wants_parallel
-    by_hand = bool(request.shares or request.named)
+    by_hand = bool(request.shares or request.named or request.wants_stages)
     return able > 1 and not by_hand and not request.exact

@@ -77,6 +77,8 @@ class RankPlan:
     """Weights, all of the KV caches, and what every rank needs."""
     fixed_bytes: int
     """Of `memory_bytes`, what every rank needs, whatever its share is."""
+    layers: range | None = None
+    """Those that it has these units of; None: all. Ranks of the same layers are a stage."""
 
     def to_share(self, quantisation: str = "") -> Share:
         """The plan as the control plane tells it.
@@ -90,6 +92,7 @@ class RankPlan:
             attention=Range(start=self.attention.start, stop=self.attention.stop),
             mlp=Range(start=self.mlp.start, stop=self.mlp.stop),
             vocabulary=Range(start=self.vocabulary.start, stop=self.vocabulary.stop),
+            layers=Range(start=self.layers.start, stop=self.layers.stop) if self.layers else None,
         )
 
 
@@ -219,7 +222,8 @@ class _Costs:
 
     def attention_memory(self, units: range) -> int:
         cache = self.profile.cache_bytes_per_token * self.cache_tokens * self.kv_heads(units)
-        return self.attention_bytes(units) + cache
+        states = -(-self.profile.state_bytes * len(units) // self.split)
+        return self.attention_bytes(units) + cache + states
 
     def rank_plan(self, attention: range, mlp: range, vocabulary: range) -> RankPlan:
         profile = self.profile
@@ -377,6 +381,8 @@ def _apportion(total: int, weights: Sequence[float], speeds: Sequence[float]) ->
     The units that rounding down leaves over go where they cost least time: to the ranks that are the soonest done
     with one more (ties to the lower rank).
     """
+    if not total:
+        return [0] * len(weights)
     whole = math.fsum(weights)
     quotas = [total * weight / whole for weight in weights]
     counts = [math.floor(quota) for quota in quotas]

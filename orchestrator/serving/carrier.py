@@ -9,6 +9,7 @@ from motley.orchestrator.control import Control
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, ServingError, refusal
 from motley.orchestrator.serving.kept_sessions import KeptSessions
+from motley.orchestrator.serving.relays import Relays
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session, State
 from motley.protocol.mesh_pb2 import OrchestratorMessage
@@ -17,11 +18,14 @@ from motley.protocol.mesh_pb2 import OrchestratorMessage
 class Carrier:
     """Must be given everything that a session returns."""
 
-    def __init__(self, sessions: SessionTable, control: Control, requests: Requests, kept: KeptSessions) -> None:
+    def __init__(
+        self, sessions: SessionTable, control: Control, requests: Requests, kept: KeptSessions, relays: Relays
+    ) -> None:
         self._sessions = sessions
         self._kept = kept
         self._control = control
         self._requests = requests
+        self._relays = relays
         self._changed = asyncio.Event()
         self.stopping = False
         """The orchestrator shuts down, which is why sessions are closed."""
@@ -30,10 +34,13 @@ class Carrier:
         """Send what a session decided, end its requests if it has ended, have them wait while it recovers and go on
         when it has, and forget it once it is over."""
         for node_id, command in commands:
-            self._control.send(node_id, OrchestratorMessage(rank=command))
+            if not self._relays.send(session, (node_id, command)):
+                self._control.send(node_id, OrchestratorMessage(rank=command))
         self._kept.note(session)
         if session.explained or session.state is State.CLOSING:  # soon: whoever is to blame is released
             self._requests.end(session, session.failure or self.closed(session).failure)
+        elif session.lost_and_paused and session.pause is not None:
+            self._requests.end(session, session.pause)
         elif session.state is State.RECOVERING and session.interruption and session.interruption.lost:
             self._requests.suspend(session)
         elif session.answers:

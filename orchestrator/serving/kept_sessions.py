@@ -1,7 +1,8 @@
-"""Sessions outlive the orchestrator: a file for each that is ready, of which one that is started again takes it up.
+"""Sessions outlive the orchestrator: a file for each, of which one that is started again takes it up.
 
-Its ranks go on computing meanwhile, and their nodes come back with them. What is not back in time is lost, and then the
-session is planned anew, as after any loss.
+The ranks of one that was ready go on computing meanwhile, and their nodes come back with them. What is not back in time
+is lost, and then the session is planned anew, as after any loss. One that was not ready yet, or has experts on hosts,
+is begun anew (`motley.orchestrator.serving.reopening`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import contextlib
 import logging
 from pathlib import Path
 
-from motley.orchestrator.files import write_private
-from motley.orchestrator.session_files import SessionFileError, pack, read
+from motley.orchestrator.session_files import SessionFileError, Wanted, pack, pack_wanted, read, read_wanted
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import Away
+from motley.protocol.files import write_private
 
 FOLDER = "sessions"
 """In the state folder."""
+READY, WANTED = ".json", ".wanted"
+"""How the names of files end: of a session that can be taken up, and of one that is to be begun anew."""
 RETURN_S = 30.0
 """Nodes have so long to come back to an orchestrator that was started again: they try every 8 s at least."""
 
@@ -34,35 +37,68 @@ class KeptSessions:
         """
         self._folder = state_dir / FOLDER if state_dir else None
         self._kept: dict[str, int] = {}
-        """Epochs by session, as the files have them."""
+        """Epochs by session, as the files of those that can be taken up have them."""
+        self._wanted: set[str] = set()
+        """Sessions of which a file says no more than that they are wanted."""
 
-    def take_up(self, sessions: SessionTable, now: float) -> None:
-        """Add the sessions that were kept; a file that holds none stays, and is named in the log."""
+    def take_up(self, sessions: SessionTable, now: float) -> dict[str, Wanted]:
+        """Add the sessions that were kept; a file that holds none stays, and is named in the log.
+
+        Returns:
+            those that are to be begun anew, by their ids.
+        """
         if self._folder is None:
-            return
+            return {}
         away = Away(now, RETURN_S, "it has not come back since the orchestrator was started again")
-        for file in sorted(self._folder.glob("*.json")):
+        wanted: dict[str, Wanted] = {}
+        for file in sorted(self._folder.glob("*.*")):
             try:
-                session = read(file.read_bytes(), away)
+                if file.suffix == WANTED:
+                    wanted[file.stem] = read_wanted(file.read_bytes())
+                elif file.suffix == READY:
+                    session = read(file.read_bytes(), away)
+                    sessions.add(session)
+                    self._kept[session.id] = session.epoch
+                    _log.info("session %s (%s) waits for its nodes", session.id, session.name)
             except (OSError, SessionFileError) as error:
                 _log.warning("%s: this session cannot be taken up: %s", file, error)
-                continue
-            sessions.add(session)
-            self._kept[session.id] = session.epoch
-            _log.info("session %s (%s) waits for its nodes", session.id, session.name)
+        self._wanted = set(wanted)
+        return {key: own for key, own in wanted.items() if key not in self._kept}
 
     def note(self, session: Session) -> None:
-        """Keep a session as it is planned now, once that is ready; forget it when it has ended."""
+        """Keep a session as it is planned now; forget it when it has ended."""
         if self._folder is None:
             return
-        file = self._folder / f"{session.id}.json"
         if not session.alive:
-            if self._kept.pop(session.id, None) is not None:
-                with contextlib.suppress(OSError):
-                    file.unlink()
-        elif session.state is State.READY and not session.experts and self._kept.get(session.id) != session.epoch:
-            self._kept[session.id] = session.epoch
-            try:
-                write_private(file, pack(session))
-            except OSError as error:
-                _log.warning("%s: session %s would not outlive the orchestrator: %s", file, session.id, error)
+            self.forget(session.id)
+        elif session.state is State.READY and not session.experts:
+            if self._kept.get(session.id) != session.epoch and self._write(session.id, READY, pack(session)):
+                self._kept[session.id] = session.epoch
+                self._remove(session.id, WANTED)
+                self._wanted.discard(session.id)
+        elif session.workers and session.id not in self._kept and session.id not in self._wanted:
+            self._wanted.add(session.id)
+            self._write(session.id, WANTED, pack_wanted(session))
+
+    def forget(self, session_id: str) -> None:
+        """A session is not wanted any more."""
+        if self._kept.pop(session_id, None) is not None:
+            self._remove(session_id, READY)
+        if session_id in self._wanted:
+            self._wanted.discard(session_id)
+            self._remove(session_id, WANTED)
+
+    def _write(self, session_id: str, suffix: str, content: bytes) -> bool:
+        """Write a file of a session; whether it could be written."""
+        assert self._folder is not None, "what keeps nothing writes nothing"
+        try:
+            write_private(self._folder / f"{session_id}{suffix}", content)
+        except OSError as error:
+            _log.warning("%s: session %s would not outlive the orchestrator: %s", self._folder, session_id, error)
+            return False
+        return True
+
+    def _remove(self, session_id: str, suffix: str) -> None:
+        assert self._folder is not None, "what keeps nothing removes nothing"
+        with contextlib.suppress(OSError):
+            (self._folder / f"{session_id}{suffix}").unlink()

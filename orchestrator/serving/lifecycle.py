@@ -68,7 +68,8 @@ class Lifecycle:
         """
         self._carrier.check_running()
         try:
-            participants = choose_participants(request, self._nodes)
+            aside = self._nodes.set_aside({place.node for place in request.places})
+            participants = choose_participants(request, [node for node in self._nodes if node.id not in aside])
             spec = wanted_model(request, participants)
             session = self._sessions.open(request, time.time())
             try:
@@ -85,10 +86,15 @@ class Lifecycle:
                     self._carrier.check_planning(session)
                 self._sessions.rename(session, request.name or profile.name)
                 try:
-                    ranks, experts = await self._layouts.lay_out(session, request, spec, profiles, caches, draft)
+                    ranks, experts = await self._layouts.lay_out(session, request, spec, profiles, caches, draft, aside)
                 except (PlanError, PlacementError) as error:
                     hint = await self._fitting.hint(session, participants, spec, profiles, caches, draft)
-                    raise type(error)(f"{error}\n{hint}" if hint else str(error)) from error
+                    more = [hint] if hint else []
+                    if away := [node.name for node in self._nodes if node.id in aside]:
+                        more.append(
+                            f"Nodes that come and go take no part unless --nodes names them: {', '.join(away)}."
+                        )
+                    raise type(error)("\n".join([str(error), *more])) from error
                 reading = [*ranks, *(experts.hosts + experts.members if experts else ())]
                 involved = {participants[0].node.name, *(worker.node_name for worker in reading)}
                 if loans and not experts:  # whoever computes experts reads them whenever they move
@@ -96,7 +102,7 @@ class Lifecycle:
                     involved -= loans.borrowers
                 check_copies(request.model, copies, dict.fromkeys(one.name for one in taking if one.name in involved))
                 session.known = ModelKnown(spec, profiles, copies)
-                holders = self._layouts.place_holders(ranks, caches, profile)
+                holders = self._layouts.place_holders(ranks, caches, profile, aside)
                 session.forecast = None if experts else forecast_of(ranks, profiles, request, self._nodes, self._links)
                 commands = session.assign(spec, profile, ranks, caches, self._clock(), experts, holders)
                 self._carrier.carry_out(session, commands)

@@ -74,7 +74,7 @@ class Rearranging:
             ServingError: there is no such node, a session is not ready, or cannot do without the node, or the node does
                 not leave.
         """
-        node = next((node for node in self._nodes if node.alive and node.name == name), None)
+        node = self._nodes.named(name)
         if node is None:
             there = ", ".join(sorted(node.name for node in self._nodes if node.alive)) or "none"
             raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "node")
@@ -95,11 +95,14 @@ class Rearranging:
             raise refusal("timed_out", f"node {name!r} does not leave: it has not answered for {LEAVE_S:.0f} s")
         return [session.name for session in concerned]
 
-    async def rebalance(self, session: Session, *, force: bool) -> Rebalanced:
-        """Plan a session anew, if that saves `GAIN` of a token's time.
+    async def rebalance(
+        self, session: Session, gain: float = GAIN, *, unless: Callable[[], bool] = lambda: False
+    ) -> Rebalanced:
+        """Plan a session anew, if that saves a part of a token's time.
 
         Args:
-            force: whatever it saves.
+            gain: that part; below 0: whatever it saves, also if that is not known.
+            unless: leave it as it is if this is so once a better plan is found.
 
         Raises:
             ServingError: the session is not ready, has experts on hosts, or must not be interrupted.
@@ -112,11 +115,11 @@ class Rearranging:
             after = (await self._forecasts.anew(session)).forecast.token_s
         except PlanError as error:
             raise refusal("insufficient_memory", str(error)) from error
-        better = before is not None and after < (1 - GAIN) * before
-        if better or force:
+        better = gain < 0 or (before is not None and after < (1 - gain) * before)
+        if better := better and not unless():
             self._carrier.check_running()
-            await self._replan(session, "a better plan was asked for", set())
-        return Rebalanced(better or force, None if before is None else 1e3 * before, 1e3 * after)
+            await self._replan(session, "another plan is quicker", set())
+        return Rebalanced(better, None if before is None else 1e3 * before, 1e3 * after)
 
     async def _replan(self, session: Session, why: str, avoid: set[str]) -> None:
         """Plan a session anew and wait until it is ready, or has failed."""
@@ -126,7 +129,7 @@ class Rearranging:
         self._recovery.look_after(session)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(MOVE_S):
-                await self._carrier.until(lambda: session.state is State.READY or not session.alive)
+                await self._carrier.until(lambda: session.state in (State.READY, State.PAUSED) or not session.alive)
 
 
 def _check_movable(session: Session) -> None:

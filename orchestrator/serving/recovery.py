@@ -1,6 +1,7 @@
 """Sessions that have lost a rank get a new plan, of nodes that are left: whoever was there before, else anybody.
 
-A machine that is lost for a moment may be all that a plan lacks, so it is tried for a while before a session fails.
+A machine that is lost for a moment may be all that a plan lacks, so plans are tried for a while before a session is
+paused; and then now and then, so that it comes back by itself when its nodes do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from motley.orchestrator.serving.plans.descriptions import Descriptions
 from motley.orchestrator.serving.plans.drafts import describe_draft
 from motley.orchestrator.serving.plans.forecasts import forecast_of
 from motley.orchestrator.serving.plans.layouts import Layouts
-from motley.orchestrator.serving.plans.participants import choose_participants, participant
+from motley.orchestrator.serving.plans.participants import choose_participants, participant, taken_back
 from motley.orchestrator.serving.plans.substitutes import substitutes
 from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.sessions import ModelKnown, Session, State
@@ -35,6 +36,8 @@ PATIENCE_S = 20.0
 """So long after a loss, plans are tried that do not fit: a machine that was lost for a moment is back by then."""
 AGAIN_S = 0.5
 """How often they are."""
+PAUSED_S = 2.0
+"""How often they are of a session that is paused, for as long as it is wanted."""
 LOOK_S = 3.0
 """A node that has joined since the first plan takes part if it says so soon that it has the model."""
 
@@ -90,9 +93,15 @@ class Recovery:
                 why = session.losses.last[-1].why if session.interruption.lost else session.interruption.why
                 if self._clock() - session.interruption.at > PATIENCE_S:
                     message = f"{why.message}. It cannot go on with the nodes that are left: {hindrance}"
-                    self._fail(session, Failure(code=why.code, message=message, lost_rank=why.lost_rank))
-                    return
-                await asyncio.sleep(AGAIN_S)
+                    failure = Failure(code=why.code, message=message, lost_rank=why.lost_rank)
+                    if not session.serves:
+                        self._fail(session, failure)
+                        return
+                    if session.state is State.RECOVERING:
+                        _log.warning("session %s (%s) is paused: %s", session.id, session.name, message)
+                    session.wait_for_plan(failure)
+                    self._carrier.carry_out(session, [])
+                await asyncio.sleep(AGAIN_S if session.state is State.RECOVERING else PAUSED_S)
         except Exception as error:
             _log.exception("planning session %s (%s) anew", session.id, session.name)
             message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
@@ -100,7 +109,7 @@ class Recovery:
 
     def _fail(self, session: Session, failure: Failure) -> None:
         """End a session that finds no plan, unless it was closed meanwhile."""
-        if session.state is State.RECOVERING:
+        if session.replanned:
             self._carrier.carry_out(session, session.fail(failure, self._clock()))
 
     async def _try(self, session: Session) -> str | None:
@@ -110,7 +119,9 @@ class Recovery:
         lacking, borrowing = self._lacking(session, copies)
         assert session.interruption is not None
         avoid = set(session.interruption.avoid)
+        lent = {node.id: taken_back(session.request, node) for node in self._nodes if node.alive}
         reasons = {
+            **{why: {node_id} for node_id, why in lent.items() if why},
             "cannot compute what the session asks for": self._unable(session.request),
             "has not ended its last worker yet": session.unreleased,
             "does not have the model": lacking,
@@ -118,14 +129,15 @@ class Recovery:
         blocked = set[str]().union(*reasons.values())
         why = in_the_way = self._in_the_way(reasons)
         nodes, suspects = list(self._nodes), session.suspects
-        tried = [blocked | borrowing | avoid, blocked | avoid, blocked]
+        aside = self._nodes.set_aside(())
+        tried = [blocked | borrowing | avoid | aside, blocked | borrowing | avoid, blocked | avoid, blocked]
         attempts = chain.from_iterable(
             substitutes(session.request, nodes, out, suspects - out)
             for number, out in enumerate(tried)
             if out not in tried[:number]
         )
         for request, avoid in attempts:
-            if session.state is not State.RECOVERING:
+            if not session.replanned:
                 return None
             try:
                 await self._start(session, session.known, copies, request, avoid)
@@ -133,7 +145,7 @@ class Recovery:
                 why = in_the_way or str(error)
             else:
                 return None
-        return why if session.state is State.RECOVERING else None
+        return why if session.replanned else None
 
     def _in_the_way(self, reasons: Mapping[str, Container[str]]) -> str:
         """Why none of the nodes that are there can take part; empty: one can, or none is there.
@@ -199,7 +211,7 @@ class Recovery:
         try:
             ranks, experts = await self._layouts.lay_out(session, request, *model, caches, draft, avoid)
         except _Refusal:
-            if draft is None or session.state is not State.RECOVERING:
+            if draft is None or not session.replanned:
                 raise
             ranks, experts = await self._layouts.lay_out(session, request, *model, caches, None, avoid)
         if loans:

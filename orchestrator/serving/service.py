@@ -12,9 +12,12 @@ from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.carrier import Carrier
+from motley.orchestrator.serving.improving import Improving
 from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.lifecycle import Lifecycle
+from motley.orchestrator.serving.making_way import MakingWay
+from motley.orchestrator.serving.orders import Orders
 from motley.orchestrator.serving.plans.descriptions import Descriptions
 from motley.orchestrator.serving.plans.fitting import Fitting
 from motley.orchestrator.serving.plans.forecasts import Forecasts
@@ -24,6 +27,8 @@ from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.probes import Probes
 from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.serving.recovery import Recovery
+from motley.orchestrator.serving.relays import Relays
+from motley.orchestrator.serving.reopening import Reopening
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Command, Session
@@ -47,11 +52,17 @@ class Serving:
     """A `motley.orchestrator.control.Listener`."""
 
     def __init__(
-        self, nodes: NodeTable, control: Control, clock: Callable[[], float], state_dir: Path | None = None
+        self,
+        nodes: NodeTable,
+        control: Control,
+        clock: Callable[[], float],
+        state_dir: Path | None = None,
+        rebalance_at: float = 0.0,
     ) -> None:
         """
         Args:
             state_dir: where sessions are kept that outlive the orchestrator; None: they do not.
+            rebalance_at: see `Improving`.
         """
         self.nodes = nodes
         self.sessions = SessionTable()
@@ -62,21 +73,28 @@ class Serving:
         self._planner = Planner()
         self._descriptions = Descriptions(control)
         kept = KeptSessions(state_dir)
-        self._carrier = Carrier(self.sessions, control, self.requests, kept)
-        kept.take_up(self.sessions, clock())
+        self._relays = Relays(nodes, self.links, control)
+        self._carrier = Carrier(self.sessions, control, self.requests, kept, self._relays)
+        self._wanted = kept.take_up(self.sessions, clock())
         self._lending = Lending(control)
-        memory = Memory(nodes, self.sessions)
+        memory = Memory(nodes, self.sessions, self.links)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
         self.lifecycle = Lifecycle(
             nodes, self.links, self.sessions, self._descriptions, self._lending, layouts, fitting, self._carrier, clock
         )
+        self._reopening = Reopening(nodes, self.lifecycle, kept, self._carrier, clock)
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
         self._recovery = Recovery(nodes, self.links, self._descriptions, self._lending, layouts, self._carrier, clock)
         self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
         self.rearranging = Rearranging(
             nodes, self.links, self.sessions, self.forecasts, self._recovery, self._carrier, control, clock
         )
+        self._improving = Improving(
+            nodes, self.links, self.sessions, self.requests, self.rearranging, clock, rebalance_at
+        )
+        self.orders = Orders(nodes, control)
+        self._making_way = MakingWay(nodes, self.sessions, self.forecasts, self._recovery, self._carrier, clock)
         self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
     def on_message(self, node: Node, message: NodeMessage) -> None:
@@ -91,6 +109,10 @@ class Serving:
                 self._lending.on_lent(node, message.lent)
             case "probed":
                 self._probes.on_probed(node, message.probed)
+            case "relayed":
+                self._relays.on_relayed(node, message.relayed)
+            case "done":
+                self.orders.on_done(node, message.done)
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """Take up the ranks that a node has kept while it was cut off; those that nobody wants any more are ended."""
@@ -107,8 +129,15 @@ class Serving:
             if own is None or own.epoch != each.epoch or worker is None or worker.gone or worker.node_id != node.id:
                 release = RankCommand(session=each.session, epoch=each.epoch, rank=each.rank, release=Release())
                 self._control.send(node.id, OrchestratorMessage(rank=release))
+        self._carrier.look()
+
+    def on_offer(self, node: Node) -> None:
+        """Have sessions make way on a node, or grow there, as it has said."""
+        for session in self.sessions:
+            self._go_on(session, lambda _: [])
 
     def on_lost(self, node: Node) -> None:
+        self.orders.on_lost(node)
         self._descriptions.on_lost(node)
         self._lending.on_lost(node)
         self._probes.on_lost(node)
@@ -123,6 +152,10 @@ class Serving:
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())
             self._control.send(node.id, OrchestratorMessage(rank=release))
+
+    async def begin_anew(self) -> None:
+        """Begin the sessions that there were before a restart, and that cannot be taken up."""
+        await self._reopening.begin_anew(self._wanted)
 
     async def watch(self) -> None:
         """Notice silent nodes and passed deadlines, for ever."""
@@ -141,12 +174,14 @@ class Serving:
             self._go_on(session, lambda session: session.on_time(now))
         self._control.drop_silent()
         self._probes.begin()
+        self._improving.begin()
         self.nodes.forget(set[str]().union(*(session.node_names for session in self.sessions)))
 
     def _go_on(self, session: Session, step: Callable[[Session], list[Command]]) -> None:
         """Let a session take a step, and carry out what it decides. A fault of ours in it ends this session alone."""
         try:
             self._carrier.carry_out(session, step(session))
+            self._making_way.look_after(session)
             self.upkeep.look_after(session)
             self._recovery.look_after(session)
         except Exception as error:
@@ -164,5 +199,8 @@ class Serving:
         """Close every session, for the orchestrator stops."""
         await self.lifecycle.close_all()
         await self.upkeep.finish()
+        await self._relays.finish()
+        await self._improving.finish()
+        await self._making_way.finish()
         await self._recovery.finish()
         self._planner.stop()

@@ -16,6 +16,7 @@ const ON_THE_WAY = {
   connecting: "The ranks connect to each other…",
   loading: "Reading weights…",
   recovering: "Deciding who gets what now…",
+  paused: "Waiting until a plan fits…",
   closing: "Releasing the ranks…",
 };
 
@@ -29,7 +30,8 @@ const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value)
 
 function memoryBar(node) {
   const [reserved, offered] = [node.memory_reserved_bytes, node.memory_bytes];
-  const label = `${scaled(reserved, "B")} of ${scaled(offered, "B")} reserved`;
+  const onGpu = node.gpu_budget_bytes && `at most ${scaled(node.gpu_budget_bytes, "B")} of its GPU`;
+  const label = joined(`${scaled(reserved, "B")} of ${scaled(offered, "B")} reserved`, onGpu);
   const bar = h("span", { class: colour(node.name), grow: reserved / offered || 0 });
   return [h("div", { class: "bar", role: "img", "aria-label": label }, bar), quiet(label)];
 }
@@ -69,7 +71,10 @@ function nodeCard(node) {
       node.speeds.length > 0 && fact("Computes", node.speeds.map((own) => `${own.format} ${scaled(own.bytes_per_s, "B/s")}`).join(", ")),
       reached.length > 0 && fact("Links", reached.map((link) => `${link.to} ${link.latency_ms.toFixed(2)} ms, ${scaled(link.bandwidth, "B/s")}`).join("; ")),
       fact("Serves", workers.join("; ") || "nothing")),
-    node.links.filter((link) => link.failure).map((link) => h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}`)),
+    node.aside_s !== null && h("p", { class: "waiting" }, `Comes and goes: it is set aside for ${Math.ceil(node.aside_s / 60)} min more.`),
+    node.lease.words !== null && h("p", { class: "waiting" }, `Its machine ${node.lease.words}.`),
+    node.lease.trouble !== null && h("p", { class: "failure" }, `Taken for no lease: ${node.lease.trouble}`),
+    node.links.filter((link) => link.failure).map((link) => h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}${link.relay ? `; they meet by ${link.relay}` : ""}`)),
     quiet(joined(node.zone && `zone ${node.zone}`, node.address, node.platform, `motley ${node.version}`)),
   );
 }
@@ -149,7 +154,7 @@ function rankRow(rank, longest, mixed) {
       quiet(joined(rank.rank === 0 && "leader", state)),
       mixed && quiet(joined(rank.engine, rank.quantisation, rank.device === "gpu" && "on its GPU"))),
     h("div", {},
-      h("p", {}, `${percent(share.fraction)} of the weights`),
+      h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in layers ${share.layers[0]} to ${share.layers[1] - 1}` : ""}`),
       quiet(`units: ${share.attention} attention, ${share.mlp} MLP, ${share.vocabulary} vocab`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
@@ -215,7 +220,7 @@ function activityOf(activity) {
 }
 
 function lossesOf(losses, interruptedBy) {
-  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Requests wait for another plan: ${interruptedBy}`);
+  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Waits for another plan: ${interruptedBy}`);
   if (losses.length === 0) return false;
   const { message } = losses[losses.length - 1];
   const times = losses.length === 1 ? "one time" : `${losses.length} times`;

@@ -23,6 +23,8 @@
 #include "rows_kernel.h"
 #include "adapted_kernel.h"
 #include "attention_kernel.h"
+#include "delta_kernel.h"
 
-#define KERNELS {TILE_ROWS, TILE_TOKENS, quantise,   multiply,     normalise, gate, \
-                 adapt_down, adapt_up,    cache_rows, turn_queries, attend,    combine}
+#define KERNELS                                                              \
+    {TILE_ROWS, TILE_TOKENS,  quantise, multiply, normalise, gate, adapt_down, adapt_up, \
+     cache_rows, turn_queries, attend,   combine,  recur_rows}

@@ -3,6 +3,7 @@
 #define MOTLEY_LIBRARY_H
 #include "adapted.h"
 #include "attention.h"
+#include "delta.h"
 #include "matmul.h"
 #include "rows.h"
 
@@ -24,7 +25,13 @@ struct kernels {
     void (*turn_queries)(const struct piece *now);
     void (*attend)(const struct piece *now, int64_t stretch, int64_t kv_head);
     void (*combine)(const struct piece *now, int64_t chunk);
+    void (*recur)(const struct recurring *now, int64_t head);
 };
+
+/* Of delta.c: the columns of q, k and v of a row of a span under way, rows before it having numbers below 0; and the
+ * numbers b and a of its value heads. */
+const float *delta_row(const struct recurring *now, int64_t row);
+const float *delta_gates(const struct recurring *now, int64_t row);
 
 extern const struct kernels portable;
 #ifdef __x86_64__

@@ -63,10 +63,12 @@ class Gated(ctypes.Structure):
     """``struct gated`` of rows.h."""
 
     _fields_ = (
-        ("gate_up", c_void_p),
+        ("gate", c_void_p),
+        ("up", c_void_p),
         ("y", c_void_p),
         ("rows", c_int64),
         ("columns", c_int64),
+        ("stride", c_int64),
         ("activation", c_int32),
     )
 
@@ -154,6 +156,54 @@ class Question(ctypes.Structure):
     )
 
 
+class DeltaSpan(ctypes.Structure):
+    """``struct delta_span`` of delta.h."""
+
+    _fields_ = (
+        ("row", c_int64),
+        ("rows", c_int64),
+        ("position", c_int64),
+        ("slot", c_int64),
+        ("guesses", c_int64),
+    )
+
+
+class DeltaSpanList(ctypes.Structure):
+    """``struct delta_spans`` of delta.h."""
+
+    _fields_ = (("all", POINTER(DeltaSpan)), ("count", c_int64))
+
+
+class Delta(ctypes.Structure):
+    """``struct delta`` of delta.h."""
+
+    _fields_ = (
+        ("pool", c_void_p),
+        ("spans", POINTER(DeltaSpanList)),
+        ("qkvz", c_void_p),
+        ("ba", c_void_p),
+        ("filters", c_void_p),
+        ("rate", c_void_p),
+        ("bias", c_void_p),
+        ("gain", c_void_p),
+        ("states", c_void_p),
+        ("recent", c_void_p),
+        ("guessed", c_void_p),
+        ("marks", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("slots", c_int64),
+        ("keys", c_int64),
+        ("group", c_int64),
+        ("key_size", c_int64),
+        ("value_size", c_int64),
+        ("columns", c_int64),
+        ("reach", c_int64),
+        ("most_guesses", c_int64),
+        ("epsilon", c_float),
+    )
+
+
 class Factors(ctypes.Structure):
     """``struct factors`` of adapted.h."""
 
@@ -202,9 +252,10 @@ class Adapted(ctypes.Structure):
 
 STRUCTS = (
     *(Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question),
+    *(DeltaSpan, DeltaSpanList, Delta),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
 )
-INTERFACE = (8, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (9, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -224,6 +275,8 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("attention", [POINTER(Attention)], c_int32),
     ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),
     ("answer", [POINTER(Question)], c_int32),
+    ("prepare_delta", [POINTER(Delta)], c_int32),
+    ("delta", [POINTER(Delta)], c_int32),
     ("guard", [c_void_p, c_int64], c_int32),
     ("is_broken", [c_int32], c_int32),
     ("unguard", [c_int32], None),

@@ -7,6 +7,7 @@
  *   SILU: z = gate; y = gate * sigmoid(z) * up.
  *   GELU_TANH: z = 2 sqrt(2 / pi) (gate + 0.044715 gate^3), which is gelu by the approximation with tanh; y likewise.
  *   CLAMPED: gate is at most 7, up within -7 and 7, z = 1.702 gate; y = gate * sigmoid(z) * (up + 1).
+ *   SIGMOID: z = gate; y = sigmoid(z) * up.
  */
 #include "library.h"
 

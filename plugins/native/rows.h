@@ -14,13 +14,15 @@ struct norm {
     float epsilon;
 };
 
-enum activation { SILU, GELU_TANH, CLAMPED };
+enum activation { SILU, GELU_TANH, CLAMPED, SIGMOID };
 
-/* SHARED with library.py. y[rows, columns] of gate_up[rows, 2 * columns], gates first: see rows.c. */
+/* SHARED with library.py. y[rows, columns] of gate and up, rows of as many columns that are `stride` apart: see rows.c.
+ */
 struct gated {
-    const float *gate_up;
+    const float *gate;
+    const float *up;
     float *y;
-    int64_t rows, columns;
+    int64_t rows, columns, stride;
     int32_t activation;
 };
 #endif

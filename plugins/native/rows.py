@@ -47,24 +47,29 @@ def bind_norm(x: F32, skip: F32 | None, weight: F32, epsilon: float, y: F32, tot
     return partial(library().motley_norm, ctypes.byref(norm))
 
 
-ACTIVATIONS = ("silu", "gelu_tanh", "clamped")
+ACTIVATIONS = ("silu", "gelu_tanh", "clamped", "sigmoid")
 """What gates may be opened by, see rows.c: the numbers that rows.h calls them by are their places."""
 
 
-def bind_gated(gate_up: F32, y: F32, activation: str = "silu") -> Action:
+def bind_gated(gate_up: F32, y: F32, activation: str = "silu", up: F32 | None = None) -> Action:
     """What a gated MLP makes of gate and up: ``y = silu(gate) * up``, or with another of `ACTIVATIONS`.
 
     Args:
-        gate_up: f32[M, 2F], gates first.
+        gate_up: f32[M, 2F], gates first; or f32[M, F], gates alone.
         y: f32[M, F], overwritten.
+        up: f32[M, F], where it is apart; else None.
     """
     rows, columns = y.shape if y.ndim == 2 else (0, 0)
+    stride = 2 * columns if up is None else columns
+    result, gates = place("y", y, np.float32, rows, columns), address("gate_up", gate_up, np.float32, rows, stride)
     gated = Gated(
-        y=place("y", y, np.float32, rows, columns),
-        gate_up=address("gate_up", gate_up, np.float32, rows, 2 * columns),
+        y=result,
+        gate=gates,
+        up=gates + 4 * columns if up is None else address("up", up, np.float32, rows, columns),
         rows=rows,
         columns=columns,
+        stride=stride,
         activation=ACTIVATIONS.index(activation),
     )
-    gated.kept = (gate_up, y)
+    gated.kept = (gate_up, up, y)
     return partial(library().motley_gated, ctypes.byref(gated))

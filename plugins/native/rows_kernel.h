@@ -32,6 +32,7 @@ ALWAYS floats open_gate(floats gate, floats z) {
 }
 
 ALWAYS floats activate(floats gate, floats up, const enum activation activation) {
+    if (activation == SIGMOID) return open_gate(all_lanes(1), gate) * up;
     if (activation == SILU) return open_gate(gate, gate) * up;
     if (activation == GELU_TANH) {
         const floats cubed = gate * gate * gate * 0x1.6e4e26p-5f;
@@ -46,7 +47,7 @@ ALWAYS floats activate(floats gate, floats up, const enum activation activation)
 ALWAYS void gate_rows(const struct gated *gated, const enum activation activation) {
     const int64_t columns = gated->columns;
     for (int64_t row = 0; row < gated->rows; row++) {
-        const float *gates = gated->gate_up + row * 2 * columns, *ups = gates + columns;
+        const float *gates = gated->gate + row * gated->stride, *ups = gated->up + row * gated->stride;
         float *y = gated->y + row * columns;
         for (int64_t i = 0; i < columns; i += LANES) {
             const floats gate = load_floats(gates + i, columns - i), up = load_floats(ups + i, columns - i);
@@ -58,5 +59,6 @@ ALWAYS void gate_rows(const struct gated *gated, const enum activation activatio
 static void gate(const struct gated *gated) {
     if (gated->activation == GELU_TANH) gate_rows(gated, GELU_TANH);
     else if (gated->activation == CLAMPED) gate_rows(gated, CLAMPED);
+    else if (gated->activation == SIGMOID) gate_rows(gated, SIGMOID);
     else gate_rows(gated, SILU);
 }

@@ -43,11 +43,12 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.adapted import StepRows
 from motley.plugins.native.attention import SpanRows, Spans
+from motley.plugins.native.delta import DeltaRows, DeltaSpans
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.held import HeldAttention
-from motley.plugins.onnxruntime.kernels import FAR, Attend
+from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_slots
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
@@ -109,6 +110,9 @@ class OnnxRuntimeEngine:
         self._slots = AdapterSlots("onnxruntime", graph)
         self._adapts = [part.adapt for part in parts if part.adapt]
         self._adapted = [StepRows(most_rows) for _ in range(2)]
+        self._recurring = [DeltaSpans(most_rows) for _ in range(2)] if graph.states else []
+        """The same as recurrent layers read them."""
+        self._states = {spec.layer: allocated_slots(spec, graph.blocks.slots) for spec in graph.states}
         self._caches = [f"key_cache.{spec.layer}" for spec in movable]
         layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
         self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
@@ -184,6 +188,7 @@ class OnnxRuntimeEngine:
         self._blocks.clear()
         self._movable.clear()
         self._far_blocks.clear()
+        self._states.clear()
 
     def _step(self, hidden: F32, spans: Sequence[Span], halved: bool, exchange: Exchange) -> F32:
         """Carry out `step`, but call `exchange` after each segment, where `step` calls the transport."""
@@ -192,6 +197,14 @@ class OnnxRuntimeEngine:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
         rows = len(hidden)
         count = self._even(rows)
+        if self._recurring:  # of the rows that there are: a state takes each of them once
+            for number, chunk in enumerate(micro_chunks(rows, halved)):
+                self._recurring[number].set(
+                    [
+                        DeltaRows(row, own.rows, own.position, own.slot, own.guesses)
+                        for row, own in spans_of(spans, chunk)
+                    ]
+                )
         buffer = self._buffers["hidden"]
         np.copyto(buffer[:rows], hidden)
         if count > rows:  # the last row once more
@@ -344,6 +357,8 @@ class OnnxRuntimeEngine:
             made = [part.run(places)] if part.run else []
             if part.attend:
                 made.append(self._attention(part.attend, places, number))
+            if part.recur:
+                made.append(part.recur.bind(places, self._recurring[number], self._states[part.recur.layer]))
             if part.then:
                 made.append(part.then(places))
             actions += made

@@ -6,8 +6,10 @@ in the graph                                    in the runtime (domain ``com.mic
 ``DequantizeLinear`` -> ``Gemm(transB=1)``      `motley.plugins.segments.PRODUCT`, not for the runtime: its
                                                 ``MatMulNBits`` reads int4 at half the speed of the memory
 ``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV
+``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
 ``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`
 ``Split`` -> ``Swish`` -> ``Mul``               `motley.plugins.segments.GATED`
+``Sigmoid`` -> ``Mul``                          the same, of a gate that was reshaped
 ``Swish``                                       ``QuickGelu(alpha=1)``
 ==============================================  ==============================================================
 
@@ -16,7 +18,7 @@ A row does not depend on the rows beside it where the number of rows is even: on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -24,7 +26,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
 from motley.plugins.nodes import attributes_of, is_experts
-from motley.plugins.segments import ATTENTION, GATED, NORM, PRODUCT
+from motley.plugins.segments import ATTENTION, DELTA, GATED, NORM, PRODUCT
 
 MICROSOFT = "com.microsoft"
 
@@ -65,7 +67,7 @@ class Lowering:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
         self._gates: dict[str, tuple[NodeProto, str]] = {}
-        """By the result of a gate: what splits gate and up, and the activation."""
+        """By the result of a gate: what splits gate and up, or shapes the gate alone; and the activation."""
         self._absorbed: set[str] = set()
         """Values that a gate makes for itself."""
         if self.fuses:
@@ -79,6 +81,8 @@ class Lowering:
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
         if node.domain == DOMAIN and node.op_type.startswith("CachedAttention"):
             yield from self._attention(node)
+        elif node.domain == DOMAIN and node.op_type == "GatedDelta":
+            yield from self._delta(node)
         elif is_experts(node):
             yield self._experts(node)
         elif (
@@ -98,11 +102,10 @@ class Lowering:
                 NORM, [*added, node.input[1]], [node.output[0], *total], domain=DOMAIN, epsilon=epsilon
             )
         elif node.output[0] in self._gates:
-            split, activation = self._gates[node.output[0]]
-            columns = numpy_helper.to_array(self._initializers[split.input[1]])[0]
-            yield helper.make_node(
-                GATED, [split.input[0]], node.output, domain=DOMAIN, columns=columns, activation=activation
-            )
+            source, activation = self._gates[node.output[0]]
+            of, place = ([source.input[0]], 0) if source.op_type == "Split" else ([source.output[0], node.input[1]], 1)
+            columns = numpy_helper.to_array(self._initializers[source.input[1]])[place]
+            yield helper.make_node(GATED, of, node.output, domain=DOMAIN, columns=columns, activation=activation)
         elif node.output[0] in self._absorbed:
             return  # made by the gate that reads it
         elif node.op_type == "Add" and any(
@@ -134,6 +137,10 @@ class Lowering:
         """Note `product` if it is an opened gate times up, by any of the activations that our kernels know."""
         if product.op_type != "Mul" or product.domain:
             return
+        sigmoid = self._made_by(product.input[0], "Sigmoid")
+        if sigmoid is not None and (shaped := self._made_by(sigmoid.input[0], "Reshape")):
+            self._gates[product.output[0]] = shaped, "sigmoid"
+            self._absorbed.add(sigmoid.output[0])
         opened = self._made_by(product.input[0], "Swish") or self._made_by(product.input[0], "Gelu")
         if opened is None:
             return
@@ -197,16 +204,25 @@ class Lowering:
         return helper.make_node(PRODUCT, operands, [y], domain=DOMAIN, bits=bits, block=block)
 
     def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
-        q, k, v, *others = node.input
-        split = self._made_by(q, "Split")
-        if split is not None and list(split.output) == [q, k, v]:
-            packed = split.input[0]
-        else:
-            packed = f"{node.output[0]}.qkv"
-            yield helper.make_node("Concat", [q, k, v], [packed], axis=1)
-        attention = helper.make_node(ATTENTION, [packed, *others], node.output, name=node.name, domain=DOMAIN)
+        packed = yield from self._packed(node.input[:3], f"{node.output[0]}.qkv")
+        attention = helper.make_node(ATTENTION, [packed, *node.input[3:]], node.output, name=node.name, domain=DOMAIN)
         attention.attribute.extend(node.attribute)
         yield attention
+
+    def _delta(self, node: NodeProto) -> Iterator[NodeProto]:
+        qkvz = yield from self._packed(node.input[:4], f"{node.output[0]}.qkvz")
+        ba = yield from self._packed(node.input[4:6], f"{node.output[0]}.ba")
+        delta = helper.make_node(DELTA, [qkvz, ba, *node.input[6:]], node.output, name=node.name, domain=DOMAIN)
+        delta.attribute.extend(node.attribute)
+        yield delta
+
+    def _packed(self, parts: Sequence[str], name: str) -> Generator[NodeProto, None, str]:
+        """Values side by side: what was split into them, or a new value of this name."""
+        split = self._made_by(parts[0], "Split")
+        if split is not None and list(split.output) == list(parts):
+            return split.input[0]
+        yield helper.make_node("Concat", list(parts), [name], axis=1)
+        return name
 
 
 def _reinterpreted(tensor: TensorProto, shape: tuple[int, ...]) -> TensorProto:

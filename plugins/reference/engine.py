@@ -40,6 +40,7 @@ from motley.plugins.reference.caches import BlockedCache
 from motley.plugins.reference.device import CPU, Array, ArrayModule, Device, open_device
 from motley.plugins.reference.interpreter import Interpreter, Node
 from motley.plugins.reference.operators import Operator
+from motley.plugins.reference.states import LayerStates
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 
 INEXACT = (
@@ -115,6 +116,15 @@ class ReferenceEngine(Interpreter):
                 for name in (f"key_cache.{spec.layer}", f"value_cache.{spec.layer}")
             }
         """By the name that the graph gives to what a sequence has of them."""
+        epsilons = {
+            own["layer"]: own["epsilon"]
+            for own in (attributes_of(node) for node in whole.node if node.op_type == "GatedDelta")
+        }
+        with where.errors_told():
+            self._states = {
+                spec.layer: LayerStates(where.xp, np.dtype(dtype), spec, graph.blocks.slots, epsilons[spec.layer])
+                for spec in graph.states
+            }
 
     @property
     def most_spans(self) -> int:
@@ -156,12 +166,15 @@ class ReferenceEngine(Interpreter):
 
     def close(self) -> None:
         self._caches.clear()
+        self._states.clear()
         super().close()
 
     def prepared(self, node: onnx.NodeProto) -> Node:
         """A node, made ready; this engine computes attention, collectives and experts itself."""
         if node.domain == DOMAIN and is_attention(node.op_type):
             return self._prepared_attention(node)
+        if node.domain == DOMAIN and node.op_type == "GatedDelta":
+            return Node(partial(self._recur, attributes_of(node)["layer"]), list(node.input), list(node.output), {})
         if is_collective(node):
             return self._prepared_collective(node)
         if is_adapted(node):
@@ -211,6 +224,15 @@ class ReferenceEngine(Interpreter):
         """A sequence's keys or values, after the blocks of a layer have got a span's rows of them."""
         self._caches[name].write(cache, span)
         return cache
+
+    def _recur(self, layer: int, xp: ArrayModule, *operands: Array) -> Array:
+        """What a layer with a recurrent state makes of the rows of all spans."""
+        *rows_of, filters, decay, bias, gain = operands
+        results = xp.empty_like(rows_of[3])
+        for rows, span in self._spans:
+            own = [values[rows] for values in rows_of]
+            results[rows] = self._states[layer].advance(xp, span, own, filters, decay, bias, gain)
+        return results
 
     # -- collectives -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from motley.cli.commands.up import how_to_join
+from motley.cli.commands.up import how_to_join, tell
+from motley.cli.show import console
 
 
 def test_the_likeliest_address_is_in_the_line_and_the_others_are_named() -> None:
@@ -13,7 +14,7 @@ def test_the_likeliest_address_is_in_the_line_and_the_others_are_named() -> None
 
 def test_one_address_leaves_no_choice() -> None:
     lines = how_to_join(["192.168.1.10:7337"], "127.0.0.1:7337", "secret.abc")
-    assert lines == ["Other machines join with:", "  motley join 192.168.1.10:7337 --token secret.abc"]
+    assert lines[1:] == ["  motley join 192.168.1.10:7337 --token secret.abc"]
 
 
 def test_other_machines_are_not_told_a_loopback_address() -> None:
@@ -22,3 +23,10 @@ def test_other_machines_are_not_told_a_loopback_address() -> None:
         "Nodes on this machine, and no others, join with:",
         "  motley join 127.0.0.1:7337 --token secret.abc",
     ]
+
+
+def test_what_is_told_is_not_taken_for_markup() -> None:
+    lines = how_to_join(["192.168.1.10:7337", "[fd00::1]:7337"], "127.0.0.1:7337", "secret.abc")
+    with console.capture() as said:
+        tell(lines)
+    assert said.get().splitlines() == lines

@@ -34,6 +34,11 @@ class House:
         """Lose all packets from and to a machine, until it is back."""
         _do("bridge", "link", "set", "dev", f"{self._tag}{machine}", "state", DISABLED)
 
+    def keep_apart(self, *machines: str) -> None:
+        """Lose all packets between any two of these machines, as a wireless network does that isolates its guests."""
+        for machine in machines:
+            _do("bridge", "link", "set", "dev", f"{self._tag}{machine}", "isolated", "on")
+
     def bring_back(self, machine: str) -> None:
         _do("bridge", "link", "set", "dev", f"{self._tag}{machine}", "state", FORWARDING)
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -37,8 +38,9 @@ class MotleyProcess:
     started: ClassVar[list[MotleyProcess]] = []
     """By tests and by what they share; what a test has started and left is killed at its end."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, environment: dict[str, str]) -> None:
         self.started.append(self)
+        self.environment = environment
         self.process = process
         self.lines: list[str] = []
         self._grown = asyncio.Condition()
@@ -59,16 +61,19 @@ class MotleyProcess:
             own_group: it leads a process group, as a shell's command does.
             on: a command that becomes the one given to it, on another machine (`House.on`).
         """
+        # A home of its own: what one mesh leaves there, no command of another test should find.
+        home = tempfile.mkdtemp(dir=os.environ["MOTLEY_HOME"])
+        surroundings = {**os.environ, "COLUMNS": "200", "MOTLEY_HOME": home, **environment}
         process = await asyncio.create_subprocess_exec(
             *(*on, sys.executable, "-m", entry, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             cwd=ROOT,
-            env={**os.environ, "COLUMNS": "200", **environment},
+            env=surroundings,
             process_group=0 if own_group else None,
         )
-        return cls(process)
+        return cls(process, surroundings)
 
     async def line(self, pattern: str) -> re.Match[str]:
         """The first line, past or to come, in which `pattern` is found."""
@@ -232,15 +237,22 @@ class Mesh:
 
 @asynccontextmanager
 async def mesh(
-    folder: Path, *names: str, host: str = "127.0.0.1", entry: str = "motley.cli.main", **environment: str
+    folder: Path,
+    *names: str,
+    host: str = "127.0.0.1",
+    entry: str = "motley.cli.main",
+    rebalance_at: str = "0",
+    **environment: str,
 ) -> AsyncIterator[Mesh]:
     """A mesh with these nodes; whatever still runs at the end is ended.
 
     Args:
         host: where nodes reach the orchestrator.
         entry: the module that is run as the orchestrator, with this environment.
+        rebalance_at: what idle sessions must save to be planned anew by themselves.
     """
     where = ("--host", host, "--port", "0", "--http-port", "0", "--state", str(folder / "state"))
+    where += ("--rebalance-at", rebalance_at)
     orchestrator = await MotleyProcess.start("up", "--no-node", *where, entry=entry, **environment)
     made: Mesh | None = None
     try:

@@ -325,9 +325,17 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
 
 
 async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path: Path) -> None:
+    """And one that has never seen it waits for it, unless it is interrupted."""
     async with mesh(tmp_path, "a") as there:
         await there.orchestrator.end()
         await there.nodes["a"].line("lost the orchestrator")
+        how = ("--memory", "2GB", "--threads", "1", "--cache", str(there.cache), "--token", there.token)
+        for name in ("late", "never"):
+            joining = ("join", there.target, "--name", name, *how)
+            there.nodes[name] = await MotleyProcess.start(*joining, entry="tests.e2e.node")
+        for name in ("late", "never"):
+            await there.nodes[name].line("waiting for the orchestrator: cannot reach an orchestrator at")
+        assert await there.nodes.pop("never").end(signal.SIGINT) == 130
         port = there.target.rpartition(":")[2]
         where = ("--host", "127.0.0.1", "--port", port, "--http-port", "0", "--state", str(tmp_path / "state"))
         again = await MotleyProcess.start("up", "--no-node", *where)
@@ -335,10 +343,10 @@ async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path:
             there.url = (await again.line(r"API: (http://\S+)/v1"))[1]
             deadline = time.monotonic() + START_S
             async with Client(there.url) as client:
-                while not (await client.call("GET", "/api/nodes"))["nodes"]:
+                while len((await client.call("GET", "/api/nodes"))["nodes"]) < 2:
                     assert time.monotonic() < deadline
                     await asyncio.sleep(0.1)
-            await there.session()
+            await there.session(nodes=["a", "late"])
             assert await text_of(there.url)
         finally:
             await again.end()
@@ -361,7 +369,7 @@ def test_joining_badly_ends_with_one_clear_line(there: Mesh, monkeypatch: pytest
             with monkeypatch.context() as patch:
                 if words == "no answer from":  # the only one that is waited for
                     patch.setattr("motley.daemon.node.trust.CONNECT_S", 3.0)
-                status, _, err = command("join", *arguments, MOTLEY_TOKEN=token)
+                status, _, err = command("join", *arguments, "--wait", "0", MOTLEY_TOKEN=token)
             assert (status, words in err) == (1, True), err
 
 

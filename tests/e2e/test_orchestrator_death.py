@@ -149,3 +149,26 @@ async def test_an_answer_is_taken_up_after_the_orchestrator_s_death(tmp_path: Pa
         rows = [choice["logprobs"] for choice in told if choice["logprobs"]]
         assert [value for row in rows for value in row["token_logprobs"]] == expected["logprobs"]["token_logprobs"]
         assert (await until_ready(there, session["id"]))["epoch"] == 1
+
+
+async def test_after_a_power_cut_everything_wanted_is_there_again(tmp_path: Path) -> None:
+    """All processes are killed; the node needs no token to come back, clients need no other key."""
+    home = str(tmp_path / "home of a")
+    async with mesh(tmp_path) as there:
+        await there.join("a", MOTLEY_HOME=home)
+        session = await there.session()
+        async with Client(there.url) as client:
+            key = await client.call("POST", "/api/keys", {"note": "a client"})
+        await there.orchestrator.kill()
+        await there.nodes["a"].kill()
+        await restarted(there, tmp_path)
+        there.token = ""
+        await there.join("a", MOTLEY_HOME=home)
+        again = await until_ready(there, session["id"])
+        assert again["name"] == session["name"]
+        async with Client(there.url) as client:
+            assert [each["id"] for each in (await client.call("GET", "/api/keys"))["keys"]] == [key["id"]]
+            assert [each["name"] for each in (await client.call("GET", "/api/members"))["members"]] == ["a"]
+            request = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 5}
+            answer = await client.call("POST", "/v1/completions", request)
+        assert answer["choices"][0]["text"]

@@ -75,6 +75,27 @@ async def test_an_answer_goes_on_whoever_dies(tmp_path: Path) -> None:
         assert {rank["node"] for rank in state["ranks"]} == {"b"}
 
 
+async def test_an_answer_goes_on_when_a_stage_dies(tmp_path: Path) -> None:
+    """A rank of the second stage dies and is started again, then the machine of the first one."""
+    async with mesh(tmp_path, "a", "b", "c") as there:
+        session = await there.session(nodes=["a", "b", "c"], stages=[1, 2], exact=True)
+        assert session["kind"] == "mixed"
+        layers = [rank["share"]["layers"] for rank in session["ranks"]]
+        assert layers[0] == [0, layers[1][0]]
+        assert layers[1] == layers[2] == [layers[0][1], 6]
+        expected = await undisturbed(there.url, SAMPLED)
+
+        def die(node: MotleyProcess, whole: bool) -> Callable[[], None]:
+            return lambda: [process.kill() for process in (node.family() if whole else [worker_of(node)])] and None
+
+        assert (await streamed(there.url, SAMPLED, 20, die(there.nodes["c"], whole=False)))[0] == expected
+        async with Client(there.url) as client:
+            anew = await client.call("GET", f"/api/sessions/{session['id']}")
+        assert (anew["epoch"], anew["kind"]) == (2, "mixed")
+        assert (await streamed(there.url, SAMPLED, 20, die(there.nodes["a"], whole=True)))[0] == expected
+        del there.nodes["a"]
+
+
 async def test_a_machine_that_is_asked_to_leave_leaves_and_nobody_notices(tmp_path: Path) -> None:
     """The one with rank 0, in the middle of an answer; later another joins, and a better plan has it take part."""
     async with mesh(tmp_path, "a", "b") as there:

@@ -18,8 +18,10 @@ from motley.daemon.models.description.operations import (
     Add,
     Attend,
     Clip,
+    DeltaRule,
     Experts,
     Gated,
+    HeadParts,
     Linear,
     Norm,
     Operation,
@@ -75,6 +77,16 @@ class _Book:
                     values[y.name] = product + (self.weights[numbered(w.bias, expert)] if w.bias else 0.0)
             case Clip(x, y, low, high):
                 values[y.name] = np.minimum(np.maximum(values[x.name], low), high)
+            case HeadParts(x, ys):
+                assert x.axis.heads is not None
+                apart = values[x.name].reshape(len(values[x.name]), -1, x.axis.heads.size)
+                at = 0
+                for y in ys:
+                    size = y.axis.size // apart.shape[1]
+                    values[y.name] = apart[:, :, at : at + size].reshape(len(apart), -1)
+                    at += size
+            case DeltaRule():
+                values[operation.y.name] = self._delta_rule(operation, values)
             case Attend():
                 values[operation.y.name] = self._attend(operation, values)
             case Gated(gate, up, y, activation):
@@ -126,6 +138,34 @@ class _Book:
                 y[row, own] = odds[: len(scores)] @ v[first : row + 1, read]
         return y
 
+    def _delta_rule(self, delta: DeltaRule, values: Values) -> F64:
+        of = delta.heads
+        mixed = []
+        for value, w in zip((delta.q, delta.k, delta.v), delta.filters, strict=True):
+            rows, taps = values[value.name], self.weights[w.name]
+            whole = np.zeros_like(rows)
+            for row in range(len(rows)):
+                for back in range(min(row + 1, delta.reach)):
+                    whole[row] += taps[:, delta.reach - 1 - back] * rows[row - back]
+            mixed.append(whole * _sigmoid(whole))
+        z, b, a = (values[each.name] for each in (delta.z, delta.b, delta.a))
+        decay, bias, gain = (self.weights[each.name] for each in (delta.decay, delta.bias, delta.gain))
+        y = np.zeros_like(mixed[2])
+        for head in range(of.values):
+            key, own = (
+                slice(at * size, (at + 1) * size)
+                for at, size in ((head // of.group, of.key_size), (head, of.value_size))
+            )
+            state = np.zeros((of.key_size, of.value_size))
+            for row in range(len(y)):
+                q, k = (each[row, key] / np.sqrt((each[row, key] ** 2).sum() + 1e-6) for each in mixed[:2])
+                state *= np.exp(-np.exp(decay[head]) * np.log1p(np.exp(a[row, head] + bias[head])))
+                state += np.outer(k, (mixed[2][row, own] - k @ state) * _sigmoid(b[row, head]))
+                found = q @ state / np.sqrt(of.key_size)
+                gate = z[row, own] * _sigmoid(z[row, own])
+                y[row, own] = _normed(found, delta.epsilon) * gain * gate
+        return y
+
     def _rotated(self, rows: F64, attend: Attend) -> F64:
         """Heads whose first elements are turned in pairs: of the first half of these and of the second."""
         if attend.rope is None:
@@ -164,6 +204,8 @@ def _gated(gate: F64, up: F64, activation: Activation) -> F64:
         case Activation.GELU_TANH:
             result: F64 = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
             return result
+        case Activation.SIGMOID:
+            return _sigmoid(gate) * up
         case Activation.CLAMPED:
             gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
             return gate * _sigmoid(1.702 * gate) * (up + 1)

@@ -18,6 +18,7 @@ import pytest
 
 from motley.daemon.models.cutting.holding import has_floats
 from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import EMBEDDING, Model
@@ -36,18 +37,18 @@ from tests.models.local_group import LocalGroup
 from tests.plugins.sequences import Sequences
 
 GOLDEN = Path(__file__).parent / "golden"
-OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
+OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.visual.", "mtp.")
 """What the names of tensors begin with that are not of a text part."""
 TELLING = {
     *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
     *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
-    *("granite", "smollm3-biases-some-windows"),
+    *("granite", "smollm3-biases-some-windows", "qwen3-next", "qwen3-5"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
-MADE_OF_OTHERS = {"exaone4", "olmo3", "seed_oss"}
+MADE_OF_OTHERS = {"exaone4", "olmo3", "qwen3_5_moe", "seed_oss"}
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
-BLOCKS = CacheBlocks(count=160, tokens=8)
+BLOCKS = CacheBlocks(count=160, tokens=8, slots=8)
 """Of the caches of a `LocalSession`: small ones, so that a sequence has several."""
 T = TypeVar("T")
 
@@ -77,6 +78,11 @@ class Case:
     def attentions(self) -> list[Attend]:
         """Of every layer."""
         return [layer.attention for layer in self.model.layers if layer.attention]
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether layers have recurrent states."""
+        return any(layer.recurrence for layer in self.model.layers)
 
     @property
     def windows(self) -> list[int]:
@@ -219,6 +225,16 @@ def uneven_shares(units: Units, ranks: int) -> list[Share]:
     ]
 
 
+def staged_shares(units: Units, stages: Sequence[tuple[range, int]]) -> list[Share]:
+    """The shares of stages, of which each has some layers on so many ranks, cut oddly."""
+    found: list[Share] = []
+    for number, (layers, ranks) in enumerate(stages):
+        last = number == len(stages) - 1
+        for share in uneven_shares(units, ranks):
+            found.append(replace(share, layers=layers, vocabulary=share.vocabulary if last else range(0)))
+    return found
+
+
 class LocalSession:
     """A model on ranks that are threads of this process, each with an engine of its own."""
 
@@ -243,7 +259,9 @@ class LocalSession:
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model)) if isinstance(model, Path) else model
         self._source, described = opened.source, opened.model
-        self._group = LocalGroup(len(shares))
+        self._stages = stages_of(shares, len(described.layers))
+        self._groups = [LocalGroup(len(stage.ranks)) for stage in self._stages]
+        members = [group.member(place) for group in self._groups for place in range(group.size)]
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
         self.graphs: list[RankGraph] = []
         self.engines: list[Engine] = []
@@ -259,10 +277,9 @@ class LocalSession:
                     far = FarFile(folder, blocks, declared.caches)
                     self._files.callback(far.close)
                 self.graphs.append(replace(declared.bind(share_file), blocks=blocks, far=far))
-                member = self._group.member(rank)
                 open_engine = factory[rank] if isinstance(factory, Sequence) else factory
                 own_options = replace(options or EngineOptions(), floats=has_floats(described, each[rank]))
-                build = self._threads[rank].submit(open_engine, self.graphs[rank], member, own_options)
+                build = self._threads[rank].submit(open_engine, self.graphs[rank], members[rank], own_options)
                 self.engines.append(build.result())
             self.sequences = Sequences(self.engines[0], self.graphs[0], prompt)
         except BaseException:
@@ -289,8 +306,15 @@ class LocalSession:
     def run(self, spans: Sequence[Span], tokens: Sequence[int], halved: bool = False) -> F32:
         """f32[R, V]: what a step gives, the ranks' slices side by side."""
         hidden = self._source.rows(EMBEDDING, tokens)
-        slices = self._everywhere(lambda engine: engine.step(hidden.copy(), spans, halved).copy())
-        return np.concatenate(slices, axis=1)
+        through = [span._replace(wanted=span.rows) for span in spans]
+        for stage in self._stages[:-1]:
+            each = self._step(stage, hidden, through, halved)
+            hidden = each[0]
+            assert all(np.array_equal(own, hidden) for own in each), "residuals are the same bits on all ranks"
+        return np.concatenate(self._step(self._stages[-1], hidden, spans, halved), axis=1)
+
+    def _step(self, stage: Stage, hidden: F32, spans: Sequence[Span], halved: bool) -> list[F32]:
+        return self._everywhere(lambda engine: engine.step(hidden.copy(), spans, halved).copy(), stage.ranks)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks to far ones on every rank."""
@@ -310,17 +334,19 @@ class LocalSession:
     ) -> None:
         self.close()
 
-    def _everywhere(self, act: Callable[[Engine], T]) -> list[T]:
-        """Let every rank's thread do it; the first error is raised once all have stopped."""
+    def _everywhere(self, act: Callable[[Engine], T], ranks: range | None = None) -> list[T]:
+        """Let the thread of each of some ranks (None: all) do it; the first error is raised once all have stopped."""
 
         def guarded(engine: Engine) -> T:
             try:
                 return act(engine)
             except BaseException:
-                self._group.abort()
+                for group in self._groups:
+                    group.abort()
                 raise
 
-        futures = [thread.submit(guarded, engine) for thread, engine in zip(self._threads, self.engines, strict=False)]
+        able = range(len(self.engines)) if ranks is None else ranks
+        futures = [self._threads[rank].submit(guarded, self.engines[rank]) for rank in able]
         wait(futures)
         errors = [error for error in (future.exception() for future in futures) if error is not None]
         for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):

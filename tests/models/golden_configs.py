@@ -75,6 +75,15 @@ _GLM4_MOE: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "partial_rotary_factor": 0.5,
 }
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+}
+"""Sizes of layers with a recurrent state, and of attention beside them."""
 _PHI3: dict[str, Any] = {"model_type": "phi3", "num_key_value_heads": 2, "head_dim": ABSENT, "pad_token_id": None}
 _LONG_ROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
@@ -384,6 +393,62 @@ CASES: dict[str, dict[str, Any]] = {
         **_SMALL,
         "sliding_window": None,
         "layer_types": ["full_attention"] * 2,
+    },
+    "qwen3-next": {
+        "model_type": "qwen3_next",
+        **_EXPERTS,
+        **_DELTA,
+        "num_hidden_layers": 4,
+        "mlp_only_layers": [1],
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 48,
+    },
+    "qwen3-5": {
+        "model_type": "qwen3_5_text",
+        **_DELTA,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 6,
+        "attention_bias": True,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "tie_word_embeddings": True,
+    },
+    "qwen3-5-with-vision": {
+        "model_type": "qwen3_5",
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "text_config": {
+            **BASE,
+            "model_type": "qwen3_5_text",
+            **_DELTA,
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 2,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "full_attention_interval": 2,
+            "attn_output_gate": True,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [2, 1, 1],
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+        "vision_config": {"model_type": "qwen3_5", "depth": 1, "hidden_size": 16, "num_heads": 2},
+    },
+    "qwen3-5-moe": {
+        "model_type": "qwen3_5_moe_text",
+        **_EXPERTS,
+        **_DELTA,
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "linear_attention"],
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 64,
     },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may

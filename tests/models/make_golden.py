@@ -119,6 +119,11 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
         if "norm" in name:  # what is drawn is a norm's distance from 1; queries and keys get longer
             return 0.2 * noise + ("q_norm" in name or "k_norm" in name)
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
+    if family.startswith(("qwen3_next", "qwen3_5")):
+        if name.endswith(("A_log", "dt_bias")):
+            return noise
+        if "norm" in name and "linear_attn" not in name:  # a norm's distance from 1
+            return 0.2 * noise
     if family == "gpt_oss":
         if name.endswith("sinks"):
             return noise
@@ -172,12 +177,18 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             plain = name.removeprefix("model.")
             yield plain.replace("language_model.", "language_model.model.", 1), value
         return
+    if family == "qwen3_5":
+        for name, value in weights.items():
+            yield name.replace("model.", "model.language_model.", 1), value
+        yield "model.visual.merger.norm.weight", torch.ones(16)
+        yield "mtp.fc.weight", torch.ones(4, 8)
+        return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     if family == "mixtral":
         called = {"gate": "w1", "up": "w3", "down": "w2"}
         weights = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in weights.items()}
     for name, value in weights.items():
-        if value.ndim < 3:
+        if value.ndim < 3 or "conv1d" in name:
             yield name, value
             continue
         module, _, fused = name.rpartition(".")

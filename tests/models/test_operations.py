@@ -69,7 +69,8 @@ def test_the_book_says_what_transformers_does(case: Case) -> None:
         shapes = expected_shapes(opened.model)
         weights = {name: opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
     got = logits_by_the_book(case.model, weights, case.tokens[:-1])
-    assert np.abs(got - case.logits).max() < 5e-6 * np.abs(case.logits).max()
+    rounded = 3e-5 if case.recurrent else 5e-6  # transformers computes recurrences in float32
+    assert np.abs(got - case.logits).max() < rounded * np.abs(case.logits).max()
 
 
 @every_model

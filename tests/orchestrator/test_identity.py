@@ -1,4 +1,4 @@
-"""The certificate, the join token and the API key on disk."""
+"""The mesh's certificate on disk, and what it signs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import pytest
 from cryptography import x509
 
 from motley.orchestrator import identity
-from motley.orchestrator.identity import IdentityError, load_api_key, load_identity
+from motley.orchestrator.identity import IdentityError, load_identity
 
 
 def test_it_is_created_once_and_kept(tmp_path: Path) -> None:
     first = load_identity(tmp_path / "a" / "b")
     again = load_identity(tmp_path / "a" / "b")
     assert again == first
-    secret, fingerprint = first.join_token.split(".")
-    assert secret == first.secret
-    assert len(fingerprint) == 64
-    assert load_identity(tmp_path / "other").join_token != first.join_token
+    assert first.join_token("secret") == f"secret.{first.fingerprint}"
+    assert len(first.fingerprint) == 64
+    assert load_identity(tmp_path / "other").fingerprint != first.fingerprint
     certificate = x509.load_pem_x509_certificate(first.certificate_pem)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["motley"]
@@ -30,25 +29,8 @@ def test_it_is_created_once_and_kept(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no file modes")
 def test_secrets_are_private(tmp_path: Path) -> None:
     load_identity(tmp_path)
-    load_api_key(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["api_key", "identity.pem", "join_secret"]
+    assert [path.name for path in tmp_path.iterdir()] == ["identity.pem"]
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
-
-
-def test_tokens_admit(tmp_path: Path) -> None:
-    mine = load_identity(tmp_path)
-    assert mine.admits(mine.secret)
-    assert mine.admits(mine.join_token)
-    for wrong in ("", "wrong", mine.secret[:-1], mine.secret + "x", "é"):
-        assert not mine.admits(wrong)
-
-
-def test_a_given_secret_is_used_and_checked(tmp_path: Path) -> None:
-    assert load_identity(tmp_path, "correct-horse").admits("correct-horse")
-    assert not load_identity(tmp_path).admits("correct-horse")
-    for wrong in ("", "short", "with.dot.in.it", "with space in it"):
-        with pytest.raises(IdentityError, match="the token given must be at least 8"):
-            load_identity(tmp_path, wrong)
 
 
 def test_a_certificate_near_its_end_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +39,6 @@ def test_a_certificate_near_its_end_is_renewed(tmp_path: Path, monkeypatch: pyte
     monkeypatch.undo()
     new = load_identity(tmp_path)
     assert new.certificate_pem != old.certificate_pem
-    assert new.secret == old.secret
     assert load_identity(tmp_path) == new
 
 
@@ -72,11 +53,4 @@ def test_a_lost_key_is_noticed(tmp_path: Path) -> None:
     certificate = load_identity(tmp_path).certificate_pem
     (tmp_path / "identity.pem").write_bytes(certificate)
     with pytest.raises(IdentityError, match=r"identity\.pem is damaged"):
-        load_identity(tmp_path)
-
-
-def test_an_empty_secret_file_is_named(tmp_path: Path) -> None:
-    load_identity(tmp_path)
-    (tmp_path / "join_secret").write_bytes(b"\n")
-    with pytest.raises(IdentityError, match="join_secret must be at least 8"):
         load_identity(tmp_path)

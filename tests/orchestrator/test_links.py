@@ -48,6 +48,28 @@ def test_a_link_is_as_its_slower_direction() -> None:
     assert table.between(A, A)[0] < 1e-4
 
 
+def test_two_that_are_apart_meet_by_whom_both_reach_and_are_reached_by() -> None:
+    table = LinkTable(Clock())
+    table.failed(Pair("a", "b"), "nothing answers")
+    table.measured(Pair("b", "a"), 1e-4, 1e9)
+    d = node("d")
+    for one in "ab":
+        for third, latency in (("c", 3e-4), ("d", 2e-4)):
+            table.measured(Pair(one, third), latency, 1e8)
+            if (one, third) != ("a", "d"):
+                table.measured(Pair(third, one), 1e-4, 2e8)
+    assert table.relay(A, B) == "c", "d does not reach a, as far as is known"
+    assert table.broken([A, B, C, d]) == []
+    assert table.between(A, B) == (6e-4, 1e8)
+    table.measured(Pair("d", "a"), 1e-4, 2e8)
+    assert table.relay(A, B) == "d"
+    table.forget("d")
+    table.failed(Pair("c", "b"), "nothing answers")
+    assert table.relay(A, B) is None
+    assert table.broken([A, B]) == ["A cannot reach B: nothing answers"]
+    assert table.are_apart(A, B)
+
+
 def test_one_direction_is_enough_to_be_apart() -> None:
     table = LinkTable(Clock())
     table.measured(Pair("a", "b"), 1e-4, 1e8)

@@ -266,7 +266,7 @@ async def test_the_api_key_s_option_is_named(motley: Motley, tmp_path: Path) -> 
     try:
         status, _, err = await motley("status", MOTLEY_URL=orchestrator.http_url)
         assert status == 1
-        assert "is missing or wrong: give the one that `motley up` prints with --api-key, or as MOTLEY_API_KEY" in err
+        assert "is missing or wrong: give one with --api-key, or as MOTLEY_API_KEY (`motley keys create`" in err
         assert (await motley("status", "--api-key", "secret", MOTLEY_URL=orchestrator.http_url))[0] == 0
     finally:
         await orchestrator.stop()

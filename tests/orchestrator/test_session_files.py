@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import Candidate, plan_shares
-from motley.orchestrator.serving.kept_sessions import FOLDER, KeptSessions
+from motley.orchestrator.serving.kept_sessions import FOLDER, READY, WANTED, KeptSessions
 from motley.orchestrator.session_files import SessionFileError, pack, read
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import SessionTable
@@ -131,3 +136,35 @@ def test_a_session_that_was_planned_anew_is_kept_as_it_is_now(session: Session, 
     kept.note(session)
     again = read((tmp_path / FOLDER / "s.json").read_bytes(), AWAY)
     assert (again.epoch, len(again.workers)) == (2, 1)
+
+
+async def test_what_was_wanted_and_not_ready_is_begun_anew(mesh: Any, new_node: Any, tmp_path: Path) -> None:
+    """As after `kill -9`: the second orchestrator has what the first one has written, and nothing else."""
+    node = await mesh.join(new_node("pc"))
+
+    async def say_nothing(_: object) -> None:
+        pass
+
+    node.on_rank = say_nothing
+    status, _ = await mesh.call("POST", "/api/sessions", {"model": "bard", "context": 77})
+    assert status == 201
+    state = tmp_path / "copied"
+    shutil.copytree(tmp_path / "state", state)
+    assert [file.suffix for file in (state / FOLDER).iterdir()] == [WANTED]
+    again = Orchestrator(OrchestratorConfig("127.0.0.1", 0, http_port=0, state_dir=state))
+    await again.start()
+    back = new_node("pc")
+    await back.join(again.local_target, again.join_token)
+    async with aiohttp.ClientSession(again.http_url) as http, asyncio.timeout(60):
+        while True:
+            async with http.get("/api/sessions") as response:
+                sessions = (await response.json())["sessions"]
+            if sessions and sessions[0]["state"] == "ready":
+                break
+            await asyncio.sleep(0.05)
+        assert [(one["name"], one["context"]) for one in sessions] == [("bard", 77)]
+        assert [file.name for file in (state / FOLDER).iterdir()] == [f"{sessions[0]['id']}{READY}"]
+        await http.delete(f"/api/sessions/{sessions[0]['id']}")
+    assert list((state / FOLDER).iterdir()) == []
+    await again.stop()
+    await back.leave()

@@ -8,7 +8,10 @@ from typing import Any, get_args
 import pytest
 
 from motley.cli import options
+from motley.cli.errors import CliError
 from motley.orchestrator.api.mesh.session_parameters import SESSION, session_request
+from motley.orchestrator.api.schema import FieldError
+from motley.orchestrator.serving.plans.substitutes import among, anywhere
 from motley.orchestrator.session_request import (
     CACHE_FORMATS,
     Block,
@@ -56,6 +59,8 @@ def test_every_field_has_a_default_and_is_published() -> None:
         {},
         UNUSUAL,
         {"exact": True},
+        {"stages": 2},
+        {"stages": (1, 2), "nodes": ("pc", "laptop", "pc")},
         {"experts": "parallel", "replicas": 2, "trunk": 3},
         {"draft_model": "small", "draft_engine": "cuda"},
         *({f: UNUSUAL[f]} for f in UNUSUAL),
@@ -78,6 +83,53 @@ def test_an_engine_of_a_single_rank_is_not_for_all_sessions(fields: dict[str, An
     with pytest.raises(ContradictionError, match=words) as refused:
         SessionRequest("bard", nodes=("pc", "webgpu@pc"), **fields).check()
     assert refused.value.field == "nodes"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"stages": 2, "shares": (1.0, 2.0)}, "shares", "cannot be given for stages"),
+        ({"stages": 2, "replicas": 2}, "replicas", "which ranks in stages cannot have"),
+        ({"stages": (1, 2)}, "stages", "are of 3 ranks, and nodes names 0"),
+        ({"stages": 3, "nodes": ("pc", "laptop")}, "stages", "need as many nodes: 2 are named"),
+    ],
+)
+def test_stages_that_there_cannot_be(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ContradictionError, match=words) as refused:
+        SessionRequest("bard", **fields).check()
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize("stages", [-1, [2], [0, 1], "2", 1.5, [1, "2"]])
+def test_stages_are_a_number_or_the_ranks_of_each(stages: object) -> None:
+    with pytest.raises(FieldError, match="stages"):
+        session_request({"model": "bard", "stages": stages})
+
+
+@pytest.mark.parametrize(("typed", "read"), [("2", 2), ("1", 1), ("2+1", [2, 1]), ("1+1+3", [1, 1, 3])])
+def test_stages_on_the_command_line(typed: str, read: object) -> None:
+    assert options.parse_stages(typed) == read
+    for wrong in ("0", "", "2+", "a", "1+0", "-1"):
+        with pytest.raises(CliError, match="--stages wants"):
+            options.parse_stages(wrong)
+
+
+@pytest.mark.parametrize(
+    ("stages", "there", "left"),
+    [
+        ((1, 2), "abc", (1, 2)),
+        ((1, 2), "ac", (1, 1)),
+        ((1, 2), "bc", 0),
+        ((2, 1), "bc", (1, 1)),
+        (2, "ab", 2),
+        (3, "ab", 0),
+        (0, "ab", 0),
+    ],
+)
+def test_stages_of_nodes_that_are_left(stages: int | tuple[int, ...], there: str, left: object) -> None:
+    request = SessionRequest("bard", nodes=("a", "b", "c"), stages=stages)
+    assert among(request, {*there}).stages == left
+    assert anywhere(request, {*there}).stages == (stages if isinstance(stages, int) and left == stages else 0)
 
 
 def test_the_command_line_has_the_same_words() -> None:

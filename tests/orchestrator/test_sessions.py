@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.assignments import model_spec
+from motley.orchestrator.cut_off import AWAY_S, CUT_S, RETURN_S
 from motley.orchestrator.nodes import CONNECTION_ENDED, LEFT
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.setup import Setup
@@ -14,12 +15,9 @@ from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.session_table import NameInUseError, SessionTable
 from motley.orchestrator.sessions import (
-    AWAY_S,
-    CUT_S,
     LISTEN_S,
     PROGRESS_S,
     RELEASE_S,
-    RETURN_S,
     Command,
     Session,
     State,
@@ -131,6 +129,11 @@ def held(profile: ModelProfile) -> Session:
         session.on_event(worker.node_id, event(worker.index, ready=Ready()), 2)
     assert session.state is State.READY
     return session
+
+
+def test_it_does_without_caches_on_a_machine_that_is_taken_back(held: Session) -> None:
+    assert kinds(held.do_without("box", "it was taken back", 5)) == [("box", 2, "release"), ("box", 3, "release")]
+    assert (held.state, {holder.lost for holder in held.holders}) == (State.READY, {"it was taken back"})
 
 
 def test_memory_of_caches_elsewhere_is_promised_until_they_are_lost(held: Session) -> None:

@@ -23,7 +23,7 @@ from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
-from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.setup import Setup
 from motley.plugins.engine import CacheBlocks, EngineOptions, Span
 from motley.plugins.installed import load_engine
@@ -45,7 +45,7 @@ def main(engine: str, cache_format: str, model: Path) -> None:
             Caches(FEW * TOKENS, count * TOKENS), told, [Setup(engine, "int8", on_gpu=False, keeps_windows=True)]
         )
         windowed, window = planned_blocks.windowed, planned_blocks.window
-        a_block = told.kv_groups * with_windows(told, planned_blocks).cache_bytes_per_token * TOKENS
+        a_block = told.kv_groups * with_blocks(told, planned_blocks).cache_bytes_per_token * TOKENS
         few = CacheBlocks(FEW, TOKENS, cache_format)
         share = [whole_share(cut)]
         declared = build_rank_graph(opened.model, share, 0, "int8", 32, FEW * TOKENS, opened.stored, blocks=few)

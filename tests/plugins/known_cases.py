@@ -29,8 +29,12 @@ REFUSED: Mapping[str, str] = {
     "phi3-longrope": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
     "phi3-longrope-short": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
     "qwen2-moe": f"Sigmoid, .*{_EXPERTS}",
+    "qwen3-5": "motley.GatedDelta",
+    "qwen3-5-moe": f"{_EXPERTS}, motley.GatedDelta",
+    "qwen3-5-with-vision": "motley.GatedDelta",
     "qwen3-moe": _EXPERTS,
     "qwen3-moe-not-normalised": _EXPERTS,
+    "qwen3-next": f"motley.GatedDelta, .*{_EXPERTS}",
     "smollm3": _TABLES,
     "smollm3-biases-some-windows": _TABLES,
 }

@@ -21,6 +21,8 @@ class Sequences:
     """How long the prompts are, in tokens: see `Span.prompt`."""
     free: list[int] = field(init=False)
     tables: dict[int, list[int]] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
+    """Where each has its recurrent states."""
 
     def __post_init__(self) -> None:
         self.free = [*range(self.graph.blocks.count)]
@@ -30,7 +32,8 @@ class Sequences:
         table = self.tables.setdefault(sequence, [])
         while len(table) * self.graph.blocks.tokens < position + rows:
             table.append(self.free.pop())
-        return Span(np.array(table, np.int32), position, rows, wanted, self.prompt)
+        slot = self.slots.setdefault(sequence, min({*range(len(self.slots) + 1)} - {*self.slots.values()}))
+        return Span(np.array(table, np.int32), position, rows, wanted, self.prompt, slot=slot)
 
     def step(self, sequence: int, hidden: F32, position: int, wanted: int = 1, halved: bool = False) -> F32:
         """Run rows of one sequence; the logits of the last `wanted`, f32[wanted, V]."""
@@ -44,3 +47,4 @@ class Sequences:
     def close(self, sequence: int) -> None:
         """Have the blocks of a sequence back."""
         self.free += self.tables.pop(sequence, [])
+        self.slots.pop(sequence, None)

@@ -21,6 +21,8 @@ from tests.transport.cuda.host_driver import HostDriver
 
 SAME_WEIGHTS = 0.04
 """Relative RMS, between ranks that quantise activations to int8 per block, and float64 with the very same weights."""
+RECURRENT_FACTOR = 4
+"""What both of these are multiplied by: recurrent states keep what rounding did to earlier rows."""
 EXPERTS = 0.2
 """The same where that rounding sends a few rows to other experts."""
 INT8 = 0.05
@@ -95,10 +97,11 @@ def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_p
         for position in range(5, len(case.tokens) - 1 if case.model.experts else SINGLY):
             one_by_one.append(mixed.decode([1], case.tokens[position : position + 1], [position]))
         halved = mixed.step(case.tokens[:-1], 0, sequence=1, halved=True)
-    tolerance = EXPERTS if case.model.experts else SAME_WEIGHTS
+    same = SAME_WEIGHTS * (RECURRENT_FACTOR if case.recurrent else 1)
+    tolerance = EXPERTS * (RECURRENT_FACTOR if case.recurrent else 1) if case.model.experts else same
     for got in (whole, np.concatenate(one_by_one), halved):
         assert distance(got, expected[: len(got)]) < tolerance
-        assert np.median([distance(*rows) for rows in zip(got, expected, strict=False)]) < SAME_WEIGHTS
+        assert np.median([distance(*rows) for rows in zip(got, expected, strict=False)]) < same
     if case.model.experts:
         return
     rounding = INT8

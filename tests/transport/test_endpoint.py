@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from motley.transport import (
     MAX_MESSAGE,
     Algorithm,
     Communicator,
+    Listener,
     PeerLost,
     PeerTimeout,
     ProtocolError,
@@ -414,3 +416,14 @@ def test_calls_after_close_are_wrong(run_ranks: Run) -> None:
             communicator.all_reduce(np.zeros(1, np.float32))
 
     assert run_ranks(2, work) == [None, None]
+
+
+def test_of_several_ports_the_first_that_is_free_is_taken() -> None:
+    with closing(Listener("127.0.0.1")) as taken:
+        port = taken.port
+        with closing(Listener("127.0.0.1", port, min(port + 50, 65535))) as other:
+            assert port < other.port <= port + 50
+        with pytest.raises(UsageError, match=f"port {port}: "):
+            Listener("127.0.0.1", port, port)
+    with pytest.raises(UsageError, match="any of the ports 70000 to 70001"):
+        Listener("127.0.0.1", 70000, 70001)

@@ -10,27 +10,26 @@ from ..errors import UsageError
 class Listener:
     """The socket where other ranks reach this one. It outlives meshes: the next epoch uses it again."""
 
-    def __init__(self, host: str = "0.0.0.0", port: int = 0) -> None:
-        """`port` 0 lets the system choose. An IPv6 `host` such as "::" is possible; "::" takes IPv4 too.
+    def __init__(self, host: str = "0.0.0.0", port: int = 0, last: int | None = None) -> None:
+        """
+        Args:
+            host: an IPv6 one such as "::" is possible; "::" takes IPv4 too.
+            port: 0 lets the system choose.
+            last: the first port is taken that is free from `port` to this one; None: only `port` will do.
 
         Raises:
-            UsageError: the port is taken, or the host is none of this machine's.
+            UsageError: the ports are taken, or the host is none of this machine's.
         """
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.socket = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows SO_REUSEADDR would let others take the port
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        trouble: OSError | OverflowError | None = None
+        for each in range(port, (port if last is None else last) + 1):
+            try:
+                self.socket = _listen(host, each)
+            except (OSError, OverflowError) as error:
+                trouble = error
             else:
-                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            self.socket.bind((host, port))
-            self.socket.listen(128)
-        except (OSError, OverflowError) as error:
-            self.socket.close()
-            raise UsageError(f"cannot listen on {host} port {port}: {error}; choose another port or host") from error
-        self.socket.setblocking(False)
+                return
+        ports = f"port {port}" if last in (None, port) else f"any of the ports {port} to {last}"
+        raise UsageError(f"cannot listen on {host} {ports}: {trouble}; choose another port or host") from trouble
 
     @property
     def port(self) -> int:
@@ -47,6 +46,30 @@ class Listener:
     def close(self) -> None:
         """Give back the port, once the meshes that were made here have ended; links that were accepted here stay."""
         self.socket.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        OSError, OverflowError: the port is taken, or none; or the host is none of this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):  # on Windows SO_REUSEADDR would let others take the port
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind((host, port))
+        made.listen(128)
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 def split_address(address: str) -> tuple[str, int]:

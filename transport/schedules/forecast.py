@@ -44,6 +44,16 @@ class Network:
     byte_s: float = 0.0
     crowds: Sequence[Crowd] = ()
 
+    def among(self, ranks: Sequence[int]) -> Network:
+        """The network of some of the ranks alone, which are counted from 0 there."""
+
+        def part(matrix: Matrix) -> Matrix:
+            return [[matrix[one][other] for other in ranks] for one in ranks]
+
+        crowds = [Crowd([ranks.index(rank) for rank in own.ranks if rank in ranks], own.cores) for own in self.crowds]
+        dense = [crowd for crowd in crowds if len(crowd.ranks) > crowd.cores]
+        return Network(part(self.latency), part(self.bandwidth), self.frame_s, self.byte_s, dense)
+
 
 def cost(schedule: Schedule, itemsize: float, network: Network) -> float:
     """Forecast a schedule's time in seconds, by running it on an imagined network.

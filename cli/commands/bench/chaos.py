@@ -83,7 +83,9 @@ async def _chaos(minutes: float, events: int, machines: int, clients: int, token
         )
         (session,) = await mesh.client.sessions()
         if session["state"] != "ready":
-            raise CliError(f"the session is {session['state']} in the end: {session['failure']}")
+            raise CliError(
+                f"the session is {session['state']} in the end: {session['failure'] or session['interrupted_by']}"
+            )
         ranks = {rank["node"] for rank in session["ranks"] if rank["state"] == "ready"}
         leaked = sum(max(0, len(_workers(daemon.pid)) - (name in ranks)) for name, daemon in mesh.daemons.items())
         grown = _memory_of(mesh) - before

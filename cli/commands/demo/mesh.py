@@ -92,7 +92,7 @@ class OrchestratorProcess:
         with log.open("wb") as stderr:
             self.process = await start_child(
                 *("motley.cli.main", "up", "--no-node", *where, "--state", state, "--end-with-stdin"),
-                env={**os.environ, "COLUMNS": "500"},
+                env={**os.environ, "COLUMNS": "500", "MOTLEY_HOME": str(self._folder / "home")},
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=stderr,
             )
@@ -244,7 +244,7 @@ async def _start_daemon(
         return await start_child(
             *("motley.cli.main", "join", target),
             *("--name", name, "--memory", str(limit), "--threads", str(threads), "--end-with-stdin"),
-            env={**os.environ, "MOTLEY_TOKEN": token},
+            env={**os.environ, "MOTLEY_TOKEN": token, "MOTLEY_HOME": str(log.parent / "home")},
             stdout=asyncio.subprocess.DEVNULL,
             stderr=stderr,
         )

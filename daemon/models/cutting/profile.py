@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from motley.daemon.models.cutting.holding import FLOATS, Formats, told
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Model, parameters
-from motley.daemon.models.description.operations import Attend, Experts, Linear, Operation, weights_of
+from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, Linear, Operation, weights_of
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import EngineOptions, cached_bytes
+from motley.plugins.engine import EngineOptions, StateSpec, cached_bytes
 from motley.protocol import mesh_pb2
 
 RUNTIME_BYTES = 192 << 20
@@ -47,12 +48,13 @@ def profile(
     """
     cut = units(model, quantisation, block, stored, exact, beside)
     count = _Count(cut, cache_format)
-    for layer in model.layers:
+    each = [_Count(cut, cache_format) for _ in model.layers]
+    for own, layer in zip(each, model.layers, strict=True):
+        own.add(layer.operations)
         count.add(layer.operations)
     first = model.experts
     chosen = first.chosen.axis.size if first else 0
     expert = max((count.whole_expert(layer.experts) for layer in model.layers if layer.experts), default=0)
-    sessions = EXPERT_BYTES * sum(layer.experts.count for layer in model.layers if layer.experts)
     trunk_fixed = RUNTIME_BYTES + 4 * activations(model) + count.replicated + 4 * model.hidden
     return mesh_pb2.ModelProfile(
         layers=len(model.layers),
@@ -72,7 +74,8 @@ def profile(
         cache_bytes_per_token=count.cached,
         windowed_bytes_per_token=count.windowed,
         window=count.window,
-        fixed_bytes=trunk_fixed + sessions + count.expert_biases,
+        state_bytes=count.state,
+        fixed_bytes=trunk_fixed + count.sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
         parameters=parameters(model),
@@ -86,7 +89,15 @@ def profile(
         trunk_mlp_unit_bytes=count.mlp,
         trunk_fixed_bytes=trunk_fixed,
         host_fixed_bytes=RUNTIME_BYTES + 4 * activations(model),
+        layer_costs=_costs(each),
     )
+
+
+def _costs(each: Sequence[_Count]) -> Iterator[mesh_pb2.LayerCosts]:
+    """What layers cost, by runs of those that are alike."""
+    for costs, alike in groupby(own.costs for own in each):
+        costs.layers = len([*alike])
+        yield costs
 
 
 class _Count:
@@ -98,16 +109,33 @@ class _Count:
         replicated: of what every rank has.
         expert_biases: of the biases that experts add to their results; any one of the ranks that have slices of them
             may have them.
+        state: bytes of a sequence's recurrent states, of one KV group.
         cached: bytes that a token takes in the caches, of one KV group.
         windowed: those of them that are of layers with a window.
         window: the widest of these, in positions; 0: there is none.
+        sessions: bytes that an engine takes for all experts besides their weights.
     """
 
     def __init__(self, cut: Units, cache_format: str) -> None:
         self._cut = cut
         self._cache_format = cache_format
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
-        self.cached = self.windowed = self.window = 0
+        self.state = self.cached = self.windowed = self.window = self.sessions = 0
+
+    @property
+    def costs(self) -> mesh_pb2.LayerCosts:
+        """What was counted, as one layer's costs."""
+        return mesh_pb2.LayerCosts(
+            layers=1,
+            attention_query_bytes=self.query,
+            attention_kv_bytes=self.key_value,
+            mlp_unit_bytes=self.mlp + self.experts,
+            cache_bytes_per_token=self.cached,
+            fixed_bytes=self.replicated + self.expert_biases + self.sessions,
+            trunk_mlp_unit_bytes=self.mlp,
+            windowed_bytes_per_token=self.windowed,
+            state_bytes=self.state,
+        )
 
     def add(self, operations: Collection[Operation]) -> None:
         """Count the weights of some operations, and of all experts that they name."""
@@ -120,11 +148,18 @@ class _Count:
                 self.cached += a_token
                 self.windowed += a_token * bool(each.window)
                 self.window = max(self.window, each.window)
+            if isinstance(each, DeltaRule):
+                keys = -(-each.heads.keys // self._cut.kv_groups)
+                own = StateSpec(
+                    each.layer, keys, each.heads.group, each.heads.key_size, each.heads.value_size, each.reach
+                )
+                self.state += own.bytes
             if isinstance(each, Experts):
                 matrices = [w for one in each.body for w in weights_of(one)]
                 for number in range(each.count):
                     self.experts += sum(self._unit_bytes(w, number) for w in matrices)
                 self.expert_biases += each.count * sum(map(_summed_bias, matrices))
+                self.sessions += EXPERT_BYTES * each.count
 
     def _add(self, w: W) -> None:
         size = self._unit_bytes(w)
@@ -168,7 +203,7 @@ class _Count:
 
     def bytes_of(self, w: W, rows: int, columns: int, expert: int | None = None) -> int:
         """Bytes of some rows and columns of a matrix as it is held, without its bias."""
-        form = FLOATS if w.routes else self._cut.held[numbered(w.name, expert)]
+        form = FLOATS if w.routes else self._cut.held.get(numbered(w.name, expert), FLOATS)
         return _held_bytes(form, rows, columns)
 
 

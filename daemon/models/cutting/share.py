@@ -27,12 +27,15 @@ class Share:
         attention: units of attention, each ``1 / attention_split`` of a KV group.
         mlp: units of the columns of MLPs and of experts.
         vocabulary: units of the rows of the head.
+        layers: those of which this rank has these units, at least one; None: all. Ranks with the same layers are a
+            *stage* (`motley.daemon.models.cutting.stages`).
     """
 
     attention_split: int
     attention: range
     mlp: range
     vocabulary: range
+    layers: range | None = None
 
 
 def kv_heads(queries: range, heads: Heads) -> list[tuple[int, range]]:

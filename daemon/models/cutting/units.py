@@ -33,7 +33,7 @@ from motley.daemon.models.cutting.holding import (
 from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.description.axes import Axis, Heads, Kind
 from motley.daemon.models.description.model import Model, products
-from motley.daemon.models.description.operations import Attend, Linear
+from motley.daemon.models.description.operations import Attend, DeltaRule, Linear
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.stored import Format
@@ -59,7 +59,8 @@ class Units:
 
     Attributes:
         kv_groups: KV heads, each with the query heads that read it; where layers differ, as many as the layer with
-            most has; in exact mode, runs of neighbouring KV heads where there are more than `LEAVES`.
+            most has; each has as many key heads of a layer with a recurrent state as any other. In exact mode, runs of
+            neighbouring KV heads where there are more than `LEAVES`.
         attention_splits: into how many units a KV group may be cut, ascending, the first is 1. In exact mode the
             others divide the last, whose units are the leaves.
         mlp: runs of blocks of MLP columns; of one block each, unless in exact mode or where others are wider.
@@ -86,7 +87,8 @@ class Units:
             if heads.keys < self.kv_groups:  # several groups of units share a KV head
                 each = heads.queries // self.kv_groups
                 return each * group + each * part // split
-            return heads.keys * group // self.kv_groups * heads.group + heads.group * part // split
+            begin, end = (heads.keys * at // self.kv_groups * heads.group for at in (group, group + 1))
+            return begin + (end - begin) * part // split
 
         return range(first(attention.start), first(attention.stop))
 
@@ -137,8 +139,8 @@ def units(
     }
     in_blocks = [matrix for name in blocked for matrix in fused[name]]
     together = max((blocks_together(form) for _, _, form in in_blocks), default=1)
-    attentions = _attentions(model)
-    most = kv_groups = max(heads.keys for heads in attentions)
+    attentions, most = _attentions(model)
+    kv_groups = most
     splits = _splits(attentions, most, BLOCKS[0] * together if blocked else 1)
     blocks = {}
     for columns in dict.fromkeys(axis.size for axis in _inner_axes(model) if axis.kind is Kind.MLP):
@@ -194,20 +196,31 @@ def _inner_axes(model: Model) -> Iterator[Axis]:
             yield each.ws[0].in_
 
 
-def _attentions(model: Model) -> list[Heads]:
-    """The heads of each kind of attention that the model has.
+def _attentions(model: Model) -> tuple[list[Heads], int]:
+    """The heads of each kind of attention that the model has, then the key heads of each kind of recurrence; and how
+    many KV heads an attention has at most.
 
     Raises:
         ConfigError: they cannot be cut alike.
     """
-    kinds = list(dict.fromkeys(each.heads for each in model.operations if isinstance(each, Attend)))
+    operations = list(model.operations)
+    kinds = list(dict.fromkeys(each.heads for each in operations if isinstance(each, Attend)))
+    deltas = dict.fromkeys(each.heads for each in operations if isinstance(each, DeltaRule))
+    if not kinds:
+        raise ConfigError("a model without attention is not supported")
     most = max(heads.keys for heads in kinds)
     for heads in kinds:
         if most % heads.keys or heads.queries % most:
             raise ConfigError(
                 f"layers of {most} and of {heads.keys} KV heads (with {heads.queries} query heads) cannot be cut alike"
             )
-    return kinds
+    for delta in deltas:
+        if delta.keys % most:
+            raise ConfigError(
+                f"layers of {most} KV heads and layers with a recurrent state of {delta.keys} key heads cannot be cut"
+                " alike"
+            )
+    return [*kinds, *(delta.per_key(delta.group * delta.value_size) for delta in deltas)], most
 
 
 def _leaf_groups(attentions: Sequence[Heads], most: int) -> int:
@@ -249,8 +262,11 @@ def _mlp_block(columns: int, down: Sequence[Format], block: int, together: int) 
     return max(least, fine[-1] if fine else widths[0] if widths else columns)
 
 
-def validate_shares(units: Units, shares: Sequence[Share]) -> None:
-    """Check that the ranks' ranges tile the model in rank order.
+def validate_shares(units: Units, shares: Sequence[Share], *, head: bool = True) -> None:
+    """Check that the ranges of ranks that share the same layers tile these in rank order.
+
+    Args:
+        head: whether they have the head, too; else nobody may have units of the vocabulary.
 
     Raises:
         ShareError: naming the rank and the range that does not fit.
@@ -266,7 +282,10 @@ def validate_shares(units: Units, shares: Sequence[Share]) -> None:
             raise ShareError(f"rank {rank} splits KV groups by {share.attention_split}, rank 0 by {split}")
     _tile("attention", [share.attention for share in shares], units.kv_groups * split)
     _tile("mlp", [share.mlp for share in shares], units.mlp)
-    _tile("vocabulary", [share.vocabulary for share in shares], units.vocabulary)
+    if head:
+        _tile("vocabulary", [share.vocabulary for share in shares], units.vocabulary)
+    elif any(share.vocabulary for share in shares):
+        raise ShareError("ranks have units of the vocabulary whose stage does not have the head")
 
 
 def _tile(what: str, ranges: list[range], total: int) -> None:

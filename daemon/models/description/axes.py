@@ -40,6 +40,52 @@ class Heads:
         return self.queries // self.keys
 
 
+@dataclass(frozen=True)
+class DeltaHeads:
+    """The heads of a layer with a recurrent state (gated DeltaNet).
+
+    Such a layer is cut by key heads, each with its query head and with all value heads that read it.
+
+    Attributes:
+        keys: key heads; there are as many query heads.
+        values: value heads; a multiple of `keys`, each key head is read by ``values / keys`` neighbouring ones.
+        key_size: elements of a query or key head.
+        value_size: elements of a value head.
+    """
+
+    keys: int
+    values: int
+    key_size: int
+    value_size: int
+
+    @property
+    def group(self) -> int:
+        """Value heads per key head."""
+        return self.values // self.keys
+
+    @property
+    def key_axis(self) -> Axis:
+        """All query (or key) heads, side by side."""
+        size = self.keys * self.key_size
+        return Axis(Kind.HEADS, size, "linear_num_key_heads * linear_key_head_dim", self.per_key(self.key_size))
+
+    @property
+    def value_axis(self) -> Axis:
+        """All value heads, side by side."""
+        heads = Heads(self.values, self.keys, self.value_size)
+        size = self.values * self.value_size
+        return Axis(Kind.HEADS, size, "linear_num_value_heads * linear_value_head_dim", heads)
+
+    @property
+    def gate_axis(self) -> Axis:
+        """A number for each value head."""
+        return Axis(Kind.HEADS, self.values, "linear_num_value_heads", Heads(self.values, self.keys, 1))
+
+    def per_key(self, size: int) -> Heads:
+        """As many heads as there are key heads, of a size."""
+        return Heads(self.keys, self.keys, size)
+
+
 class Kind(Enum):
     """What lies along an axis. All but `HIDDEN` and `PLAIN` are cut over the ranks."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from motley.daemon.models.description.axes import Value, W
-from motley.daemon.models.description.operations import Attend, Experts, Linear, Operation, weights_of
+from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, Linear, Operation, weights_of
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.weights.places import Part, Tensor
 
@@ -43,6 +43,11 @@ class Layer:
     def attention(self) -> Attend | None:
         """The attention of the layer; None: it has none."""
         return next((each for each in self.operations if isinstance(each, Attend)), None)
+
+    @property
+    def recurrence(self) -> DeltaRule | None:
+        """What reads and changes a recurrent state in the layer; None: it has none."""
+        return next((each for each in self.operations if isinstance(each, DeltaRule)), None)
 
 
 @dataclass(frozen=True)

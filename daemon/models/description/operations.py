@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from motley.daemon.models.description.axes import Heads, Value, W
+from motley.daemon.models.description.axes import DeltaHeads, Heads, Value, W
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,54 @@ class Attend:
     sinks: W | None = None
 
 
+@dataclass(frozen=True)
+class HeadParts:
+    """Takes the heads of sharded rows apart: each head has the elements of all results, one after another."""
+
+    x: Value
+    ys: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """What a gated DeltaNet layer does between its projections: reads and changes the recurrent state of a sequence.
+
+    ``motley.GatedDelta`` in `motley.plugins.engine` states the mathematics.
+
+    Attributes:
+        q, k, v: queries, keys and values, before the convolution.
+        z: along the axis of values, opens the gates of the result.
+        b, a: a number per value head: how much of a value is written, and how fast the state decays.
+        filters: of q, k and v, f32[elements, positions that the convolution sees]; the last is the row's own.
+        decay: f32[value heads], the logarithm of each head's decay.
+        bias: f32[value heads], added to `a`.
+        gain: f32[value_size], of the norm of each value head of the result.
+        epsilon: of that norm.
+    """
+
+    layer: int
+    q: Value
+    k: Value
+    v: Value
+    z: Value
+    b: Value
+    a: Value
+    y: Value
+    heads: DeltaHeads
+    filters: tuple[W, W, W]
+    decay: W
+    bias: W
+    gain: W
+    epsilon: float
+
+    @property
+    def reach(self) -> int:
+        """Positions that the convolution sees, a row's own among them."""
+        axis = self.filters[0].in_
+        assert axis is not None
+        return axis.size
+
+
 class Activation(StrEnum):
     """What a gated MLP makes of gate and up."""
 
@@ -93,6 +141,8 @@ class Activation(StrEnum):
     """``gate * sigmoid(gate) * up``"""
     GELU_TANH = "gelu_tanh"
     """``gelu(gate) * up``, by the approximation with tanh"""
+    SIGMOID = "sigmoid"
+    """``sigmoid(gate) * up``"""
     CLAMPED = "clamped"
     """gpt-oss': gate is at most 7, up within -7 and 7; ``gate * sigmoid(1.702 * gate) * (up + 1)``"""
 
@@ -210,7 +260,21 @@ class Experts:
 
 
 Operation = (
-    Norm | WholeNorm | Linear | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Route | Experts
+    Norm
+    | WholeNorm
+    | Linear
+    | Clip
+    | HeadParts
+    | Attend
+    | DeltaRule
+    | Gated
+    | Sum
+    | Scale
+    | ScaleRows
+    | SoftCap
+    | Add
+    | Route
+    | Experts
 )
 
 
@@ -225,6 +289,8 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return ws
         case Attend(sinks=W() as sinks):
             return (sinks,)
+        case DeltaRule(filters=filters, decay=decay, bias=bias, gain=gain):
+            return (*filters, decay, bias, gain)
         case Route(routing=Routing(correction=W() as correction)):
             return (correction,)
         case _:

@@ -9,15 +9,27 @@ refused.
 
 from __future__ import annotations
 
-from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
+from motley.daemon.models.description.axes import (
+    Axis,
+    DeltaHeads,
+    Heads,
+    Kind,
+    Placement,
+    Value,
+    W,
+    key_axis,
+    query_axis,
+)
 from motley.daemon.models.description.model import Layer
 from motley.daemon.models.description.operations import (
     Activation,
     Add,
     Attend,
     Clip,
+    DeltaRule,
     Experts,
     Gated,
+    HeadParts,
     Linear,
     Norm,
     Operation,
@@ -123,6 +135,46 @@ class Writer:
         y = Value(name, q.axis, Placement.SHARDED)
         return self._made(Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks))
 
+    def head_parts(self, name: str, x: Value, *parts: tuple[str, Axis]) -> tuple[Value, ...]:
+        """The heads of sharded rows taken apart: results by name and axis, in the order of each head's elements."""
+        self._wants(x, Placement.SHARDED, name)
+        of = x.axis.heads
+        heads = [axis.heads for _, axis in parts]
+        alike = of is not None and all(each is not None and each.keys == of.keys for each in heads)
+        if not alike or sum(axis.size for _, axis in parts) != x.axis.size:
+            raise ShardingError(f"{name}: {x.name} is not made of heads with these parts")
+        ys = tuple(Value(own, axis, Placement.SHARDED) for own, axis in parts)
+        self._append(HeadParts(x, ys), *ys)
+        return ys
+
+    def delta_rule(
+        self,
+        name: str,
+        layer: int,
+        qkvz: tuple[Value, Value, Value, Value],
+        gates: tuple[Value, Value],
+        heads: DeltaHeads,
+        *,
+        filters: tuple[W, W, W],
+        decay: W,
+        bias: W,
+        gain: W,
+        epsilon: float,
+    ) -> Value:
+        """What reads and changes a layer's recurrent state, see `DeltaRule`; `gates` are b and a."""
+        key, value, gate = heads.key_axis, heads.value_axis, heads.gate_axis
+        for each, axis in zip((*qkvz, *gates), (key, key, value, value, gate, gate), strict=True):
+            if each.axis != axis:
+                raise ShardingError(f"{name}: {each.name} is not made of this layer's heads")
+            self._wants(each, Placement.SHARDED, name)
+        outs = [w.out for w in (*filters, decay, bias)]
+        if outs != [key, key, value, gate, gate] or len({w.in_ for w in filters}) > 1 or filters[0].in_ is None:
+            raise ShardingError(f"{name}: the filters, the decay or the bias are not of this layer's heads")
+        if gain.shape != (heads.value_size,):
+            raise ShardingError(f"{name}: heads of {heads.value_size} elements cannot have a gain of {gain.shape}")
+        y = Value(name, value, Placement.SHARDED)
+        return self._made(DeltaRule(layer, *qkvz, *gates, y, heads, filters, decay, bias, gain, epsilon))
+
     def gated(self, name: str, gate: Value, up: Value, activation: Activation) -> Value:
         """What the down projection of a gated MLP gets."""
         if gate.axis != up.axis or gate.placement is not up.placement:
@@ -199,7 +251,7 @@ class Writer:
         return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base))
 
     def _made(
-        self, operation: Norm | Clip | Attend | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts
+        self, operation: Norm | Clip | Attend | DeltaRule | Gated | Sum | Scale | ScaleRows | SoftCap | Add | Experts
     ) -> Value:
         self._append(operation, operation.y)
         return operation.y

@@ -20,7 +20,9 @@ from motley.daemon.models.families.phi3 import phi3
 from motley.daemon.models.families.qwen2 import qwen2
 from motley.daemon.models.families.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.qwen3 import qwen3
+from motley.daemon.models.families.qwen3_5 import qwen3_5, qwen3_5_moe
 from motley.daemon.models.families.qwen3_moe import qwen3_moe
+from motley.daemon.models.families.qwen3_next import qwen3_next
 from motley.daemon.models.families.seed_oss import seed_oss
 from motley.daemon.models.families.smollm3 import smollm3
 from motley.daemon.models.keys import Keys
@@ -41,11 +43,18 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "qwen2": qwen2,
     "qwen2_moe": qwen2_moe,
     "qwen3": qwen3,
+    "qwen3_5_moe_text": qwen3_5_moe,
+    "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
+    "qwen3_next": qwen3_next,
     "seed_oss": seed_oss,
     "smollm3": smollm3,
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
 
-TEXT_PARTS: Mapping[str, str] = {"gemma3": "gemma3_text"}
+TEXT_PARTS: Mapping[str, str] = {
+    "gemma3": "gemma3_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 """Models of more than text whose text part (``text_config``) is of a family: its ``model_type``."""

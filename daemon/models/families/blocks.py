@@ -7,7 +7,7 @@ others it uses `motley.daemon.models.description.writing.Writer` itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
@@ -271,6 +271,7 @@ def attention(
     soft_cap: float = 0.0,
     sinks: bool = False,
     fused: str = "",
+    gated: bool = False,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
 
@@ -283,6 +284,7 @@ def attention(
         window: how many positions a row sees, itself included; 0: all.
         scale: of the products of queries and keys; None: ``head size ** -0.5``.
         sinks: the softmax has a logit per head that is no position.
+        gated: what a query head finds is multiplied by the sigmoid of a gate, which ``q_proj`` makes beside the query.
         fused: the module, beside the usual ones, whose rows are all queries, keys and values; empty: there is none.
     """
     heads = heads or shape.heads
@@ -299,11 +301,13 @@ def attention(
     q, k, v = writer.linear(
         f"{at}.qkv",
         x,
-        projection("q", query, 0),
+        projection("q", query_axis(replace(heads, size=2 * heads.size)) if gated else query, 0),
         projection("k", key, query.size),
         projection("v", key, query.size + key.size),
         ys=(f"{at}.q", f"{at}.k", f"{at}.v"),
     )
+    if gated:
+        q, gate = writer.head_parts(f"{at}.q.parts", q, (f"{at}.query", query), (f"{at}.gate", query))
     q_norm, k_norm = f"{module}.q_norm.weight", f"{module}.k_norm.weight"
     if whole_qk_norm:
         q, k = writer.whole_norm(f"{at}.squares", (q, k), (W(q_norm, query), W(k_norm, key)), shape.epsilon)
@@ -326,6 +330,8 @@ def attention(
         soft_cap=soft_cap,
         sinks=W(f"{module}.sinks", query_axis(Heads(heads.queries, heads.keys, 1))) if sinks else None,
     )
+    if gated:
+        attended = writer.gated(f"{at}.opened", gate, attended, Activation.SIGMOID)
     output = W(f"{module}.o_proj.weight", residual, query, f"{module}.o_proj.bias" * output_bias)
     return writer.linear(f"{at}.output", attended, output)[0]
 

@@ -26,8 +26,10 @@ from motley.daemon.models.description.operations import (
     Add,
     Attend,
     Clip,
+    DeltaRule,
     Experts,
     Gated,
+    HeadParts,
     Linear,
     Norm,
     Operation,
@@ -40,6 +42,7 @@ from motley.daemon.models.description.operations import (
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import CACHED_ATTENTION, CACHED_ATTENTION_WITH_SINKS
+from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
@@ -109,6 +112,8 @@ class Nodes:
                 self._waiting[each.weights.name] = self._waiting[each.chosen.name] = each
             elif isinstance(each, WholeNorm):
                 self._emit(each)  # every rank takes part in its sum
+            elif isinstance(each, HeadParts):
+                self._waiting |= dict.fromkeys((y.name for y in each.ys), each)
             elif isinstance(each, Linear):
                 for y in each.ys:
                     self._waiting[y.name] = each
@@ -152,8 +157,12 @@ class Nodes:
                 self._linear(operation)
             case Clip(x, y, low, high):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
+            case HeadParts():
+                lower_head_parts(self, operation)
             case Attend():
                 self._attend(operation)
+            case DeltaRule():
+                self.delta_rule(operation)
             case Gated():
                 self._gated(operation)
             case Scale(x, y, by):
@@ -182,6 +191,10 @@ class Nodes:
     def whole_norm(self, operation: WholeNorm) -> None:
         """Norm over everyone's parts of an axis; only ranks can."""
         raise AssertionError(f"{operation.name} is computed by ranks")
+
+    def delta_rule(self, operation: DeltaRule) -> None:
+        """Read and change a recurrent state; only ranks have any."""
+        raise AssertionError(f"{operation.y.name} is computed by ranks")
 
     def experts(self, operation: Experts) -> None:
         """The sum over a row's experts; only ranks make it."""
@@ -297,6 +310,8 @@ class Nodes:
                 opened = self.node("Swish", [gate], f"{gate}.swish")
             case Activation.GELU_TANH:
                 opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
+            case Activation.SIGMOID:
+                opened = self.node("Sigmoid", [gate], f"{gate}.sigmoid")
             case Activation.CLAMPED:
                 limit = CLAMPED_LIMIT
                 gate = self.node("Min", [gate, self.floats(limit)], f"{gate}.clamped")

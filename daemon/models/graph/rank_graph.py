@@ -10,6 +10,10 @@ has nothing to gather from it. A bias belongs to the first leaf. Sliced experts 
 there is a weighted sum over a row's experts before those of all leaves are summed: so no more travels than of an MLP.
 Whole experts know no leaves. Hence the two differ by rounding.
 
+Where ranks form *stages* (`motley.daemon.models.cutting.stages`), the graph is that of the rank's layers. What enters
+the first stage are embeddings, what enters others the residual of the layer before. A stage that is not the last gives,
+in the place of logits, the residual of the rows that are asked for, f32[R, D], the same on all its ranks.
+
 Experts are *sliced* like MLPs: a rank has a slice of each, and one sum over the ranks follows the weighted sum over a
 row's experts. Which these are every rank finds out for itself, from the same residual. Or they are *elsewhere*: the
 ranks are a trunk that has no slice of them. They sum the shared expert, if there is one, and each adds the weighted
@@ -31,16 +35,18 @@ from onnx import TensorProto, helper
 
 from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.share import Share
-from motley.daemon.models.cutting.units import Units, units, validate_shares
+from motley.daemon.models.cutting.stages import Stage, stage_of, validate_stage
+from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Attend, Experts, WholeNorm
+from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes, declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
+from motley.daemon.models.graph.recurrence import lower_delta_rule
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Piece, Placed, lay_out
-from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
+from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph, StateSpec
 from motley.protocol import CACHE_BLOCK
 
 TABLES_KEPT = 8
@@ -61,6 +67,8 @@ class Declared:
     """See `RankGraph.alike`."""
     caches: Sequence[CacheSpec]
     """Of the layers of which this rank has heads."""
+    stage: Stage
+    """The ranks that have its layers, and which these are."""
     hidden: int
     """D, elements of the residual."""
     words: range
@@ -74,11 +82,13 @@ class Declared:
     """See `RankGraph.adapters`."""
     adapted: Mapping[str, tuple[Piece, ...]]
     """What this rank has of the matrices that adapters may add to, by the parts' names in the graph's Adapted nodes."""
+    states: Sequence[StateSpec]
+    """Of the layers with a recurrent state of which this rank has heads."""
 
     @property
     def cache_bytes(self) -> int:
-        """How many bytes the KV caches take: all blocks."""
-        return self.blocks.bytes_of(self.caches)
+        """How many bytes the KV caches take, all blocks, and recurrent states, all slots."""
+        return self.blocks.bytes_of(self.caches) + self.blocks.slots * sum(each.bytes for each in self.states)
 
     def bind(self, share_file: Path) -> RankGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
@@ -90,10 +100,11 @@ class Declared:
             alike=self.alike,
             caches=self.caches,
             hidden=self.hidden,
-            vocabulary=len(self.words),
+            vocabulary=len(self.words) if self.stage.last else self.hidden,
             context=self.context,
             blocks=self.blocks,
             adapters=self.adapters,
+            states=self.states,
         )
 
 
@@ -132,42 +143,47 @@ def build_rank_graph(
     if not 1 <= context <= model.context:
         raise ConfigError(f"a context of {context} tokens is not possible; this model has {model.context} at most")
     cut = units(model, quantisation, block, stored, exact, beside)
-    validate_shares(cut, shares)
+    stage = stage_of(shares, rank, len(model.layers))
+    among = [shares[other] for other in stage.ranks]
+    validate_stage(cut, stage, among)
     blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)
-    return _RankNodes(model, cut, shares, rank, experts_elsewhere).build(context, blocks, adapters)
+    among_rank = rank - stage.ranks.start
+    return _RankNodes(model, cut, stage, among, among_rank, experts_elsewhere).build(context, blocks, adapters)
 
 
 class _RankNodes(RankSums):
-    """One rank's nodes of a whole model."""
+    """One rank's nodes of the layers of its stage."""
 
-    def __init__(self, model: Model, cut: Units, shares: Sequence[Share], rank: int, experts_elsewhere: bool) -> None:
+    def __init__(
+        self, model: Model, cut: Units, stage: Stage, shares: Sequence[Share], rank: int, experts_elsewhere: bool
+    ) -> None:
+        """`shares` and `rank`: of the ranks of the stage, and which of them this one is."""
         super().__init__(model, cut, shares, rank)
         self.model = model
+        self.stage = stage
+        self.layers = model.layers[stage.layers.start : stage.layers.stop]
         self.experts_elsewhere = experts_elsewhere
         words = self.holding.ranges(model.embedding.out)
         self.words = words[0] if words else range(0)
 
     def build(self, context: int, blocks: CacheBlocks, adapters: int) -> Declared:
-        """Lower the whole model."""
+        """Lower the stage's layers, and what follows them."""
         model = self.model
-        self.given(model.layers[0].x, "hidden")  # whichever layer of a whole model it is
-        if model.embedding_scale != 1.0:
+        self.given(self.layers[0].x, "hidden")  # whichever layer of a whole model it is
+        if self.stage.first and model.embedding_scale != 1.0:
             scale = self.floats(model.embedding_scale)
-            self.given(model.layers[0].x, self.node("Mul", ["hidden", scale], "hidden.scaled"))
+            self.given(self.layers[0].x, self.node("Mul", ["hidden", scale], "hidden.scaled"))
         self.adapts = adapters > 0
-        for layer in model.layers:
+        for layer in self.layers:
             self._lower_layer(layer)
         self.adapts = False
-        if self.words:
-            last = self.read(model.layers[-1].y)
-            self.given(model.head_x, self.node("Gather", [last, "rows"], model.head_x.name, axis=0))
-            self.lower(model.head)
-            self.read(model.logits)
+        width = self._lower_end(self.read(self.layers[-1].y))
 
         placed, share_bytes = lay_out(self.weights)
-        attentions = [layer.attention for layer in model.layers]
+        attentions = [layer.attention for layer in self.layers]
+        deltas = [layer.recurrence for layer in self.layers]
         caches = [spec for attend in attentions if attend is not None and (spec := self._cache(attend)).heads]
-        ropes = _tables_of(model) if caches else {}
+        ropes = _tables_of(model, self.layers) if caches else {}
         alike = _alike(ropes, context)
         graph = helper.make_graph(
             self.nodes,
@@ -184,7 +200,7 @@ class _RankNodes(RankSums):
                 *(value for spec in caches for value in _cache_values(spec, "")),
             ],
             outputs=[
-                *([declared_value("logits", "R", len(self.words))] if self.words else []),
+                *([declared_value("logits", "R", width)] if width else []),
                 *(value for spec in caches for value in _cache_values(spec, ".out")),
             ],
             initializer=self.initializers(placed),
@@ -197,6 +213,7 @@ class _RankNodes(RankSums):
             constants=_constants(ropes, context, alike),
             alike=alike,
             caches=caches,
+            stage=self.stage,
             hidden=model.hidden,
             words=self.words,
             words_per_unit=self.cut.vocabulary_rows,
@@ -204,7 +221,19 @@ class _RankNodes(RankSums):
             blocks=blocks,
             adapters=adapters,
             adapted=self.adapted,
+            states=[own for delta in deltas if delta is not None and (own := self._state(delta)).keys],
         )
+
+    def _lower_end(self, residual: str) -> int:
+        """Lower what follows the layers, which end with this residual; how wide a row of the result is, 0: none."""
+        if not self.stage.last:
+            self.node("Gather", [residual, "rows"], "logits", axis=0)
+            return self.model.hidden
+        if self.words:
+            self.given(self.model.head_x, self.node("Gather", [residual, "rows"], self.model.head_x.name, axis=0))
+            self.lower(self.model.head)
+            self.read(self.model.logits)
+        return len(self.words)
 
     def _lower_layer(self, layer: Layer) -> None:
         self.residual = self.read(layer.x)
@@ -214,6 +243,11 @@ class _RankNodes(RankSums):
     def _cache(self, attend: Attend) -> CacheSpec:
         heads = attend.heads.size
         return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window)
+
+    def _state(self, delta: DeltaRule) -> StateSpec:
+        heads = delta.heads
+        keys = self.width(delta.q.axis) // heads.key_size
+        return StateSpec(delta.layer, keys, heads.group, heads.key_size, heads.value_size, delta.reach)
 
     def rotary_size(self, attend: Attend) -> int:
         """How many elements of each head are rotated."""
@@ -269,6 +303,10 @@ class _RankNodes(RankSums):
         self.weights += body.weights
         return graph
 
+    def delta_rule(self, operation: DeltaRule) -> None:
+        """See `motley.daemon.models.graph.recurrence`."""
+        lower_delta_rule(self, operation)
+
     def whole_norm(self, operation: WholeNorm) -> None:
         """See `motley.daemon.models.graph.rank_norms`."""
         lower_whole_norm(self, operation)
@@ -288,10 +326,11 @@ def expert_body(nodes: Nodes, operation: Experts) -> onnx.GraphProto:
     )
 
 
-def _tables_of(model: Model) -> dict[str, tuple[Rope | None, int]]:
-    """The rotary embeddings that attention asks for, by name, and how many elements of a head each turns."""
+def _tables_of(model: Model, layers: Sequence[Layer]) -> dict[str, tuple[Rope | None, int]]:
+    """The rotary embeddings that the attention of some layers asks for, by name, and how many elements of a head each
+    turns."""
     found: dict[str, tuple[Rope | None, int]] = {}
-    for layer in model.layers:
+    for layer in layers:
         if (attend := layer.attention) is not None:
             rope = None if attend.rope is None else model.ropes[attend.rope]
             found[attend.rope or "none"] = (rope, rope.size if rope else attend.heads.size)

@@ -38,6 +38,8 @@ Bring = Callable[[Path, Sequence[tuple[int, int]]], None]
 files are another machine's."""
 
 _INNER = re.compile(r"(?P<outer>.+)\[(?P<number>\d+)\]", re.ASCII)
+FLAT = "[:, 0]"
+"""What follows the name of a tensor [N, 1, M] that is meant as a matrix [N, M]."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ class TensorFiles(ABC):
     of its bytes are here, what brings them.
 
     A tensor X of three dimensions is there as matrices too, and a matrix X as vectors: ``X[3]`` is the third of them,
-    counted from 0. Rows and columns of pieces may have steps.
+    counted from 0. One of shape [N, 1, M] is there as a matrix besides: ``X[:, 0]``. Rows and columns of pieces may
+    have steps.
 
     Not thread-safe: reads share a scratch buffer and the files' positions.
 
@@ -197,6 +200,10 @@ class TensorFiles(ABC):
 
     def _find(self, name: str) -> TensorInfo | None:
         info = self._tensors.get(name)
+        if info is None and name.endswith(FLAT):
+            whole = self._tensors.get(name.removesuffix(FLAT))
+            flat = whole is not None and len(whole.shape) == 3 and whole.shape[1] == 1
+            return replace(whole, shape=(whole.shape[0], whole.shape[2])) if whole is not None and flat else None
         if info is not None or not (inner := _INNER.fullmatch(name)):
             return info
         outer, number = self._find(inner["outer"]), int(inner["number"])

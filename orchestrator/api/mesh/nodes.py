@@ -2,27 +2,101 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.orders import Orders
 from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.session_table import SessionTable
+from motley.protocol.devices import ALL, GPU, is_device
+from motley.protocol.mesh_pb2 import BudgetOrder, LeaseOrder
+
+
+def _device(text: str) -> str:
+    if not is_device(text):
+        raise ValueError("it is all, cpu, or gpu: and a number")
+    return text
+
+
+class LeaseBody(Body):
+    """What ``PUT /api/nodes/{name}/lease`` takes."""
+
+    device: Annotated[Text, AfterValidator(_device)] = ALL
+    """`all`, `cpu`, or `gpu:0`."""
+    holder: Annotated[Text, Field(min_length=1, max_length=200)]
+    """Who takes it, for people."""
+    reason: Annotated[Text, Field(max_length=200)] = ""
+    """What for, for people."""
+    seconds: Annotated[float, Field(gt=0, le=1e6)] = 7200.0
+    """After which it ends by itself; a node has a limit."""
+
+
+class BudgetBody(Body):
+    """What ``PUT /api/nodes/{name}/budget`` takes. A key that is left out stays as it is."""
+
+    memory_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    """That ranks may have there; 0: what is available."""
+    gpu_bytes: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    """That ranks may have of its first GPU; 0: what is free."""
+
+
+LEASE = TypeAdapter(LeaseBody)
+BUDGET = TypeAdapter(BudgetBody)
 
 
 class NodesApi:
-    def __init__(self, nodes: NodeTable, sessions: SessionTable, links: LinkTable, rearranging: Rearranging) -> None:
+    def __init__(
+        self,
+        nodes: NodeTable,
+        sessions: SessionTable,
+        links: LinkTable,
+        rearranging: Rearranging,
+        orders: Orders,
+    ) -> None:
         self._nodes = nodes
         self._sessions = sessions
         self._links = links
         self._rearranging = rearranging
+        self._orders = orders
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/api/nodes", self.nodes), web.post("/api/nodes/{name}/leave", self.leave)]
+        return [
+            web.get("/api/nodes", self.nodes),
+            web.post("/api/nodes/{name}/leave", self.leave),
+            web.put("/api/nodes/{name}/lease", self.lease),
+            web.delete("/api/nodes/{name}/lease", self.end_lease),
+            web.put("/api/nodes/{name}/budget", self.budget),
+        ]
+
+    async def lease(self, request: web.Request) -> web.Response:
+        """Take a device of a node back for a while; answers when that is written there, and sessions make way then."""
+        asked = read(LEASE, await read_json(request))
+        order = LeaseOrder(device=asked.device, holder=asked.holder, reason=asked.reason, seconds=asked.seconds)
+        return await self._ordered(self._orders.lease(request.match_info["name"], order))
+
+    async def end_lease(self, request: web.Request) -> web.Response:
+        """End the lease of a node's machine, whoever has it."""
+        return await self._ordered(self._orders.lease(request.match_info["name"], LeaseOrder(give=True)))
+
+    async def budget(self, request: web.Request) -> web.Response:
+        """Let ranks have so much of a node's memory, or of its GPU's, from now on; sessions that have more make way."""
+        asked = read(BUDGET, await read_json(request))
+        order = BudgetOrder(memory_bytes=asked.memory_bytes, gpu_bytes=asked.gpu_bytes)
+        return await self._ordered(self._orders.budget(request.match_info["name"], order))
+
+    async def _ordered(self, order: Awaitable[Node]) -> web.Response:
+        try:
+            return web.json_response(self._node_json(await order))
+        except ServingError as error:
+            raise ApiError.from_failure(error.failure) from error
 
     async def leave(self, request: web.Request) -> web.Response:
         """Have a node leave the mesh once its sessions go on without it; answers when it has been told to."""
@@ -84,7 +158,10 @@ class NodesApi:
                 for each in capabilities.speeds
             ],
             "links": self._links_json(node),
+            "aside_s": round(self._nodes.aside_s(node), 3) or None,
+            "lease": _lease_json(node),
             "memory_bytes": capabilities.memory_bytes,
+            "gpu_budget_bytes": capabilities.gpu_bytes or None,
             "memory_available_bytes": node.memory_available or None,
             "memory_reserved_bytes": self._sessions.reserved(node.id),
             "silence_s": round(self._nodes.silence_s(node), 3),
@@ -102,16 +179,36 @@ class NodesApi:
             ],
         }
 
+    def _relay_name(self, node: Node, other: Node) -> str | None:
+        """The node by which two meet that are apart; None: there is none."""
+        relay = self._links.relay(node, other)
+        return next((each.name for each in self._nodes if each.id == relay), None)
+
     def _links_json(self, node: Node) -> list[dict[str, Any]]:
         """What a node has found of its ways to the others."""
-        ways = [(other.name, self._links.of(node, other)) for other in self._nodes if other.alive]
+        ways = [(other, self._links.of(node, other)) for other in self._nodes if other.alive]
         return [
             {
-                "to": name,
+                "to": other.name,
                 "latency_ms": None if way.failure else 1e3 * way.latency_s,
                 "bandwidth": None if way.failure else way.bandwidth,
                 "failure": way.failure or None,
+                "relay": self._relay_name(node, other) if way.failure else None,
             }
-            for name, way in ways
+            for other, way in ways
             if way is not None
         ]
+
+
+def _lease_json(node: Node) -> dict[str, Any]:
+    """Whether somebody has taken a device of a node back."""
+    lease = node.lease
+    return {
+        "state": lease.state or "normal",
+        "device": lease.device or None,
+        "words": node.taken_back(on_gpu=lease.device.startswith(GPU)) or None,
+        "holder": lease.holder or None,
+        "reason": lease.reason or None,
+        "expires_at": lease.expires_at or None,
+        "trouble": lease.trouble or None,
+    }

@@ -11,7 +11,7 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
 from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
-from motley.orchestrator.planning.choice import Choice
+from motley.orchestrator.planning.arrangement import Choice
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.machines import Machine, what_if
 from motley.orchestrator.planning.shares import Candidate
@@ -133,11 +133,11 @@ def plan_json(planned: Planned) -> dict[str, Any]:
     profile, choice = planned.profile, planned.choice
     return {
         "plan": {
-            "kind": "tensor",
+            "kind": choice.kind,
             "ranks": [
                 {
                     "node": planned.names[number],
-                    "layers": profile.layers,
+                    "layers": len(plan.layers or range(profile.layers)),
                     "kv_groups": len(plan.attention) / plan.attention_split,
                     "mlp_blocks": len(plan.mlp),
                     "vocab_blocks": len(plan.vocabulary),
@@ -168,7 +168,7 @@ def forecast_json(forecast: Forecast) -> dict[str, float]:
 
 def _alternative(planned: Planned, other: Choice) -> dict[str, Any]:
     return {
-        "kind": "tensor",
+        "kind": other.kind,
         "nodes": [planned.names[number] for number in other.members],
         "ms_per_token": _ms(other.forecast.token_s),
     }

@@ -14,9 +14,10 @@ from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.losses import Loss
+from motley.orchestrator.planning.arrangement import kind_of
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
-from motley.orchestrator.serving.rearranging import Rearranging
+from motley.orchestrator.serving.rearranging import GAIN, Rearranging
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
@@ -71,7 +72,7 @@ class SessionsApi:
         if force not in ("true", "false"):
             raise ApiError(400, f"force can be 'true' or 'false', not {force!r}", param="force", code="invalid_value")
         try:
-            told = await self._rearranging.rebalance(session, force=force == "true")
+            told = await self._rearranging.rebalance(session, -1.0 if force == "true" else GAIN)
         except ServingError as error:
             raise ApiError.from_failure(error.failure) from error
         body = {"changed": told.changed, "before_ms": told.before_ms, "after_ms": told.after_ms}
@@ -119,9 +120,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         },
         "explained": session.explained,
         "epoch": session.epoch,
-        "interrupted_by": session.interruption.why.message
-        if session.state is State.RECOVERING and session.interruption
-        else None,
+        "interrupted_by": _interrupted_by(session),
         "losses": [_loss_json(loss) for loss in session.losses.last],
         "created": int(session.created),
         "family": profile.family,
@@ -135,6 +134,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "cache_node_tokens": session.caches.node_tokens,
         "experts": _layout(session),
         "weight_bytes": weights,
+        "kind": kind_of([rank.plan for rank in session.ranks]) if session.ranks else None,
         "ranks": [_rank_json(rank, weights) for rank in session.ranks],
         "hosts": [_host_json(host, weights) for host in hosts],
         "cache_holders": [_holder_json(holder) for holder in session.holders],
@@ -147,6 +147,13 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         timing = session.ranks[0].timing if session.ranks else None
         body["step_ms"] = list(timing.step_ms) if timing else []
     return body
+
+
+def _interrupted_by(session: Session) -> str | None:
+    """Why a session is planned anew now, or paused; None: it is not."""
+    if session.state is State.PAUSED and session.pause:
+        return session.pause.message
+    return session.interruption.why.message if session.state is State.RECOVERING and session.interruption else None
 
 
 def _loss_json(loss: Loss) -> dict[str, Any]:
@@ -204,6 +211,7 @@ def _rank_json(rank: Rank, weights: int) -> dict[str, Any]:
     body["share"] = {
         "fraction": plan.weight_bytes / weights if weights else 0.0,
         "weight_bytes": plan.weight_bytes,
+        "layers": [plan.layers.start, plan.layers.stop] if plan.layers else None,
         "attention_split": plan.attention_split,
         "attention": len(plan.attention),
         "mlp": len(plan.mlp),

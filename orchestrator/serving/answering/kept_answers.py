@@ -23,8 +23,8 @@ from typing import IO
 
 from google.protobuf.message import DecodeError
 
-from motley.orchestrator.files import write_private
 from motley.orchestrator.serving.errors import refusal
+from motley.protocol.files import write_private
 from motley.protocol.mesh_pb2 import Delta, Generate
 
 FOLDER = "answers"

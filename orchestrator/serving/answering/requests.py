@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,6 +24,7 @@ from motley.orchestrator.serving.answering.places import Places
 from motley.orchestrator.serving.answering.tally import Outcome, Tally, outcome_of
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
 from motley.orchestrator.sessions import Session
+from motley.orchestrator.store.usage import Used
 from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, OrchestratorMessage
 from motley.protocol.wording import counted
 
@@ -145,7 +147,7 @@ class Requests:
                 self._requests[request.id] = request
         self.resume(session)
         try:
-            yield Answers(requests, deltas, self._clock, self._go_on)
+            yield Answers(requests, deltas, self._clock, self._go_on, kept.deltas if kept else ())
         finally:
             for request in requests:
                 if self._remove(request, Outcome.CANCELLED) and request.asked:
@@ -270,12 +272,19 @@ class Answers:
         deltas: asyncio.Queue[tuple[_Request, Delta]],
         clock: Callable[[], float],
         taken: Callable[[_Request], None],
+        before: Sequence[tuple[int, Delta]],
     ) -> None:
         """
         Args:
             deltas: of all of them.
             taken: called when a delta of a request has been taken.
+            before: deltas, with the numbers of their requests, that were told another time and come first now.
         """
+        self.used = Used(requests=len(requests) - len({number for number, delta in before if delta.finish}))
+        """What the requests have taken this time, as far as that was told."""
+        self._before = len(before)
+        self._written = Counter[int]()
+        """Tokens that were told, by the number of their request."""
         self._waited_for = list(requests)
         """Those whose last delta has not been taken."""
         self._deltas = deltas
@@ -311,9 +320,22 @@ class Answers:
             raise ServingError(delta.failure)
         if delta.finish not in ("", "stop", "length"):
             raise refusal("cancelled", f"{request.session.leader} ended the request ({delta.finish})")
+        self._count(request.number, delta)
         if delta.finish:
             self._waited_for.remove(request)
         return request.number, delta
+
+    def _count(self, number: int, delta: Delta) -> None:
+        """Count what a delta tells, unless it was told another time."""
+        fresh = len(delta.ids)
+        if delta.finish:
+            fresh = max(0, delta.completion_tokens - self._written[number])
+        self._written[number] += fresh
+        if self._before:
+            self._before -= 1
+            return
+        self.used.completion_tokens += fresh
+        self.used.prompt_tokens += delta.prompt_tokens
 
     async def _take(self, within_s: float) -> tuple[_Request, Delta]:
         """The next delta.

@@ -123,10 +123,14 @@ class Descriptions:
         """
         described = await self._described(session, spec, node, tokens_of=session.request.model)
         try:
-            return self._profiles(session, spec, node, described)[spec.quantisation]
+            profile = self._profiles(session, spec, node, described)[spec.quantisation]
         except ServingError as error:
             error.failure.param = "draft_model"
             raise
+        if profile.state_bytes:
+            message = f"{profile.name} has layers with recurrent states: it can be no draft model; take another or none"
+            raise refusal("unsupported_model", message, "draft_model")
+        return profile
 
     async def _described(self, session: Session, spec: ModelSpec, node: Node, tokens_of: str = "") -> Described:
         """A node's description of a model, which may have to have the tokenizer of another; errors as `describe`."""

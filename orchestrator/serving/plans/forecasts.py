@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from motley.orchestrator.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
 from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.planning.choice import Choice, Chooser, RunnersUp
+from motley.orchestrator.planning.arrangement import Choice
+from motley.orchestrator.planning.choice import Chooser, RunnersUp
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
 from motley.orchestrator.planning.layout import LayoutError, is_parallel
 from motley.orchestrator.planning.machines import Machine
@@ -19,7 +20,7 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.plans.memory import Memory
-from motley.orchestrator.serving.plans.participants import Participant, choose_participants, wanted_model
+from motley.orchestrator.serving.plans.participants import Participant, choose_participants, taken_back, wanted_model
 from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.plans.ranks import check_together, network_of, team_of
 from motley.orchestrator.serving.plans.sizes import caches_of
@@ -103,23 +104,34 @@ class Forecasts:
         names = [each.name for each in chooser.candidates]
         return Planned(profile, names, choice, await self._planner.runners_up(chooser, choice))
 
+    async def members_anew(self, session: Session) -> set[str]:
+        """Names of the nodes that would take part in a session if it was planned now; errors as `anew`."""
+        names, choice = await self._anew(session)
+        return {names[number] for number in choice.members}
+
     async def anew(self, session: Session) -> Choice:
         """The best plan that a session without experts on hosts would get now, if it had none: on the nodes that its
-        request names, as far as they are there.
+        request names, as far as they are there, and nobody has taken them back.
 
         Raises:
             PlanError: there is none.
             ServingError: an engine that it names is not there.
         """
+        return (await self._anew(session))[1]
+
+    async def _anew(self, session: Session) -> tuple[list[str], Choice]:
+        """As `anew`, with the names of all that were considered."""
         assert session.known is not None
-        there = {node.name for node in self._nodes if node.alive}
+        aside = self._nodes.set_aside({place.node for place in session.request.places})
+        nodes = [node for node in self._nodes if node.id not in aside]
+        there = {node.name for node in nodes if node.alive and not taken_back(session.request, node)}
         named = there & {place.node for place in session.request.places}
         request = among(session.request, there) if named else anywhere(session.request, there)
-        participants = choose_participants(request, self._nodes)
+        participants = choose_participants(request, nodes)
         memory = self._memory.but_for(session)
         team = team_of(request, session.known.profiles, session.caches, participants, memory)
         chooser = team.chooser(request, self._links, Workload(wire=request.wire), with_draft=False)
-        return await self._planner.choose(chooser)
+        return [one.node.name for one in team.participants], await self._planner.choose(chooser)
 
     def _chooser(
         self,
@@ -139,7 +151,9 @@ class Forecasts:
             offers = [machine.offer for machine in machines]
             nowhere = Network([], [])
             room = caches.blocks(whole=False).room
-            return Chooser([profile] * len(offers), offers, room, _widened(nowhere, machines), work)
+            return Chooser(
+                [profile] * len(offers), offers, room, _widened(nowhere, machines), work, stages=request.stages
+            )
         team = team_of(request, profiles, caches, participants, self._memory)
         there = team.chooser(request, self._links, work, with_draft=False)
         check_together([team.participants[number].node for number in there.required], self._links)

@@ -18,6 +18,7 @@ from motley.orchestrator.planning.layout import is_parallel
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import can_hold_caches
 from motley.orchestrator.planning.shares import PlanError
+from motley.orchestrator.planning.stages import own_profile
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Profiles
@@ -148,11 +149,12 @@ class Layouts:
             if node.alive
             and node.id not in avoid
             and can_hold_caches(node.capabilities)
+            and not node.taken_back(on_gpu=False)
             and is_loopback(node.address) == shut_in
         }
         rooms = {node_id: free(node_id) for node_id in nodes}
         tokens, windowed = blocks.on_nodes * blocks.tokens, blocks.windowed > 0
-        needed = [far_bytes(rank.plan, profile, tokens, windowed) for rank in ranks]
+        needed = [far_bytes(rank.plan, own_profile(profile, rank.plan), tokens, windowed) for rank in ranks]
         chosen = choose_nodes(needed, homes, rooms, {node_id: node.name for node_id, node in nodes.items()})
         return [
             CacheHolder(

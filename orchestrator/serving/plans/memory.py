@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from motley.orchestrator.experts.registry import Free
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.setup import gpu_room
 from motley.orchestrator.session_table import SessionTable
@@ -21,18 +22,21 @@ JITTER_BYTES = 64 << 20
 class Memory:
     """The memory of all nodes, as of now."""
 
-    def __init__(self, nodes: NodeTable, sessions: SessionTable, without: Session | None = None) -> None:
+    def __init__(
+        self, nodes: NodeTable, sessions: SessionTable, links: LinkTable, without: Session | None = None
+    ) -> None:
         """
         Args:
             without: count the nodes' own memory that this session's workers have as free.
         """
         self._nodes = nodes
         self._sessions = sessions
+        self._links = links
         self._without = without
 
     def but_for(self, session: Session) -> Memory:
         """What there would be if this session had no workers."""
-        return Memory(self._nodes, self._sessions, session)
+        return Memory(self._nodes, self._sessions, self._links, session)
 
     def free(self, node: Node, jitter: int = 0) -> int:
         """Bytes that new workers may use on a node.
@@ -51,11 +55,26 @@ class Memory:
         """Bytes of a node's GPU that ranks were promised and have not taken yet."""
         return self._sessions.promised_gpu(node.id, gpu)
 
-    def beside(self, engine: str, planned: Sequence[Worker] = ()) -> Free:
-        """Bytes free on a node, by the node's id, beside workers that are planned but not reserved yet: none on one
-        that is unknown, as it has joined anew, say.
+    def gpu_room(self, node: Node, beside: int = 0) -> int:
+        """Bytes that new ranks may take on a node's first GPU.
 
         Args:
+            beside: bytes that something else is to take there.
+        """
+        gpu, budget = node.gpus[0], node.capabilities.gpu_bytes
+        ranks = self._without.ranks if self._without else ()
+        back = sum(rank.gpu_bytes for rank in ranks if rank.node_id == node.id and not rank.gone)
+        room = gpu_room(gpu, self.promised_gpu(node, gpu) + beside - back)
+        if not budget:
+            return room
+        return max(0, min(room, budget - self._sessions.reserved_gpu(node.id) + back - beside))
+
+    def beside(self, engine: str, planned: Sequence[Worker] = (), reaching: Sequence[Worker] = ()) -> Free:
+        """Bytes free on a node, by the node's id, beside workers that are planned but not reserved yet: none on one
+        that is unknown, as it has joined anew, say, or that cannot reach all ranks, or be reached.
+
+        Args:
+            reaching: workers that are reserved already, whose ranks it must reach, too.
             engine: that is to compute experts there: where it does so on the node's GPU, there must be as many bytes on
                 that. Empty: what is planned needs the node's own memory only.
         """
@@ -66,14 +85,16 @@ class Memory:
                 taken_on_gpu[worker.node_id] += worker.gpu_bytes
         nodes = {node.id: node for node in self._nodes}
 
+        homes = {worker.node_id for worker in (*planned, *reaching) if isinstance(worker, Rank)}
+        trunk = [nodes[node_id] for node_id in homes if node_id in nodes]
+
         def free(node_id: str) -> int:
-            if node_id not in nodes:
+            if node_id not in nodes or any(self._links.are_apart(nodes[node_id], other) for other in trunk):
                 return 0
             node = nodes[node_id]
             left = self.free(node) - taken[node_id]
             if node.gpus and any(each.name == engine and each.on_gpu for each in node.capabilities.engines):
-                gpu = node.gpus[0]
-                left = min(left, gpu_room(gpu, self.promised_gpu(node, gpu)) - taken_on_gpu[node_id])
+                left = min(left, self.gpu_room(node) - taken_on_gpu[node_id])
             return max(0, left)
 
         return free

@@ -78,7 +78,11 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
                 raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
         chosen = [alive[place.node] for place in request.places]
     else:
-        chosen = list(alive.values())
+        lent = {name: taken_back(request, node) for name, node in alive.items()}
+        chosen = [alive[name] for name, why in lent.items() if not why]
+        if alive and not chosen:
+            told = "; ".join(f"node {name!r} {why}" for name, why in lent.items())
+            raise refusal("device_leased", f"{told}: nothing may compute there until then", "nodes")
     if not chosen:
         raise refusal("no_nodes", "no node is in the mesh; start one with `motley join`")
     if request.shares and len(request.shares) != len(chosen):
@@ -118,6 +122,18 @@ def _check_reachable(chosen: Sequence[Node]) -> None:
         )
 
 
+def taken_back(request: SessionRequest, node: Node) -> str:
+    """Why a node can take no part as a request has it, as what it would compute on was taken back; empty: that is not
+    in its way. To follow the node's name."""
+    for place in [place for place in request.places if place.node == node.name] or [Place(node.name, "")]:
+        engine = request.engine_at(place)
+        told = next((each for each in node.capabilities.engines if each.name == engine), None)
+        on_gpu = told is not None and (told.on_gpu or request.options_of(engine).get("device") == "cuda")
+        if why := node.taken_back(on_gpu):
+            return why
+    return ""
+
+
 def participant(request: SessionRequest, node: Node, place: Place) -> Participant:
     """A node with the engine and the quantisation that a request has for a rank on it.
 
@@ -131,6 +147,8 @@ def participant(request: SessionRequest, node: Node, place: Place) -> Participan
     except SetupError as error:
         field = "nodes" if place.engine else "engines" if node.name in request.engines else "engine"
         raise refusal(error.code, str(error), field) from error
+    if why := node.taken_back(setup.on_gpu):
+        raise refusal("device_leased", f"node {node.name!r} {why}", "nodes")
     if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
         raise refusal("unusable_engine", lacking, "cache_format")
     if request.cache_disk_tokens and (lacking := lacking_disk(node.name, node.capabilities, engine)):
@@ -154,6 +172,8 @@ def draft_setup(request: SessionRequest, first: Participant) -> Setup:
         setup = setup_of(node.name, node.capabilities, engine, request.quantisation, options)
     except SetupError as error:
         raise refusal(error.code, str(error), "draft_engine") from error
+    if why := node.taken_back(setup.on_gpu):
+        raise refusal("device_leased", f"node {node.name!r} {why}", "draft_engine")
     if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
         raise refusal("unusable_engine", lacking, "draft_engine")
     return setup
@@ -168,10 +188,10 @@ def able_hosts(request: SessionRequest, nodes: Iterable[Node]) -> list[Node]:
 def _can_host(request: SessionRequest, node: Node) -> bool:
     """Whether a node can compute single experts for a session."""
     try:
-        setup_of(node.name, node.capabilities, request.engine, request.quantisation)
+        setup = setup_of(node.name, node.capabilities, request.engine, request.quantisation)
     except SetupError:
         return False
-    return request.engine in node.capabilities.expert_engines
+    return not node.taken_back(setup.on_gpu) and request.engine in node.capabilities.expert_engines
 
 
 def check_alive(participants: Sequence[Participant], planned: Iterable[Worker]) -> None:

@@ -10,12 +10,12 @@ from itertools import combinations
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node
-from motley.orchestrator.planning.caches import Caches, blocks_of, with_windows
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.layout import LayoutError
-from motley.orchestrator.planning.setup import gpu_room, gpu_told
+from motley.orchestrator.planning.setup import gpu_told
 from motley.orchestrator.planning.shares import (
     Candidate,
     PlanError,
@@ -57,7 +57,7 @@ class Team:
         apart = [
             frozenset((one, other))
             for one, other in combinations(range(len(nodes)), 2)
-            if links.are_apart(nodes[one], nodes[other])
+            if links.are_apart(nodes[one], nodes[other]) and not links.relay(nodes[one], nodes[other])
         ]
         everybody = bool(request.nodes) or not (apart or links.all_known(nodes))
         required = [
@@ -66,7 +66,8 @@ class Team:
             if everybody or node.name in request.named or (with_draft and index == 0)
         ]
         network = network_of(nodes, links)
-        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart)
+        stages = request.stages or (0 if links.all_known(nodes) else 1)  # slow links are not guessed
+        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart, stages)
 
 
 def network_of(nodes: Sequence[Node], links: LinkTable) -> Network:
@@ -163,7 +164,7 @@ def team_of(
         each = [each[index] for index in taking]
         candidates = [candidates[index] for index in taking]
     blocks = blocks_of(caches, each[0], [one.setup for one in participants])
-    each = [with_windows(profile, blocks) for profile in each]
+    each = [with_blocks(profile, blocks) for profile in each]
     return Team(list(participants), each, candidates, blocks.room)
 
 
@@ -182,7 +183,7 @@ def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory
     least = profile.fixed_bytes
     if needed + least <= there and draft.gpu_bytes:
         promised = memory.promised_gpu(node, node.gpus[0])
-        name, needed, there = gpu_told(name, node.gpus[0], promised), draft.gpu_bytes, gpu_room(node.gpus[0], promised)
+        name, needed, there = gpu_told(name, node.gpus[0], promised), draft.gpu_bytes, memory.gpu_room(node)
         least = profile.fixed_bytes if first.setup.on_gpu else 0
     if needed + least <= there:
         return
@@ -229,7 +230,7 @@ async def plan_trunks(
         try:
             candidates = _candidates(chosen, each, memory)
             blocks = blocks_of(caches, each[0], [one.setup for one in chosen])
-            each = [with_windows(profile, blocks) for profile in each]
+            each = [with_blocks(profile, blocks) for profile in each]
             ranks = _ranks(chosen, candidates, await planner.shares(each, candidates, blocks.room))
         except PlanError as error:
             refusals.append(error)
@@ -297,7 +298,7 @@ def _candidates(
             promised = memory.promised_gpu(node, node.gpus[0])
             if beside:
                 promised += beside.gpu_bytes
-            room = gpu_room(node.gpus[0], promised) // ranks
+            room = memory.gpu_room(node, beside.gpu_bytes if beside else 0) // ranks
             name = gpu_told(name, node.gpus[0], promised)
             free = min(free, room) if one.setup.on_host_memory else room
         speed = one.speed / ranks or 1.0

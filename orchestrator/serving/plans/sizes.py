@@ -34,4 +34,11 @@ def caches_of(request: SessionRequest, profile: ModelProfile) -> Caches:
             " as many or more, for more on disk or on other nodes, or for a shorter context",
             "cache_tokens",
         )
-    return Caches(context, tokens, on_disk, on_nodes)
+    if profile.state_bytes and request.keep_prefixes:
+        raise refusal(
+            "invalid_request",
+            f"{profile.name} has layers with recurrent states, of which no prefixes can be kept; start the session"
+            " without keeping them",
+            "keep_prefixes",
+        )
+    return Caches(context, tokens, on_disk, on_nodes, request.sequences)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from motley.orchestrator.nodes import Node
 from motley.orchestrator.session_request import SessionRequest
@@ -28,18 +29,33 @@ def substitutes(
             return
 
 
-def among(request: SessionRequest, there: Container[str]) -> SessionRequest:
+def among(request: SessionRequest, there: Collection[str]) -> SessionRequest:
     """A request for those nodes of its own that are there, with the weights that it has for them."""
     kept = [place.node in there for place in request.places]
     own = _of_nodes(request, there)
     nodes = tuple(name for name, keep in zip(request.nodes, kept, strict=True) if keep)
     shares = tuple(share for share, keep in zip(request.shares, kept, strict=False) if keep)
-    return replace(own, nodes=nodes, shares=shares if any(shares) else ())
+    return replace(own, nodes=nodes, shares=shares if any(shares) else (), stages=_stages_left(request, kept))
 
 
-def anywhere(request: SessionRequest, there: Container[str]) -> SessionRequest:
+def anywhere(request: SessionRequest, there: Collection[str]) -> SessionRequest:
     """A request for any nodes, in any shares, with as few replicas and ranks of a trunk as can be."""
-    return replace(_of_nodes(request, there), nodes=(), shares=(), replicas=1, trunk=1)
+    stages = request.stages if isinstance(request.stages, int) and request.stages <= len(there) else 0
+    return replace(_of_nodes(request, there), nodes=(), shares=(), replicas=1, trunk=1, stages=stages)
+
+
+def _stages_left(request: SessionRequest, kept: Sequence[bool]) -> int | tuple[int, ...]:
+    """What is left of stages where some of the ranks are not kept; 0, which is any, where they are no stages any more.
+
+    Args:
+        kept: by rank.
+    """
+    if isinstance(request.stages, int):
+        return request.stages if request.stages <= sum(kept) else 0
+    ranks = iter(kept)
+    left = [sum(islice(ranks, count)) for count in request.stages]
+    stages = tuple(count for count in left if count)
+    return stages if len(stages) > 1 else 0
 
 
 def _of_nodes(request: SessionRequest, there: Container[str]) -> SessionRequest:

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from motley.daemon.lease.file import LeaseFile
 from motley.daemon.loading import fetching
 from motley.daemon.loading.fetching import LoadError
 from motley.daemon.node.control import Control
 from motley.daemon.node.describe import describe, look
+from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
@@ -78,7 +81,8 @@ async def test_a_node_says_what_is_here(control: Control) -> None:
 def control(tmp_path: Path) -> Control:
     """Of a node that is asked, and whose answers lie in its outbox."""
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
-    return Control(settings, Ranks(settings, lambda role, event: None))
+    ranks = Ranks(settings, lambda role, event: None)
+    return Control(settings, ranks, Leasing("pc", ranks, LeaseFile()), Relays())
 
 
 ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.ModelSpec(source="m")))

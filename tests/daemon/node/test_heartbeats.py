@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from motley.daemon.lease.file import LeaseFile
 from motley.daemon.node.control import Control, OrchestratorLost
+from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
@@ -31,7 +34,8 @@ class Stream:
 
 def control_of(folder: Path) -> Control:
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
-    return Control(settings, Ranks(settings, lambda role, event: None))
+    ranks = Ranks(settings, lambda role, event: None)
+    return Control(settings, ranks, Leasing("pc", ranks, LeaseFile(folder / "lease.json")), Relays())
 
 
 async def test_they_tell_what_is_free_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from queue import Queue
+from typing import Any, cast
 
 import pytest
 
 from motley.daemon.node.probing import Unreachable, probe_link
+from motley.daemon.pipe.settings import WorkerSettings
+from motley.daemon.worker.worker import Worker
 from motley.orchestrator.certificates import issue_credentials
 from motley.protocol import mesh_pb2 as pb
+from motley.transport import Listener
 
 SECRET = bytes(range(32))
 
@@ -32,10 +38,30 @@ def test_both_measure_the_same() -> None:
     assert here.bandwidth > 1e7
 
 
+def test_who_is_dialled_listens_on_the_ports_that_it_may() -> None:
+    with closing(Listener("127.0.0.1")) as taken:
+        ports = taken.port, min(taken.port + 50, 65535)
+        listens, dials = probes()
+        said: Queue[str] = Queue()
+        with ThreadPoolExecutor(1) as other:
+            other.submit(probe_link, listens, "127.0.0.1", said.put, ports)
+            dials.address = said.get(timeout=5)
+            assert ports[0] < int(dials.address.rpartition(":")[2]) <= ports[1]
+            probe_link(dials, "127.0.0.1", pytest.fail, (taken.port, taken.port))  # takes any, as nobody dials it
+
+
+def test_a_worker_listens_on_the_ports_that_it_may(tmp_path: Path) -> None:
+    with closing(Listener("127.0.0.1")) as taken:
+        ports = taken.port, min(taken.port + 50, 65535)
+        settings = WorkerSettings(1, "", str(tmp_path), 0, None, "127.0.0.1", threads=1, core=None, ports=ports)
+        told = WorkerSettings.from_line(settings.to_line().decode())
+        assert told == settings
+        with closing(Worker(cast(Any, None), told).listen()) as own:
+            assert ports[0] < own.port <= ports[1]
+
+
 def test_who_does_not_answer_is_named_with_its_address() -> None:
     """A firewall that drops everything: here, a listener that accepts nobody."""
-    from motley.transport import Listener
-
     _, dials = probes(seconds=0.5)
     listener = Listener("127.0.0.1")
     dials.address = f"127.0.0.1:{listener.port}"

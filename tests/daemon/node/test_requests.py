@@ -9,10 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from motley.daemon.lease.file import LeaseFile
 from motley.daemon.node import rendering
 from motley.daemon.node.control import Control
 from motley.daemon.node.held_rank import HeldRank
+from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
+from motley.daemon.node.relaying import Relays
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.worker import RankWorker
@@ -66,7 +69,7 @@ class Node:
     def __init__(self, folder: Path, **tokenizers: Tokenizer) -> None:
         settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
         self.ranks = Ranks(settings, lambda role, event: None)
-        self.control = Control(settings, self.ranks)
+        self.control = Control(settings, self.ranks, Leasing("pc", self.ranks, LeaseFile()), Relays())
         self.ranks.attach(self.control, settings)
         self.workers: dict[str, Worker] = {}
         for session, tokenizer in tokenizers.items():

@@ -50,6 +50,29 @@ def a_rank(engine: Engine | None = None, blocks: CacheBlocks = BLOCKS) -> Execut
     return Executor(cast(Any, engine or Engine()), blocks, CONTEXT, embed, range(64), 8, Stats(0, 1))
 
 
+def test_a_rank_of_an_earlier_stage_passes_all_rows_on_and_has_no_logits() -> None:
+    """What it tells of the wanted rows is what a rank without words tells."""
+    engine, passed = Engine(), list[F32]()
+    rows = {"entered": np.ones((3, 64), np.float32)}
+
+    def enter(ids: Sequence[int]) -> F32:
+        return rows["entered"][: len(ids)]
+
+    rank = Executor(cast(Any, engine), BLOCKS, CONTEXT, enter, range(0), 8, Stats(0, 1), pass_on=passed.append)
+    rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
+    told = rank.execute(Step([SpanPlan(0, 0, 3, 1, 4, ints(7))], ints(1, 2, 3)))
+    assert [span.wanted for span in engine.spans] == [3]
+    assert [own.shape for own in passed] == [(3, 64)]
+    wordless = Executor(cast(Any, Wordless()), BLOCKS, CONTEXT, enter, range(0), 8, Stats(0, 1))
+    wordless.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
+    assert told == wordless.execute(Step([SpanPlan(0, 0, 3, 1, 4, ints(7))], ints(1, 2, 3)))
+
+
+class Wordless(Engine):
+    def step(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
+        return super().step(hidden, spans, halved)[:, :0]
+
+
 def ints(*numbers: int) -> Any:
     return np.array(numbers, np.int32)
 

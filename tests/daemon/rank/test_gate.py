@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from motley.daemon.loading.answers import LIMIT, GateError
+from motley.daemon.loading.answers import LIMIT, LOGITS, GateError
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import expected_shapes
@@ -27,7 +27,7 @@ from motley.plugins.engine import CACHE_FORMATS, F32, Engine, EngineError, Engin
 from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import GOLDEN, golden_cases, others_soak, shaped, uneven_shares
+from tests.models.cases import GOLDEN, golden_cases, others_soak, shaped, staged_shares, uneven_shares
 from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup
 from tests.pairs import pairwise
@@ -83,6 +83,22 @@ def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = 
 def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
         examine(share(GOLDEN / str(case), "fp32", ranks, rank, tmp_path / str(rank)), rank, ranks)
+
+
+@pytest.mark.parametrize("stages", [[(range(2), 2), (range(2, 3), 1), (range(3, 6), 2)]])
+def test_a_stage_is_examined_alone(stages: list[tuple[range, int]], tmp_path: Path) -> None:
+    """What it gives to the next one is an answer, like logits."""
+    config = read_model(BUNDLED)
+    shares = staged_shares(units(config, "int4", 128), stages)
+    for rank in range(5):
+        declared = build_rank_graph(config, shares, rank, "int4", 128, config.context)
+        among = declared.stage.ranks
+        graph = written(BUNDLED, declared, tmp_path / str(rank))
+        own = rank - among.start
+        examine(graph, own, len(among))
+        if not declared.stage.last:
+            found = reference_answers(graph, own, len(among), ReferenceEngine)
+            assert any(what.startswith(LOGITS) for what in found)
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])

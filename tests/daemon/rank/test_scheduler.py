@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count, pairwise, zip_longest
 from typing import Any, cast
@@ -70,6 +70,10 @@ class Engine:
     """Which of the moves, by number, find a disk that cannot be written to."""
     holder: Holder | None = None
     """Has the far blocks."""
+    recurrent: bool = False
+    """Whether it keeps a state of each sequence, which must get every token once."""
+    states: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    """By slot: the tokens that a state has, and those that have been guessed after them."""
     held: NDArray[np.int64] = field(init=False)
     """i64[count + far, tokens]: the token of each place of each block."""
     windowed: NDArray[np.int64] = field(init=False)
@@ -124,6 +128,8 @@ class Engine:
             end = span.position + span.rows
             tokens = self.held[span.blocks].reshape(-1)[:end].tolist()
             assert not {-1, -2} & {*tokens}
+            if self.recurrent and not (self.holder and self.holder.lost):  # else the step counts for nothing
+                self._recur(span, tokens)
             for position in range(span.position, end) if self.blocks.windowed else ():
                 assert span.windowed is not None
                 seen = range(max(0, position - self.blocks.window + 1), position + 1)
@@ -133,6 +139,16 @@ class Engine:
                 assert in_window == tokens[seen.start : seen.stop], "a block that is seen has been given away"
             logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
         return np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
+
+    def _recur(self, span: Span, tokens: list[int]) -> None:
+        """Have a state take a span's rows; `tokens` are all of the sequence, up to these."""
+        assert 0 <= span.slot < self.blocks.slots
+        sure, guessed = ([], []) if span.position == 0 else self.states[span.slot]
+        known = span.position - len(sure)
+        assert 0 <= known <= len(guessed), "a state gets tokens twice, or not at all"
+        sure = [*sure, *guessed[:known], *tokens[span.position : len(tokens) - span.guesses]]
+        self.states[span.slot] = sure, tokens[len(sure) :]
+        assert sure == tokens[: len(sure)], "a state has got other tokens"
 
     def _logits(self, tokens: list[int]) -> F32:
         if self.broken(tokens):
@@ -229,6 +245,7 @@ class Session:
         kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
         lost_after: steps after which the far blocks of the last rank are lost; None: never.
         held: whether another machine keeps them; else each rank has them on its disk.
+        recurrent: whether engines keep states of sequences.
     """
 
     def __init__(
@@ -244,6 +261,7 @@ class Session:
         lost_after: int | None = None,
         kept: Sequence[KeptFile] = (),
         held: bool = False,
+        recurrent: bool = False,
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -259,6 +277,7 @@ class Session:
                 memory,
                 unwritable if rank == last else (),
                 holders[rank],
+                recurrent,
             )
             for rank, spans in enumerate(most)
         ]
@@ -301,6 +320,7 @@ class Session:
             report=lambda: None,
             draft_model=draft.model if draft else None,
             held=held,
+            recurrent=recurrent,
         )
         self._draft = draft
 
@@ -464,7 +484,8 @@ def test_a_machine_or_a_disk_that_keeps_blocks_and_is_lost_shows_in_no_text(
     """Whatever was computed with what it had is computed again."""
     requests = drawn_requests(data, number)
     memory = data.draw(st.sampled_from((2, LONGEST)))
-    session = Session(most, blocks, lost_after=lost_after, memory=memory, held=held)
+    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=data.draw(st.integers(1, 6)))
+    session = Session(most, blocks, lost_after=lost_after, memory=memory, held=held, recurrent=recurrent)
     arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
     session.run(requests, arrivals)
     assert_as_alone(session, requests, most=most, blocks=blocks, memory=session.engines[0].memory)
@@ -547,7 +568,8 @@ def test_a_request_is_answered_as_if_it_were_alone(
     )
     holds = data.draw(st.lists(st.tuples(rounds, names), max_size=3))
     unwritable = data.draw(st.sets(st.integers(1, 30), max_size=10)) if blocks.far else ()
-    session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable)
+    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=data.draw(st.integers(1, 6)))
+    session = Session(most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable, recurrent=recurrent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "Drafting", Eager)
         patch.setattr(far_caches, "RETRY_S", 0.0)
@@ -582,6 +604,16 @@ def test_a_text_is_four_times_as_long_as_the_near_blocks(most: tuple[int, ...]) 
     assert [len(span.blocks) for (span,) in session.engines[0].steps][-1] == 12
     assert session.activities[-1].far_blocks_used == 9
     assert len(session.said(Open)) == len(most) - 1, "it has never stepped back"
+
+
+def test_recurrent_states_find_nothing_in_caches_and_slots_bound_who_is_under_way() -> None:
+    requests = [request(str(number), [*range(30)], 10) for number in range(4)]
+    session = Session((16, 16), replace(BLOCKS, slots=2), recurrent=True)
+    session.run(requests)
+    assert_as_alone(session, requests)
+    assert not session.cached
+    assert max(told.active for told in session.activities) == 2
+    assert {message.slot for message in session.said(Open)} == {0, 1}
 
 
 def test_a_prefix_is_found_far_and_used_there() -> None:

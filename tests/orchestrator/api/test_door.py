@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from motley.orchestrator.api import door, schema
 from motley.orchestrator.api.door import Door
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.schema import read_json
+from motley.transport.certificates import self_signed
 
 DEADLINE_S = 20.0
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -29,7 +32,9 @@ async def _answer(request: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def opened(connections: int = 10, of_one_address: int = 10, idle_s: float = 60.0) -> AsyncIterator[int]:
+async def opened(
+    connections: int = 10, of_one_address: int = 10, idle_s: float = 60.0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
     """A server behind a door on loopback; its port."""
     app = web.Application(middlewares=[errors_as_json])
     app.router.add_route("*", "/", _answer)
@@ -38,7 +43,7 @@ async def opened(connections: int = 10, of_one_address: int = 10, idle_s: float 
     assert runner.server is not None
     behind = Door(runner.server, connections, of_one_address)
     try:
-        yield await behind.open("127.0.0.1", 0)
+        yield await behind.open("127.0.0.1", 0, tls)
     finally:
         await behind.close()
         await runner.cleanup()
@@ -142,3 +147,36 @@ async def test_a_process_without_a_file_left_says_so_and_goes_on_when_it_has_one
     assert [record.getMessage() for record in caplog.records] == [
         "a client could not be let in: [Errno 24] Too many open files"
     ] * 3
+
+
+async def test_who_does_not_agree_on_tls_holds_nobody_up_and_counts_as_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKE_S", 1.0)
+    papers, file = self_signed("here"), tmp_path / "here.pem"
+    file.write_bytes(papers.certificate + papers.key)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(file)
+    client = ssl.create_default_context(cadata=papers.certificate.decode())
+
+    async def asked(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client, server_hostname="here")
+        writer.write(GET)
+        line = await first_line(reader)
+        writer.close()
+        return line
+
+    async with opened(connections=4, of_one_address=4, tls=server) as port:
+        idle = [await dial(port) for _ in range(3)]
+        assert b"200" in await asked(port)
+        idle.append(await dial(port))
+        with pytest.raises(OSError):  # noqa: PT011  (as the system has it: reset, or an end in the handshake)
+            await asked(port)
+        for reader, writer in idle:  # all are cut off, and make room
+            assert await first_line(reader) == b""
+            writer.close()
+        assert b"200" in await asked(port)
+        _, noise = await dial(port)
+        noise.write(bytes(100_000))
+        assert b"200" in await asked(port)
+        noise.close()

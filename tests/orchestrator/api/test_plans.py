@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, FormatSpeed, Probed
+from motley.protocol.mesh_pb2 import Described, FormatSpeed, LayerCosts, ModelProfile, Probed
 from tests.e2e.processes import in_thread
 from tests.orchestrator.conftest import GB
 from tests.orchestrator.planning.seven import seven_billion
@@ -36,6 +36,18 @@ async def house(mesh: Any, new_node: Any, ways: Mapping[str, Probed] = NONE, **m
     known = sum(pair.split("-")[0] in nodes for pair in ways)
     await mesh.poll("/api/nodes", lambda body: sum(len(node["links"]) for node in body["nodes"]) == known)
     return nodes
+
+
+def layered(nodes: Mapping[str, Any]) -> ModelProfile:
+    """Have nodes tell what each layer of the model costs; they are alike."""
+    profile = ModelProfile()
+    profile.CopyFrom(seven_billion())
+    names = [field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes")]
+    each = {name: getattr(profile, name) // profile.layers for name in names}
+    profile.layer_costs.append(LayerCosts(layers=profile.layers, **each))
+    for node in nodes.values():
+        node.on_describe = lambda _: Described(profile=profile)
+    return profile
 
 
 async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
@@ -127,6 +139,52 @@ async def test_a_node_on_a_slow_link_is_left_out_unless_it_is_named(mesh: Any, n
     status, body = await mesh.call("POST", "/api/sessions?wait=ready", everybody)
     assert len(body["ranks"]) == 3
     assert body["forecast"]["ms_per_token"] > 3 * forecast["ms_per_token"]
+
+
+async def test_nodes_that_are_too_small_alone_form_stages_over_a_slow_link(mesh: Any, new_node: Any) -> None:
+    """Until the links are measured nobody knows that it is slow, and every layer is on all."""
+    far = Probed(latency_s=4e-3, bandwidth=1e8)
+    ways = {f"{one}-{other}": far for one, other in permutations("ab", 2)}
+    nodes = await house(mesh, new_node, ways, a=3, b=3)
+    profile = layered(nodes)
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "context": 512})
+    assert status == 200, body
+    assert body["plan"]["kind"] == "pipeline"
+    assert sum(rank["layers"] for rank in body["plan"]["ranks"]) == 32
+    assert [rank["vocab_blocks"] for rank in body["plan"]["ranks"]] == [0, 250]
+    assert "tensor" in [other["kind"] for other in body["alternatives"]]
+    status, made = await mesh.call("POST", "/api/sessions?wait=ready", {"model": "seven", "context": 512})
+    assert (status, made["kind"]) == (201, "pipeline")
+    first, last = (nodes[rank["node"]].commands[0].assign for rank in made["ranks"])
+    assert [share.layers.stop - share.layers.start for share in first.shares] == [
+        rank["layers"] for rank in body["plan"]["ranks"]
+    ]
+    assert first.shares == last.shares
+    planned = made["forecast"]["ms_per_token"]
+    assert planned == pytest.approx(body["forecast"]["ms_per_token"], rel=0.05)
+    assert (await mesh.call("DELETE", f"/api/sessions/{made['id']}"))[0] == 200
+    status, made = await mesh.call(
+        "POST", "/api/sessions?wait=ready", {"model": "seven", "context": 512, "stages": 1, "nodes": ["a", "b"]}
+    )
+    assert (status, made["kind"]) == (201, "tensor")
+    assert made["forecast"]["ms_per_token"] > 2 * planned
+    assert profile.layer_costs
+
+
+async def test_stages_that_are_asked_for(mesh: Any, new_node: Any) -> None:
+    layered(await house(mesh, new_node, a=16, b=16, c=16))
+    asked = {"model": "seven", "nodes": ["b", "a", "c"], "stages": [1, 2]}
+    status, made = await mesh.call("POST", "/api/sessions?wait=ready", asked)
+    assert (status, made["kind"], made["stages"]) == (201, "mixed", [1, 2])
+    assert [rank["node"] for rank in made["ranks"]] == ["b", "a", "c"]
+    layers = [tuple(rank["share"]["layers"]) for rank in made["ranks"]]
+    assert layers[0][1] == layers[1][0]
+    assert layers[1] == layers[2]
+    _, out, _ = await in_thread("status", "--url", mesh.orchestrator.http_url)
+    assert f"layers 0-{layers[0][1] - 1}" in out
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "stages": 4})
+    assert status == 422
+    assert "does not fit in 4 stages" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("request_", [{"nodes": ["a", "b"]}, {"shares": [1, 1]}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.orchestrator.planning.caches import Blocks, Caches, blocks_of, with_windows
+from motley.orchestrator.planning.caches import Blocks, Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.setup import Setup
 from motley.protocol.mesh_pb2 import ModelProfile
 
@@ -59,6 +59,14 @@ def test_only_engines_that_can_give_layers_with_a_window_fewer_blocks() -> None:
 
 def test_a_token_costs_less_where_layers_with_a_window_have_fewer_blocks() -> None:
     profile = ModelProfile(cache_bytes_per_token=60, windowed_bytes_per_token=50, window=512)
-    assert with_windows(profile, Blocks(1024, 32, windowed=256, window=512)).cache_bytes_per_token == 10 + 13
-    assert with_windows(profile, Blocks(1024, 32)) is profile
+    assert with_blocks(profile, Blocks(1024, 32, windowed=256, window=512)).cache_bytes_per_token == 10 + 13
+    assert with_blocks(profile, Blocks(1024, 32)) is profile
     assert profile.cache_bytes_per_token == 60
+
+
+def test_states_are_as_many_as_sequences_or_sixteen() -> None:
+    profile, setup = ModelProfile(cache_bytes_per_token=60, state_bytes=1000), Setup("any", "int4", on_gpu=False)
+    some, many = (blocks_of(Caches(4096, 4096, sequences=count), profile, [setup]) for count in (3, 64))
+    assert (some.slots, many.slots) == (3, 16)
+    assert with_blocks(profile, some).state_bytes == 3000
+    assert not blocks_of(Caches(4096, 4096), ModelProfile(cache_bytes_per_token=60), [setup]).slots

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.orchestrator.planning.choice import Chooser
-from motley.orchestrator.planning.cost import Workload, forecast, part_of
+from motley.orchestrator.planning.cost import Workload, forecast
 from motley.orchestrator.planning.quickest import quickest_shares
 from motley.orchestrator.planning.shares import Candidate, PlanError, attention_split, cut_in_units
 from motley.protocol.mesh_pb2 import ModelProfile
@@ -50,7 +50,7 @@ def by_brute_force(chooser: Chooser) -> float:
             for attention, mlp, vocabulary in product(*(list(ways(count, size)) for count in units)):
                 plans = cut_in_units(profiles, chooser.cache_tokens, attention, mlp, vocabulary)
                 if all(plan.memory_bytes <= own.memory for plan, own in zip(plans, candidates, strict=True)):
-                    there = part_of(chooser.network, members)
+                    there = chooser.network.among(members)
                     found = forecast(profiles, candidates, plans, there, chooser.work).token_s
                     best = min(best, found)
     return best

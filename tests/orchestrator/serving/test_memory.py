@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.planning.shares import RankPlan
@@ -30,7 +31,7 @@ class Mesh:
         hello = Hello(name="pc", address="pc", capabilities=Capabilities(memory_bytes=16 * GB, memory_bandwidth=1e9))
         self.node: Node = self.nodes.join(hello)
         self.nodes.heartbeat(self.node.id, 6 * GB)
-        self.memory = Memory(self.nodes, self.sessions)
+        self.memory = Memory(self.nodes, self.sessions, LinkTable(lambda: 0.0))
 
     def promise(self, size: int) -> Planned:
         """A worker of another session, which has taken nothing yet."""

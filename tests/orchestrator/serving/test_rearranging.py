@@ -10,17 +10,7 @@ import pytest
 from motley.orchestrator.serving import recovery
 
 from ..conftest import DEADLINE_S, of_kind
-from .test_recovery import text_of, two_words_at_a_time
-
-
-@pytest.fixture
-async def trio(mesh: Any, new_node: Any) -> list[Any]:
-    joined = []
-    for number, name in enumerate(["pc", "laptop", "box"]):
-        node = new_node(name, bandwidth=(10 - number) * 1e9)
-        node.answer = two_words_at_a_time
-        joined.append(await mesh.join(node))
-    return joined
+from .conftest import text_of, two_words_at_a_time
 
 
 @pytest.mark.parametrize("goes", ["pc", "box"])

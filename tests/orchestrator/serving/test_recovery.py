@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.losses import LOSSES
-from motley.orchestrator.serving import recovery
+from motley.orchestrator.serving import kept_sessions, recovery
 from motley.orchestrator.serving.answering.requests import FRUITLESS
 from motley.protocol.mesh_pb2 import Delta, Described, Failure, Generate, RankCommand
 
-from ..conftest import DEADLINE_S, of_kind
-
-WORDS = ["Once", " upon", " a", " time"]
-STREAM = {"model": "bard", "prompt": "Tell:", "stream": True}
-
-
-async def two_words_at_a_time(generate: Generate) -> AsyncIterator[Delta]:
-    """Goes on from what was written; after two words a node never says more, unless these are the last."""
-    done = len(generate.written)
-    for number, word in enumerate(WORDS[done : done + 2], start=done):
-        last = number == len(WORDS) - 1
-        yield Delta(
-            text=word, ids=[number], finish="stop" if last else "", prompt_tokens=2, completion_tokens=number + 1
-        )
-    if done + 2 < len(WORDS):
-        await asyncio.Event().wait()
-
-
-@pytest.fixture
-async def trio(mesh: Any, new_node: Any) -> list[Any]:
-    joined = []
-    for number, name in enumerate(["pc", "laptop", "box"]):
-        node = new_node(name, bandwidth=(10 - number) * 1e9)
-        node.answer = two_words_at_a_time
-        joined.append(await mesh.join(node))
-    return joined
-
-
-async def text_of(mesh: Any) -> asyncio.Task[str]:
-    """The text of a streamed answer, once two words of it have come."""
-    two = asyncio.Event()
-
-    async def read() -> str:
-        words = []
-        async with mesh.http.post("/v1/completions", json=STREAM) as response:
-            async for line in response.content:
-                text = line.decode()
-                for word in (word for word in WORDS if f'"{word}"' in text):
-                    words.append(word)
-                    if len(words) == 2:
-                        two.set()
-                if '"error"' in text:
-                    words.append(text)
-        return "".join(words)
-
-    task = asyncio.create_task(read())
-    async with asyncio.timeout(DEADLINE_S):
-        await two.wait()
-    return task
+from ..conftest import Mesh, of_kind
+from .conftest import STREAM, text_of, two_words_at_a_time
 
 
 async def planned_anew(mesh: Any, session: dict[str, Any], epoch: int) -> dict[str, Any]:
@@ -138,7 +95,7 @@ async def test_a_node_that_does_not_end_its_worker_is_left_out(mesh: Any, trio: 
 
 
 async def test_a_node_without_the_model_is_no_spare(
-    mesh: Any, trio: list[Any], new_node: Any, monkeypatch: pytest.MonkeyPatch
+    mesh: Any, trio: list[Any], new_node: Any, motley: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
     session = await mesh.serve(nodes=["pc"])
@@ -153,8 +110,50 @@ async def test_a_node_without_the_model_is_no_spare(
     words = await task
     assert "node 'pc' (rank 0) is lost" in words
     assert "It cannot go on with the nodes that are left: node 'spare' does not have the model" in words
-    body = await mesh.session(session["id"], "failed")
-    assert body["failure"]["code"] == "node_lost"
+    body = await mesh.session(session["id"], "paused")
+    assert "node 'spare' does not have the model" in body["interrupted_by"]
+    status, body = await mesh.call("POST", "/v1/completions", {**STREAM, "stream": False})
+    assert (status, body["error"]["code"]) == (503, "node_lost")
+    assert "is paused until a plan fits" in body["error"]["message"]
+    status, _, err = await motley("run", "bard", "Tell:", "--raw")
+    assert status == 1
+    assert "session 'bard' is paused, and goes on by itself when a plan fits" in err
+
+
+async def test_a_session_that_found_no_plan_comes_back_by_itself_when_a_node_does(
+    mesh: Any, new_node: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    await bard.leave()
+    body = await mesh.session(session["id"], "paused")
+    assert "no node is in the mesh" in body["interrupted_by"]
+    await mesh.join(new_node("pc"))
+    body = await planned_anew(mesh, session, 2)
+    assert (body["failure"], body["interrupted_by"]) == (None, None)
+    assert (await mesh.call("POST", "/v1/completions", {**STREAM, "stream": False}))[0] == 200
+
+
+async def test_a_session_of_before_a_restart_waits_for_its_nodes(
+    mesh: Any, bard: Any, new_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if they do not come as soon as they should."""
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(kept_sessions, "RETURN_S", 0.1)
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    shutil.copytree(tmp_path / "state", tmp_path / "again")
+    again = Orchestrator(OrchestratorConfig("127.0.0.1", 0, "127.0.0.1", 0, tmp_path / "again"))
+    await again.start()
+    try:
+        async with aiohttp.ClientSession(again.http_url) as http:
+            restarted = Mesh(again, http)
+            assert "no node is in the mesh" in (await restarted.session(session["id"], "paused"))["interrupted_by"]
+            node = await restarted.join(new_node("pc"))
+            assert (await planned_anew(restarted, session, 2))["name"] == "bard"
+            assert (await restarted.call("POST", "/v1/completions", {**STREAM, "stream": False}))[0] == 200
+            await node.leave()
+    finally:
+        await again.stop()
 
 
 async def test_a_machine_that_is_lost_for_a_moment_takes_its_session_up_again(

@@ -92,6 +92,8 @@ def exactly_gated(gate_up: F32, activation: str) -> F64:
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=1)
     if activation == "gelu_tanh":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    if activation == "sigmoid":
+        return up / (1 + np.exp(-gate))
     gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
     return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
 
@@ -112,7 +114,14 @@ def test_other_gates(rows: int, columns: int, scale: float, activation: str) -> 
         assert_same(gated(gate_up[row : row + 1], activation), y[row : row + 1])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS[1:])
+def test_a_gate_that_lies_apart_opens_the_same() -> None:
+    gate, up = np.split(normal(np.random.default_rng(7), 3, 42), 2, axis=1)
+    y = np.full((3, 21), np.nan, np.float32)
+    bind_gated(np.ascontiguousarray(gate), y, "sigmoid", np.ascontiguousarray(up))()
+    assert_same(y, gated(np.concatenate([gate, up], axis=1), "sigmoid"))
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "clamped"])
 def test_other_gates_at_their_limits(activation: str) -> None:
     gate = np.array([np.inf, 3e38, 200, 0, -0.0, -200, -3e38, -np.inf, np.nan], np.float32)
     y = at_all_levels(lambda: gated(np.concatenate([gate, np.ones_like(gate)])[None], activation))[0]

@@ -44,6 +44,8 @@ Tiny random models have few blocks for rounding to average out over.
 """
 EXPERTS_TOLERANCE = 0.1
 """The same where that rounding sends a few rows to other experts."""
+RECURRENT_FACTOR = 3
+"""Recurrent states keep what rounding did to earlier rows."""
 GROUPS_TOLERANCE = 0.4
 """The same where experts are in groups: a row that goes to another group meets other experts altogether."""
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -76,7 +78,7 @@ def tolerance_of(case: Case) -> float:
     routes = [each.routing for each in case.model.operations if isinstance(each, Route)]
     if any(routing.groups_kept < routing.groups for routing in routes):
         return GROUPS_TOLERANCE
-    return EXPERTS_TOLERANCE if routes else QUANTISED_TOLERANCE
+    return (EXPERTS_TOLERANCE if routes else QUANTISED_TOLERANCE) * (RECURRENT_FACTOR if case.recurrent else 1)
 
 
 def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:

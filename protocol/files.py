@@ -1,4 +1,4 @@
-"""Writing files of the state folder."""
+"""Writing files that hold secrets, or what a process that is killed must find again."""
 
 from __future__ import annotations
 

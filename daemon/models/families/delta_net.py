@@ -1,0 +1,156 @@
+"""What the families have in common that mix gated DeltaNet layers, which keep a recurrent state, with attention.
+
+Source: Yang et al. 2024, Gated Delta Networks, https://arxiv.org/abs/2412.06464.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from motley.daemon.models.description.axes import Axis, DeltaHeads, Kind, Value, W
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.families.blocks import FULL, Shape, attention, model, pre_norm_layer, read_shape
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.weights.places import Part
+
+LINEAR = "linear_attention"
+DEFAULTS: Mapping[str, Any] = {
+    "num_attention_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+"""What transformers takes in all of these families where a config is silent, as those of the published models are."""
+
+Mlp = Callable[[Writer, int, Value], Value]
+"""Writes a layer's MLP, or its experts, given its number and the normalised rows."""
+
+
+def hybrid(
+    family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool, ignored_rope: Collection[str] = ()
+) -> Model:
+    """Describe a model of gated DeltaNet layers with a layer of gated attention after every three of them.
+
+    Args:
+        mlp: reads what the keys say of MLPs.
+        fused: files have all projections of a key head side by side, ``in_proj_qkvz`` and ``in_proj_ba``.
+        ignored_rope: see `read_rope`.
+    """
+    shape = read_shape(keys, norm_offset=1.0)
+    rope, context = read_rope(keys, shape.heads.size, partial=0.25, ignored=ignored_rope)
+    attends = _attending_layers(keys, shape.layers)
+    keys.only("attn_output_gate", True)
+    bias = keys.flag("attention_bias", False)
+    heads, reach = _read_heads(keys), keys.size("linear_conv_kernel_dim")
+    feed = mlp(shape)
+
+    def layer(number: int) -> Layer:
+        def mix(writer: Writer, x: Value) -> Value:
+            if attends[number]:
+                return attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, qk_norm=True, gated=True)
+            return delta_net(writer, shape, number, x, heads, reach, fused)
+
+        return pre_norm_layer(shape, number, mix, lambda writer, x: feed(writer, number, x))
+
+    return model(family, shape, layer, {"main": rope}, context)
+
+
+def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: DeltaHeads, reach: int, fused: bool) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: a gated DeltaNet, from its normalised input to its output projection.
+
+    Args:
+        reach: positions that the convolution of queries, keys and values sees, a row's own among them.
+        fused: see `hybrid`.
+    """
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.linear_attn"
+    project = _fused_projections if fused else _projections
+    q, k, v, z, b, a = project(writer, at, module, shape.residual, x, heads)
+    sees = Axis(Kind.PLAIN, reach, "linear_conv_kernel_dim")
+    elements = 2 * heads.key_axis.size + heads.value_axis.size
+
+    def filters(letter: str, out: Axis, start: int) -> W:
+        whole = Part(f"{module}.conv1d.weight[:, 0]", (elements, reach), start)
+        return W(f"{module}.conv1d_{letter}.weight", out, sees, parts=(whole,))
+
+    y = writer.delta_rule(
+        f"{at}.recurrent",
+        number,
+        (q, k, v, z),
+        (b, a),
+        heads,
+        filters=(
+            filters("q", heads.key_axis, 0),
+            filters("k", heads.key_axis, heads.key_axis.size),
+            filters("v", heads.value_axis, 2 * heads.key_axis.size),
+        ),
+        decay=W(f"{module}.A_log", heads.gate_axis),
+        bias=W(f"{module}.dt_bias", heads.gate_axis),
+        gain=W(f"{module}.norm.weight", Axis(Kind.PLAIN, heads.value_size, "linear_value_head_dim")),
+        epsilon=shape.epsilon,
+    )
+    return writer.linear(f"{at}.output", y, W(f"{module}.out_proj.weight", shape.residual, heads.value_axis))[0]
+
+
+def _projections(
+    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: DeltaHeads
+) -> tuple[Value, ...]:
+    """Queries, keys, values, gates and the numbers b and a, of which files have the first three in one matrix."""
+    key, value = heads.key_axis, heads.value_axis
+
+    def part(letter: str, out: Axis, start: int) -> W:
+        whole = Part(f"{module}.in_proj_qkv.weight", (2 * key.size + value.size, residual.size), start)
+        return W(f"{module}.in_proj_{letter}.weight", out, residual, parts=(whole,))
+
+    names = tuple(f"{at}.{letter}" for letter in "qkvzba")
+    z = W(f"{module}.in_proj_z.weight", value, residual)
+    qkvz = writer.linear(
+        f"{at}.qkvz", x, part("q", key, 0), part("k", key, key.size), part("v", value, 2 * key.size), z, ys=names[:4]
+    )
+    b, a = (W(f"{module}.in_proj_{letter}.weight", heads.gate_axis, residual) for letter in "ba")
+    return *qkvz, *writer.linear(f"{at}.ba", x, b, a, ys=names[4:])
+
+
+def _fused_projections(
+    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: DeltaHeads
+) -> tuple[Value, ...]:
+    """The same, of which files have those of a key head together, head by head."""
+
+    def projected(letters: str, axes: tuple[Axis, ...]) -> tuple[Value, ...]:
+        size = sum(axis.size for axis in axes)
+        out = Axis(Kind.HEADS, size, "linear_num_key_heads", heads.per_key(size // heads.keys))
+        matrix = W(f"{module}.in_proj_{letters}.weight", out, residual)
+        (whole,) = writer.linear(f"{at}.{letters}", x, matrix)
+        parts = [(f"{at}.{letter}", axis) for letter, axis in zip(letters, axes, strict=True)]
+        return writer.head_parts(f"{at}.{letters}.parts", whole, *parts)
+
+    qkvz = projected("qkvz", (heads.key_axis, heads.key_axis, heads.value_axis, heads.value_axis))
+    return *qkvz, *projected("ba", (heads.gate_axis, heads.gate_axis))
+
+
+def _read_heads(keys: Keys) -> DeltaHeads:
+    heads = DeltaHeads(
+        keys.size("linear_num_key_heads"),
+        keys.size("linear_num_value_heads"),
+        keys.size("linear_key_head_dim"),
+        keys.size("linear_value_head_dim"),
+    )
+    if heads.values % heads.keys:
+        raise keys.refusal("linear_num_value_heads", f"a multiple of linear_num_key_heads = {heads.keys}")
+    return heads
+
+
+def _attending_layers(keys: Keys, layers: int) -> list[bool]:
+    """Which layers attend; the others have a recurrent state."""
+    period = keys.size("full_attention_interval", 4)
+    default = [LINEAR if (number + 1) % period else FULL for number in range(layers)]
+    kinds = keys.get("layer_types") or default
+    if not isinstance(kinds, list) or len(kinds) != layers or not {FULL} <= set(kinds) <= {FULL, LINEAR}:
+        raise keys.refusal("layer_types", f"a list of {layers} times {FULL} or {LINEAR}, {FULL} at least once")
+    return [kind == FULL for kind in kinds]

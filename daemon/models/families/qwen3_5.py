@@ -1,0 +1,36 @@
+"""Qwen3.5's text model: Qwen3-Next with its projections apart in files, and MLPs; or experts and a shared one."""
+
+from __future__ import annotations
+
+from motley.daemon.models.description.model import Model
+from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.families.blocks import Shape, SharedExpert, expert_count, experts, mlp, mlp_axis
+from motley.daemon.models.families.delta_net import DEFAULTS, Mlp, hybrid
+from motley.daemon.models.keys import Keys
+
+SECTIONS = ("mrope_section", "mrope_interleaved")
+"""Which frequencies turn by rows and columns of an image: a text's positions are the same in all of them."""
+
+
+def qwen3_5(keys: Keys) -> Model:
+    """Describe a model of type ``qwen3_5_text``."""
+    keys = keys.filled({**DEFAULTS, "num_key_value_heads": 4})
+
+    def feeding(shape: Shape) -> Mlp:
+        columns = mlp_axis(keys.size("intermediate_size"))
+        return lambda writer, number, x: mlp(writer, number, x, columns)
+
+    return hybrid("qwen3_5", keys, feeding, fused=False, ignored_rope=SECTIONS)
+
+
+def qwen3_5_moe(keys: Keys) -> Model:
+    """Describe a model of type ``qwen3_5_moe_text``."""
+    keys = keys.filled({**DEFAULTS, "num_key_value_heads": 2})
+
+    def feeding(shape: Shape) -> Mlp:
+        count, columns = expert_count(keys), keys.size("moe_intermediate_size")
+        shared = SharedExpert(keys.size("shared_expert_intermediate_size"))
+        routing = Routing(keys.size("num_experts_per_tok"), normalised=True)
+        return lambda writer, number, x: experts(writer, shape, number, x, count, columns, routing, shared=shared)
+
+    return hybrid("qwen3_5_moe", keys, feeding, fused=False, ignored_rope=SECTIONS)

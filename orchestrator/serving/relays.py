@@ -1,0 +1,92 @@
+"""Ranks whose nodes cannot reach each other meet by a third node, which forwards their bytes.
+
+A rank dials those before it. Where its node cannot, it is told the address of a relay in place of the other's; the
+relay is opened when all ranks listen, as it leads to a port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+from motley.orchestrator.control import Control
+from motley.orchestrator.links import LinkTable
+from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.sessions import Command, Session
+from motley.orchestrator.workers import Rank
+from motley.protocol.mesh_pb2 import OrchestratorMessage, RankCommand, Relay, Relayed
+
+OPEN_S = 10.0
+"""A node opens a relay so soon, or is done without."""
+
+_log = logging.getLogger(__name__)
+
+
+class Relays:
+    """Opens relays, and sends ranks on their way."""
+
+    def __init__(self, nodes: NodeTable, links: LinkTable, control: Control) -> None:
+        self._nodes = nodes
+        self._links = links
+        self._control = control
+        self._asked: dict[str, tuple[str, asyncio.Future[Relayed]]] = {}
+        """By number: which node is to open a relay."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, session: Session, command: Command) -> bool:
+        """Send a rank its peers once there are the relays that it needs; False: it needs none."""
+        node_id, told = command
+        if not told.HasField("peers") or not (over := self._needed(session, told)):
+            return False
+        task = asyncio.create_task(self._send(node_id, told, over))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return True
+
+    def on_relayed(self, node: Node, relayed: Relayed) -> None:
+        """A node says where its relay listens; ignored if it was not asked."""
+        number, answer = self._asked.get(relayed.id, ("", None))
+        if answer is not None and number == node.id and not answer.done():
+            answer.set_result(relayed)
+
+    async def finish(self) -> None:
+        """Wait until no relay is opened any more."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _needed(self, session: Session, told: RankCommand) -> dict[int, str]:
+        """Ids of nodes that are to be relays, by the index of a rank that this one cannot dial."""
+        nodes = {node.id: node for node in self._nodes}
+        dialler = session.worker(told.rank)
+        if not isinstance(dialler, Rank) or dialler.node_id not in nodes:
+            return {}
+        over = {}
+        for rank in session.ranks[: dialler.index]:
+            if rank.node_id in nodes and self._links.fails(nodes[dialler.node_id], nodes[rank.node_id]):
+                relay = self._links.relay(nodes[dialler.node_id], nodes[rank.node_id])
+                if relay is not None:
+                    over[rank.index] = relay
+        return over
+
+    async def _send(self, node_id: str, told: RankCommand, over: dict[int, str]) -> None:
+        addresses = list(told.peers.addresses)
+        opened = await asyncio.gather(*(self._open(relay, addresses[rank]) for rank, relay in over.items()))
+        for rank, relayed in zip(over, opened, strict=True):
+            if relayed.failure:  # the rank will say that it does not reach the other
+                _log.warning("rank %d of session %s has no relay: %s", told.rank, told.session, relayed.failure)
+            else:
+                told.peers.addresses[rank] = relayed.listening
+        self._control.send(node_id, OrchestratorMessage(rank=told))
+
+    async def _open(self, node_id: str, target: str) -> Relayed:
+        number = secrets.token_hex(8)
+        answer: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
+        self._asked[number] = node_id, answer
+        try:
+            self._control.send(node_id, OrchestratorMessage(relay=Relay(id=number, target=target)))
+            async with asyncio.timeout(OPEN_S):
+                return await answer
+        except TimeoutError:
+            return Relayed(failure=f"the node that should be one has not answered for {OPEN_S:.0f} s")
+        finally:
+            del self._asked[number]

@@ -1,0 +1,156 @@
+"""A database, and the one thread that writes to it: SQLite in the state folder, or PostgreSQL by URL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Executable, RowMapping, Select, Table, create_engine, event, insert, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from motley.orchestrator.store.tables import METADATA, SCHEMA, SCHEMAS
+
+FILE = "motley.db"
+"""In the state folder, where no other database is wanted."""
+CONNECT_S = 10
+"""A database has so many seconds to answer when it is opened."""
+WAIT_S = 10.0
+"""A write is given up after this."""
+
+
+class StoreError(Exception):
+    """The database cannot be opened, read or written; the message says which and what to do."""
+
+
+class Store:
+    """A database with Motley's tables. One orchestrator at a time may have it."""
+
+    def __init__(self, state_dir: Path, url: str = "") -> None:
+        """Open it, and make what is missing. Blocks: for the orchestrator's start.
+
+        Args:
+            url: as SQLAlchemy writes it; empty: SQLite in the file `FILE` of `state_dir`.
+
+        Raises:
+            StoreError: it cannot be opened, or a newer Motley has made it.
+        """
+        self._where = _shown(url) if url else str(state_dir / FILE)
+        try:
+            if url:
+                self._engine = create_engine(
+                    url, poolclass=NullPool, connect_args=_arguments(url), hide_parameters=True
+                )
+            else:
+                _make_private(state_dir / FILE)
+                self._engine = create_engine(URL.create("sqlite", database=str(state_dir / FILE)), hide_parameters=True)
+            if self._engine.dialect.name == "sqlite":
+                event.listen(self._engine, "connect", _careful)
+            with self._engine.begin() as connection:
+                METADATA.create_all(connection)
+                numbers = connection.execute(select(SCHEMAS.c.number)).scalars().all()
+                if not numbers:
+                    connection.execute(insert(SCHEMAS).values(number=SCHEMA))
+        except (SQLAlchemyError, OSError, ImportError) as error:
+            raise StoreError(f"cannot use the database {self._where}: {error}") from error
+        if numbers and numbers != [SCHEMA]:
+            self._engine.dispose()
+            made = ", ".join(map(str, numbers))
+            raise StoreError(
+                f"{self._where} has schema {made}, this Motley knows {SCHEMA}: update it, or choose another database"
+            )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
+
+    def rows(self, table: Table) -> Sequence[RowMapping]:
+        """All rows of a table. Blocks: for the orchestrator's start.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        try:
+            return self._read(select(table))
+        except SQLAlchemyError as error:
+            raise StoreError(f"cannot read {table.name} of {self._where}: {error}") from error
+
+    async def write(self, *statements: Executable) -> None:
+        """Carry out statements, all of them or none; when this returns they are on the disk.
+
+        Raises:
+            StoreError: they cannot be, or not within `WAIT_S`.
+        """
+        written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, statements)
+        try:
+            await asyncio.wait_for(asyncio.shield(written), WAIT_S)
+        except (SQLAlchemyError, TimeoutError) as error:
+            why = str(error) or f"no answer within {WAIT_S:.0f} s"
+            raise StoreError(f"cannot write to {self._where}: {why}") from error
+
+    async def read(self, query: Select[Any]) -> Sequence[RowMapping]:
+        """The rows that a query finds.
+
+        Raises:
+            StoreError: they cannot be read, or not within `WAIT_S`.
+        """
+        found = asyncio.get_running_loop().run_in_executor(self._thread, self._read, query)
+        try:
+            return await asyncio.wait_for(asyncio.shield(found), WAIT_S)
+        except (SQLAlchemyError, TimeoutError) as error:
+            why = str(error) or f"no answer within {WAIT_S:.0f} s"
+            raise StoreError(f"cannot read {self._where}: {why}") from error
+
+    def write_now(self, *statements: Executable) -> None:
+        """As `write`, but blocking: for the orchestrator's start.
+
+        Raises:
+            StoreError: they cannot be carried out.
+        """
+        try:
+            self._write(statements)
+        except SQLAlchemyError as error:
+            raise StoreError(f"cannot write to {self._where}: {error}") from error
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self._thread.shutdown(wait=True)
+        self._engine.dispose()
+
+    def _read(self, query: Select[Any]) -> Sequence[RowMapping]:
+        with self._engine.connect() as connection:
+            return connection.execute(query).mappings().all()
+
+    def _write(self, statements: Sequence[Executable]) -> None:
+        with self._engine.begin() as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+
+def _shown(url: str) -> str:
+    """A URL as people may see it, without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except SQLAlchemyError:
+        return "of that URL"
+
+
+def _arguments(url: str) -> dict[str, Any]:
+    """What a driver is told beside the URL: how long it may take to connect."""
+    return {"connect_timeout": CONNECT_S} if make_url(url).get_backend_name() == "postgresql" else {}
+
+
+def _careful(connection: Any, _: object) -> None:
+    """Have SQLite write ahead (a crash leaves all or nothing), and flush each transaction to the disk."""
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+
+
+def _make_private(path: Path) -> None:
+    """Make an empty file that only its owner can read, if there is none; SQLite gives its others the same mode."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    if os.name != "nt":
+        path.chmod(0o600)

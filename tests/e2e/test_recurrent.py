@@ -1,0 +1,62 @@
+"""A model with recurrent states in a mesh of real processes: transformers' greedy text, on two uneven ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from motley.cli.client import Client
+from motley.cli.errors import CliError
+from tests.e2e.processes import Mesh
+from tests.models.cases import Case, golden_case
+
+
+def with_letters(case: Case, folder: Path) -> Path:
+    """A golden model with a tokenizer: each of its tokens is a letter."""
+    model = folder / str(case)
+    shutil.copytree(case.folder, model)
+    tokenizer = Tokenizer(models.BPE(vocab={letter(token): token for token in range(case.model.vocabulary)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(model / "tokenizer.json"))
+    return model
+
+
+def letter(token: int) -> str:
+    return chr(0x4E00 + token)
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(map(letter, tokens))
+
+
+@pytest.mark.parametrize("name", [pytest.param("qwen3-5", marks=pytest.mark.soak), "qwen3-next"])
+async def test_two_uneven_ranks_write_what_transformers_does(name: str, there: Mesh, tmp_path: Path) -> None:
+    """Also beside others, and a second time: nothing of the first is found."""
+    case = golden_case(name)
+    model = with_letters(case, tmp_path)
+    session = await there.session(model=str(model), nodes=["a", "b"], shares=[3, 1], sequences=3)
+    prompt, answer = case.tokens[: case.prompt], case.tokens[case.prompt :]
+    prompts = [prompt, prompt[:20], prompt, prompt[5:], prompt]
+    async with Client(there.url) as client:
+        asked = [
+            {"model": name, "prompt": text_of(each), "max_tokens": len(answer), "temperature": 0} for each in prompts
+        ]
+        answers = await asyncio.gather(*(client.call("POST", "/v1/completions", each) for each in asked))
+        again = await client.call("POST", "/v1/completions", asked[0])
+        await client.call("DELETE", f"/api/sessions/{session['id']}")
+    for number in (0, 2, 4):
+        assert answers[number]["choices"][0]["text"] == text_of(answer)
+    assert again["choices"][0]["text"] == text_of(answer)
+    assert not again["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+async def test_what_such_a_model_cannot_do_is_refused_by_name(there: Mesh, tmp_path: Path) -> None:
+    model = with_letters(golden_case("qwen3-5"), tmp_path)
+    with pytest.raises(CliError, match="qwen3-5 has layers with recurrent states, of which no prefixes can be kept"):
+        await there.session(model=str(model), nodes=["a"], keep_prefixes=True)
+    with pytest.raises(CliError, match="qwen3-5 has layers with recurrent states: it can be no draft model"):
+        await there.session(model=str(model), nodes=["a"], draft_model=str(model))

@@ -1,0 +1,219 @@
+"""Which stages nodes form, and of how many layers: against brute force, within everyone's memory, and soon."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from itertools import combinations, permutations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motley.orchestrator.planning.arrangement import Groups
+from motley.orchestrator.planning.choice import Chooser
+from motley.orchestrator.planning.cost import Workload, forecast
+from motley.orchestrator.planning.quickest import quickest_shares
+from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan
+from motley.orchestrator.planning.stages import plans_of_stage, stage_profile
+from motley.orchestrator.planning.staging import spread
+from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
+from motley.transport.schedules.forecast import Network
+from tests.orchestrator.planning.test_choice import GB, ROOMY, drawn, network, node, seven_billion
+
+
+def layered(profile: ModelProfile) -> ModelProfile:
+    """The same model, with the costs of its layers, which are alike."""
+    names = [field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes")]
+    each = {name: getattr(profile, name) // profile.layers for name in names}
+    profile.layer_costs.append(LayerCosts(layers=profile.layers, **each))
+    return profile
+
+
+def seven(count: int) -> list[ModelProfile]:
+    return [layered(seven_billion())] * count
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 12)), min_size=1, max_size=4),
+    st.integers(1, 4),
+)
+@settings(deadline=None)
+def test_layers_are_spread_as_best_as_can_be(layers: int, stages: list[tuple[int, int, int]], waves: int) -> None:
+    each, besides, most = ([float(own[at]) for own in stages] for at in range(3))
+    caps = [int(cap) for cap in most]
+
+    def taken(given: tuple[int, ...]) -> float:
+        seconds = [count * one + other for count, one, other in zip(given, each, besides, strict=True)]
+        return max(sum(seconds), waves * max(seconds))
+
+    ways = [given for given in product(*(range(1, cap + 1) for cap in caps)) if sum(given) == layers]
+    found = spread(layers, each, besides, caps, waves)
+    assert (found is None) == (not ways)
+    if found is not None:
+        assert tuple(found) in ways
+        assert taken(tuple(found)) == pytest.approx(min(map(taken, ways)))
+
+
+def test_what_a_stage_costs() -> None:
+    profile = seven_billion()
+    profile.layer_costs.append(LayerCosts(layers=30, attention_query_bytes=10, cache_bytes_per_token=3, fixed_bytes=7))
+    profile.layer_costs.append(LayerCosts(layers=2, attention_query_bytes=100, mlp_unit_bytes=5))
+    assert stage_profile(profile, range(32)) == profile
+    first, last = stage_profile(profile, range(29)), stage_profile(profile, range(29, 32))
+    assert (first.layers, first.attention_query_bytes, first.cache_bytes_per_token) == (29, 290, 87)
+    assert (last.layers, last.attention_query_bytes, last.cache_bytes_per_token) == (3, 210, 3)
+    assert (first.mlp_unit_bytes, last.mlp_unit_bytes) == (0, 10)
+    assert (first.vocabulary_units, last.vocabulary_units) == (0, profile.vocabulary_units)
+    assert first.fixed_bytes - last.fixed_bytes == 28 * 7
+    assert first.mlp_units == profile.mlp_units
+
+
+def partitions(members: list[int]) -> Iterator[Groups]:
+    """Every way to put all of some numbers in groups, one after another."""
+    for row in permutations(members):
+        for cuts in range(1 << (len(row) - 1)):
+            ends = [at + 1 for at in range(len(row) - 1) if cuts >> at & 1]
+            groups = tuple(row[one:other] for one, other in zip([0, *ends], [*ends, len(row)], strict=True))
+            if all(list(group) == sorted(group) for group in groups):
+                yield groups
+
+
+def by_brute_force(chooser: Chooser) -> float:
+    """Seconds of a token in the best of all stages, with the best of all ways to spread layers; infinite: none fits."""
+    best, layers, work = float("inf"), chooser.profiles[0].layers, chooser.work
+    everybody = range(len(chooser.candidates))
+    for members in (own for size in range(1, len(everybody) + 1) for own in combinations(everybody, size)):
+        for groups in partitions(list(members)):
+            waves = min(len(groups), work.rows)
+            own_work = Workload(-(-work.rows // waves), work.position, work.prompt, work.wire)
+            for counts in product(range(1, layers + 1), repeat=len(groups)):
+                if sum(counts) != layers:
+                    continue
+                plans: list[RankPlan] = []
+                try:
+                    for at, group in enumerate(groups):
+                        own = range(sum(counts[:at]), sum(counts[: at + 1]))
+                        candidates = [chooser.candidates[number] for number in group]
+                        plans += plans_of_stage(
+                            [chooser.profiles[number] for number in group],
+                            own,
+                            lambda each: quickest_shares(each, candidates, chooser.cache_tokens, own_work),  # noqa: B023
+                        )
+                except PlanError:
+                    continue
+                row = [number for group in groups for number in group]
+                there = chooser.network.among(row)
+                profiles = [chooser.profiles[number] for number in row]
+                offers = [chooser.candidates[number] for number in row]
+                best = min(best, forecast(profiles, offers, plans, there, work).token_s)
+    return best
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> Chooser:
+    count = draw(st.integers(2, 3))
+    profile = layered(
+        ModelProfile(
+            name="small",
+            layers=draw(st.integers(2, 6)),
+            hidden=512,
+            kv_groups=2,
+            attention_splits=[1],
+            mlp_units=4,
+            vocabulary_units=2,
+            attention_query_bytes=draw(st.integers(1, 40)) * 120_000,
+            mlp_unit_bytes=draw(st.integers(1, 40)) * 120_000,
+            vocabulary_unit_bytes=draw(st.integers(1, 20)) * 100_000,
+            cache_bytes_per_token=1200,
+            fixed_bytes=1_000_000,
+            context_length=4096,
+        )
+    )
+    tight = draw(st.booleans())
+    candidates = [
+        Candidate(
+            f"n{number}",
+            draw(st.integers(1, 20)) * 1e9,
+            draw(st.integers(1, 30)) * 1_000_000 if tight else ROOMY,
+            row_speed=draw(st.sampled_from([0.0, 4e9, 4e10])),
+            call_s=draw(st.sampled_from([0.0, 3e-6])),
+        )
+        for number in range(count)
+    ]
+    latency = [[0.0] * count for _ in range(count)]
+    for one, other in combinations(range(count), 2):
+        latency[one][other] = latency[other][one] = draw(st.sampled_from([1e-5, 1e-4, 1e-3, 5e-3]))
+    wires = Network(latency, [[1e8] * count for _ in range(count)])
+    return Chooser([profile] * count, candidates, 100, wires, Workload(rows=draw(st.sampled_from([1, 2, 8]))))
+
+
+@given(meshes())
+@settings(deadline=None, max_examples=25)
+def test_the_best_stages_are_found(chooser: Chooser) -> None:
+    best = by_brute_force(chooser)
+    try:
+        found = chooser.best()
+    except PlanError:
+        assert best == float("inf")
+        return
+    assert best <= found.forecast.token_s * (1 + 1e-9)
+    assert found.forecast.token_s <= 1.02 * best
+    for number, plan in zip(found.members, found.plans, strict=True):
+        assert plan.memory_bytes <= chooser.candidates[number].memory
+
+
+def test_slow_links_are_between_stages() -> None:
+    """Two pairs of machines, each on a switch, and a radio between; memory wants all four."""
+    near, far = 1e-4, 4e-3
+    latency = [
+        [0.0 if one == other else near if one // 2 == other // 2 else far for other in range(4)] for one in range(4)
+    ]
+    candidates = [node(number, 40e9, 2 * GB) for number in range(4)]
+    links = Network(latency, [[1.2e8] * 4 for _ in range(4)])
+    chooser = Chooser(seven(4), candidates, 4096, links)
+    best = chooser.best()
+    assert (best.kind, best.arrangement) == ("mixed", ((0, 1), (2, 3)))
+    assert [plan.layers for plan in best.plans] == [range(best.plans[0].layers.stop)] * 2 + [best.plans[2].layers] * 2
+    assert sum(len(plan.vocabulary) for plan in best.plans[:2]) == 0
+    everybody = Chooser(seven(4), candidates, 4096, links, stages=1).best()
+    assert everybody.kind == "tensor"
+    assert everybody.forecast.token_s > 2 * best.forecast.token_s
+    assert "tensor" in [other.kind for other in chooser.others(best, 10)]
+
+
+def test_stages_as_they_are_asked_for() -> None:
+    candidates = [node(0, 20e9), node(1, 40e9), node(2, 30e9)]
+    for rows in (1, 8):
+        asked = Chooser(seven(3), candidates, 512, network(3), Workload(rows=rows), stages=3).best()
+        assert (asked.kind, len(asked.members)) == ("pipeline", 3)
+    own = Chooser(seven(3), candidates, 512, network(3), required=(0, 1, 2), stages=(1, 2)).best()
+    assert (own.arrangement, own.members) == (((0,), (1, 2)), (0, 1, 2))
+    led = Chooser(seven(3), candidates, 512, network(3), required=(0,), stages=2).best()
+    assert led.members[0] == 0
+    with pytest.raises(PlanError, match="does not fit in 4 stages"):
+        Chooser(seven(3), candidates, 512, network(3), stages=4).best()
+    unknown = seven_billion()
+    with pytest.raises(PlanError, match="does not fit in 2 stages"):
+        Chooser([unknown] * 3, candidates, 512, network(3), stages=2).best()
+
+
+def test_requests_at_a_time_are_balanced_over_stages() -> None:
+    """One wave has the quicker machine take nearly all; as many waves as stages have both take as long."""
+    candidates = [node(0, 20e9), node(1, 40e9)]
+    alone = Chooser(seven(2), candidates, 512, network(2, 5e-3), stages=2).best()
+    assert sorted(len(plan.layers or ()) for plan in alone.plans) == [1, 31]
+    both = Chooser(seven(2), candidates, 512, network(2, 5e-3), Workload(rows=8), stages=2).best()
+    first, second = both.plans
+    assert 18 <= max(len(first.layers or ()), len(second.layers or ())) <= 24
+
+
+@pytest.mark.parametrize(("count", "within_s"), [(8, 0.4), (64, 2.5)])
+def test_the_choice_is_soon(count: int, within_s: float) -> None:
+    chooser = drawn(random.Random(count), count)
+    chooser.profiles = seven(count)
+    began = time.process_time()
+    assert chooser.best().members
+    assert time.process_time() - began < within_s

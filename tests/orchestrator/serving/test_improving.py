@@ -1,0 +1,72 @@
+"""Sessions get better plans by themselves while nobody asks them anything; nodes that come and go are set aside."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from motley.orchestrator import flapping
+from motley.orchestrator.serving import improving
+from motley.protocol.mesh_pb2 import FormatSpeed, Probed
+
+from .conftest import text_of, two_words_at_a_time
+
+
+@pytest.fixture
+async def slow(mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(improving, "SETTLE_S", 0.3)
+    return await mesh.join(measured(new_node("slow"), 1e9))
+
+
+def measured(node: Any, speed: float) -> Any:
+    """A node that has found out how fast it and its links are."""
+    node.capabilities.memory_bandwidth = speed
+    node.capabilities.speeds.append(FormatSpeed(format="int8", bytes_per_s=speed, row_bytes_per_s=10 * speed))
+    node.ways = {name: Probed(latency_s=1e-3, bandwidth=1e9) for name in ("slow", "fast")}
+    return node
+
+
+@pytest.mark.parametrize("mesh", [0.2], indirect=True)
+async def test_an_idle_session_moves_to_the_node_that_is_much_quicker(mesh: Any, slow: Any, new_node: Any) -> None:
+    slow.answer = two_words_at_a_time
+    session = await mesh.serve()
+    task = await text_of(mesh)
+    await mesh.join(measured(new_node("fast"), 100e9))
+    await mesh.poll("/api/nodes", lambda body: all(node["links"] for node in body["nodes"]))
+    await asyncio.sleep(4 * improving.SETTLE_S)
+    assert (await mesh.session(session["id"], "ready"))["epoch"] == 1, "somebody waits for an answer"
+    task.cancel()
+    path = f"/api/sessions/{session['id']}"
+    body = await mesh.poll(path, lambda body: (body["epoch"], body["state"]) == (2, "ready"))
+    assert [rank["node"] for rank in body["ranks"]] == ["fast"]
+    await asyncio.sleep(4 * improving.SETTLE_S)
+    assert (await mesh.session(session["id"], "ready"))["epoch"] == 2
+
+
+async def test_zero_leaves_sessions_as_they_are(mesh: Any, slow: Any, new_node: Any) -> None:
+    session = await mesh.serve()
+    await mesh.join(measured(new_node("fast"), 100e9))
+    await mesh.poll("/api/nodes", lambda body: all(node["links"] for node in body["nodes"]))
+    await asyncio.sleep(4 * improving.SETTLE_S)
+    assert (await mesh.session(session["id"], "ready"))["epoch"] == 1
+
+
+async def test_a_node_that_comes_and_goes_is_set_aside_unless_it_is_needed(
+    mesh: Any, new_node: Any, motley: Any
+) -> None:
+    for _ in range(flapping.TIMES):
+        node = await mesh.join(new_node("box"))
+        await node.leave()
+        await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")
+    await mesh.join(new_node("box"))
+    alone = await mesh.serve(name="alone")
+    assert [rank["node"] for rank in alone["ranks"]] == ["box"]
+    await mesh.join(new_node("pc"))
+    beside = await mesh.serve(name="beside")
+    assert [rank["node"] for rank in beside["ranks"]] == ["pc"]
+    named = await mesh.serve(name="named", nodes=["box"])
+    assert [rank["node"] for rank in named["ranks"]] == ["box"]
+    _, out, _ = await motley("status")
+    assert "box comes and goes: it is set aside for 10 min more" in out
