@@ -40,9 +40,9 @@ def logits_in_weights(case: Case, adapter: Adapter, encoding: str, folder: Path)
         return ranks.step(case.tokens, 0)
 
 
-def assert_close(got: F32, expected: F32) -> None:
+def assert_close(got: F32, expected: F32, limit: float = 1e-5) -> None:
     """Within a hundred-thousandth of the largest logit, and with the same greedy tokens."""
-    assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.abs(got - expected).max() < limit * np.abs(expected).max()
     np.testing.assert_array_equal(got.argmax(axis=1), expected.argmax(axis=1))
 
 
@@ -56,7 +56,8 @@ def test_an_adapter_beside_the_weights_is_as_one_in_them(case: Case, engine: str
         shares = uneven_shares(units(case.model, "fp32", 32), ranks)
         with AdaptedSession(case.folder, ENGINES[engine], shares, tmp_path / str(ranks)) as session:
             session.load(1, adapter)
-            assert_close(session.adapted(case.tokens, 1), expected)
+            limit = 1e-5 if len(case.attentions) == len(case.model.layers) else 5e-5  # states add roundings up
+            assert_close(session.adapted(case.tokens, 1), expected, limit)
 
 
 @pytest.mark.parametrize("encoding", ["int8", "int4"])
