@@ -35,6 +35,7 @@ from onnx import numpy_helper
 from motley.bench.meshes.thread_mesh import OnEveryRank, thread_mesh
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import EMBEDDING, Model
 from motley.daemon.models.files import open_model
@@ -133,14 +134,15 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
 
     Raises:
         ConfigError, CheckpointError, ShareFileError, PlanError: the model cannot be run, or not so split, or has
-            experts (which rounding can exchange: that is no drift).
+            experts (which rounding can exchange: that is no drift), or recurrent states.
     """
     layers = []
     with open_model(model) as opened, thread_mesh(1) as alone, thread_mesh(ranks) as together:
         described, source = opened.model, opened.source
-        if described.experts:
+        if described.experts or any(layer.recurrence for layer in described.layers):
             raise ConfigError(
-                f"{model}: drift is measured of models without experts only; this one is {described.family}"
+                f"{model}: drift is measured of models without experts or recurrent states only; this one is"
+                f" {described.family}"
             )
         tokens = np.random.default_rng(0).integers(0, described.vocabulary, POSITIONS).tolist()
         one, split = even_shares(described, 1), even_shares(described, ranks)
@@ -216,7 +218,8 @@ def layer_graph(model: Model, shares: Sequence[Share], rank: int, layer: int, po
         embedding=W(EMBEDDING, residual, residual),  # whose words are the logits: every rank has all of them
         embedding_scale=model.embedding_scale if layer == 0 else 1.0,
     )
-    return build_rank_graph(alone, shares, rank, Encoding.FP32, 0, positions)
+    cut = units(model, Encoding.FP32, 0)
+    return build_rank_graph(alone, shares, rank, Encoding.FP32, 0, positions, cut=cut)
 
 
 @contextmanager

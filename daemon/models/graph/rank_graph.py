@@ -122,6 +122,7 @@ def build_rank_graph(
     beside: Collection[str] = (),
     blocks: CacheBlocks | None = None,
     adapters: int = 0,
+    cut: Units | None = None,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
@@ -136,6 +137,7 @@ def build_rank_graph(
         blocks: of the KV caches; None: as many of the usual size as one sequence may need.
         adapters: how many slots for adapters there are. They may add to every product of the layers with a matrix of
             the model, but those of routed experts.
+        cut: the units that shares are of, where the model is some layers of another; None: the model's own.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -143,7 +145,7 @@ def build_rank_graph(
     """
     if not 1 <= context <= model.context:
         raise ConfigError(f"a context of {context} tokens is not possible; this model has {model.context} at most")
-    cut = units(model, quantisation, block, stored, exact, beside)
+    cut = cut or units(model, quantisation, block, stored, exact, beside)
     stage = stage_of(shares, rank, len(model.layers))
     among = [shares[other] for other in stage.ranks]
     validate_stage(cut, stage, among)

@@ -70,8 +70,12 @@ def head(model: Model, source: Source, residual: Residual) -> Residual:
     return logits
 
 
+def is_recurrent(case: Case) -> bool:
+    return any(layer.recurrence for layer in case.model.layers)
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("case", dense_cases(), ids=str)
+@pytest.mark.parametrize("case", [case for case in dense_cases() if not is_recurrent(case)], ids=str)
 def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
     """Windows, biases, norms of heads, repeated KV heads and empty shares included, against transformers in float64."""
     shares = uneven_shares(units(case.model, "fp32", 0), ranks)
@@ -112,9 +116,9 @@ def test_drift_of_a_trained_model(ranks: int) -> None:
     assert drift.layers[-1].fp32_error < 2.7e-7
 
 
-@pytest.mark.parametrize("case", expert_cases(), ids=str)
-def test_experts_are_refused(case: Case) -> None:
-    with pytest.raises(ConfigError, match=f"without experts only; this one is {case.model.family}"):
+@pytest.mark.parametrize("case", [expert_cases()[0], next(filter(is_recurrent, dense_cases()))], ids=str)
+def test_experts_and_recurrent_states_are_refused(case: Case) -> None:
+    with pytest.raises(ConfigError, match=f"without experts or recurrent states only; this one is {case.model.family}"):
         measure_drift(case.folder, 2)
 
 
