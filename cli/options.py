@@ -1,4 +1,7 @@
-"""Options that several commands share; most are those of a node, of `motley up` and `motley join`."""
+"""Options that several commands share; most are those of a node, of `motley up` and `motley join`.
+
+A table of what can be typed, in one place, so that an option is called and explained alike everywhere.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """What an engine is: it computes one rank's graph, and hands every collective to the transport.
 
+It is one contract, of graph, caches, states, adapters and steps, and is told in one place.
+
 A rank's graph is one ONNX model (opset 24). It has standard operators, functions of domain ``motley``, and the nodes
 ``motley.DistCollective`` and ``motley.Experts``. The functions' bodies are standard operators, so that an engine that
 does not know a function can inline it.

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,11 @@ from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.pace import Pace
+from motley.daemon.rank.planned_steps import Decision, UnderWay, step_of
 from motley.daemon.rank.request import Request
-from motley.daemon.rank.schedule import Part, Plan, Schedule
-from motley.daemon.rank.steps import Close, More, Open, Renumber, SpanPlan, Step
-from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
+from motley.daemon.rank.schedule import Schedule
+from motley.daemon.rank.steps import Close, More, Open, Renumber
+from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose
 from motley.daemon.sampling.constraint import Constraint, ConstraintError
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.plugins.engine import CacheBlocks
@@ -44,40 +45,13 @@ from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
 
 LOOK_S = 0.5
-"""Seconds between two looks after the other ranks, while there are no requests."""
+"""Seconds between two looks after the other ranks, while nothing is asked."""
 PREPARING_LOOK_S = 0.01
 """Seconds between two looks whether the constraint of a request is prepared, while there is nothing to compute."""
 ACTIVITY_S = 0.5
 """Seconds between two messages that tell the daemon what is under way."""
 SIGN_OF_LIFE_S = 10.0
 """Seconds without news after which a client hears that its request lives."""
-
-
-@dataclass
-class _Decision:
-    """Next tokens of a request that are to be chosen.
-
-    Attributes:
-        told: for each wanted row of its part, the summaries by rank.
-        row: the one that is next; before it, guesses were right.
-    """
-
-    part: Part
-    told: list[Sequence[bytes]]
-    row: int = 0
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """A step that the ranks compute.
-
-    Attributes:
-        began, planned: when its plan was begun and done, by `time.perf_counter`.
-    """
-
-    plan: Plan
-    began: float
-    planned: float
 
 
 @dataclass
@@ -138,7 +112,7 @@ class Scheduler:
         self._far = FarCaches(self.held, self._ranks.told)
         self._kept: KeptPrefixes | None = None
         """There are such once there is a schedule, if the session keeps prefixes."""
-        self._under_way: deque[_UnderWay] = deque()
+        self._under_way: deque[UnderWay] = deque()
         """Steps that are begun and not finished, the first one first."""
         self._adapters: LeadingAdapters | None = None
         """There is one once somebody has asked for any."""
@@ -271,9 +245,8 @@ class Scheduler:
 
     def _led_adapters(self) -> LeadingAdapters:
         """What rank 0 does about adapters, once there is a schedule, which this makes."""
-        schedule = self._made_schedule()
         if self._adapters is None:
-            self._adapters = LeadingAdapters(schedule.adapters, self._ranks.told, self.tell)
+            self._adapters = LeadingAdapters(self._made_schedule().adapters, self._ranks.told, self.tell)
         return self._adapters
 
     def _fail_for(self, failed: Mapping[str, str]) -> None:
@@ -350,12 +323,12 @@ class Scheduler:
             self._ranks.do(Open(request.slot, request.prompt, sampling, tokens, request.adapter_slot))
         heard = bool(self.blocks.far) or any(part.wanted for part in plan.parts)
         if plan.parts and heard:
-            self._ranks.begin(self._step(plan))
+            self._ranks.begin(step_of(plan, self._clients))
             schedule.begun(plan)
-            self._under_way.append(_UnderWay(plan, began, planned))
+            self._under_way.append(UnderWay(plan, began, planned))
         elif plan.parts:
-            self._ranks.do(self._step(plan))
-            self._computed(schedule, _UnderWay(plan, began, planned))
+            self._ranks.do(step_of(plan, self._clients))
+            self._computed(schedule, UnderWay(plan, began, planned))
         self._stuck = not (plan.parts or plan.loads or self._under_way or self._far.losing)
         if self._under_way and (len(self._under_way) >= self.waves or not (plan.parts and heard)):
             self._finish(schedule)
@@ -375,9 +348,9 @@ class Scheduler:
         deciding = [part for part in step.plan.parts if part.wanted]
         if deciding:
             rows = by_row(told, sum(part.wanted for part in deciding))
-            self._settle(schedule, [_Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
+            self._settle(schedule, [Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
 
-    def _computed(self, schedule: Schedule, step: _UnderWay) -> None:
+    def _computed(self, schedule: Schedule, step: UnderWay) -> None:
         """A step has been computed, as far as rank 0 waits for it."""
         plan = step.plan
         if self._kept:
@@ -417,23 +390,7 @@ class Scheduler:
         failure = pb.Failure(code="caches_lost", message=message)
         self._say(client.decode.request_id, finish="error", failure=failure)
 
-    def _step(self, plan: Plan) -> Step:
-        """The message for a plan's step."""
-        tokens = [*chain.from_iterable(part.tokens for part in plan.parts)]
-        return Step([self._span(part) for part in plan.parts], np.array(tokens, np.int32), plan.halved)
-
-    def _span(self, part: Part) -> SpanPlan:
-        want = initial_want(self._clients[part.request].params) if part.wanted else 0
-        blocks, windowed = (np.array(numbers, np.int32) for numbers in (part.blocks, part.windowed))
-        client = self._clients[part.request]
-        allowed = None
-        if client.constraint is not None and part.wanted:
-            allowed = client.constraint.masks(client.answer, part.tokens[len(part.tokens) - part.guesses :])
-        return SpanPlan(
-            part.request.slot, part.position, len(part.tokens), part.wanted, want, blocks, windowed, allowed
-        )
-
-    def _settle(self, schedule: Schedule, decisions: Sequence[_Decision]) -> None:
+    def _settle(self, schedule: Schedule, decisions: Sequence[Decision]) -> None:
         """Choose the next tokens of each request and tell them; the request ends with them, or goes on.
 
         Those whose candidates do not decide ask for more, all in one round.
@@ -451,7 +408,7 @@ class Scheduler:
                     decision.told[decision.row] = told
             decisions = undecided
 
-    def _decide(self, schedule: Schedule, decision: _Decision) -> int:
+    def _decide(self, schedule: Schedule, decision: Decision) -> int:
         """Choose tokens for a request until one is not what was guessed, or it ends.
 
         Returns:

@@ -7,7 +7,7 @@ rank has its share (`motley.daemon.models.graph.rank_graph`), an expert host a s
 
 A value that every rank has is made only once somebody reads it, so an owner without units of a block computes nothing
 of it. A partial value is one or several *terms*: one of all that the owner has, or one for each leaf of the tree of
-sums (`motley.daemon.models.cutting.tree`).
+sums (`motley.daemon.models.cutting.tree`). There is one way for each kind of operation, and all of them are here.
 """
 
 from __future__ import annotations
