@@ -19,6 +19,7 @@ from motley.orchestrator.nodes import (
     CONNECTION_ENDED,
     HEARTBEAT_S,
     LEFT,
+    REVOKED,
     SILENCE_S,
     HelloError,
     NameTakenError,
@@ -39,8 +40,6 @@ from motley.protocol.pairing import NAME, PAIRING, PAKE, SEALED, WrongCode, hand
 PAIRED_S = 600.0
 """A join token that was got by a code is valid for so long."""
 STOPS = "the orchestrator stops"
-REVOKED = "it was revoked (`motley nodes revoke`)"
-"""The reason of a node that somebody has shut out."""
 HELLO_S = 10.0
 """A node that was let in says Hello this soon."""
 OUTBOX = 10_000

@@ -30,6 +30,8 @@ FORGET_LEFT_S = 120.0
 """A node that has left is listed for so long: whoever ended its daemon knows of it."""
 LEFT = "its daemon was ended there"
 """The reason of a node that has said itself that it leaves."""
+REVOKED = "it was revoked (`motley nodes revoke`)"
+"""The reason of a node that somebody has shut out."""
 CONNECTION_ENDED = "its connection ended"
 """The reason of a node whose stream is no more, without a word: its daemon was killed, say, or the network was cut."""
 COLOURS = 8

@@ -52,7 +52,7 @@ from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
 from motley.orchestrator.losses import PROVEN_S, Losses
-from motley.orchestrator.nodes import LEFT, what_became
+from motley.orchestrator.nodes import LEFT, REVOKED, what_became
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
@@ -361,11 +361,13 @@ class Session:
     def on_node_lost(self, node_id: str, reason: str, now: float) -> list[Command]:
         """A node's stream has ended, whether it is one of this session's or not.
 
-        While a session is ready, that need not be the end of the node's ranks: unless it has said that it leaves, it
-        is waited for, see `on_time`. Those that compute with its ranks tell sooner if these are gone.
+        While a session is ready, that need not be the end of the node's ranks: unless it has said that it leaves, or
+        may not come back, it is waited for, see `on_time`. Those that compute with its ranks tell sooner if these are
+        gone.
         """
         lost = [worker for worker in self.workers if worker.node_id == node_id and not worker.gone]
-        if self.state is not State.READY or self.experts or reason == LEFT or not lost:
+        for_good = reason == LEFT or reason.startswith(REVOKED)
+        if self.state is not State.READY or self.experts or for_good or not lost:
             return self._on_node_gone(node_id, reason, now)
         self.losses.node_lost(node_id)
         cut_off(lost, reason, now)

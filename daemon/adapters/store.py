@@ -65,7 +65,7 @@ class AdapterStore:
     def find(self, fingerprint: str) -> Path | None:
         """The folder of an adapter, which counts as used now; None: it is not here."""
         folder = self._folder / fingerprint
-        if not (folder / WEIGHTS).is_file():
+        if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
             return None
         with contextlib.suppress(OSError):
             os.utime(folder)
@@ -108,11 +108,15 @@ class AdapterStore:
             (own / CONFIG).write_bytes(stretch.read(length))
             with (own / WEIGHTS).open("wb") as weights:
                 shutil.copyfileobj(stretch, weights)
+            there = self._folder / fingerprint
             try:
-                own.rename(self._folder / fingerprint)
+                own.rename(there)
             except OSError:
-                if not (self._folder / fingerprint).is_dir():  # else another rank here was quicker
+                if not there.is_dir():
                     raise
+                if _sizes(there) != _sizes(own):  # it is damaged; else another rank here was quicker
+                    shutil.rmtree(there)
+                    own.rename(there)
         self.close()
         self._make_room(fingerprint)
 
@@ -139,3 +143,8 @@ def _told(where: Path) -> Iterator[None]:
         yield
     except (OSError, struct.error) as error:
         raise AdapterStoreError(f"{where}: {error}") from error
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of the files in a folder, by name."""
+    return {file.name: file.stat().st_size for file in folder.iterdir()}

@@ -265,7 +265,7 @@ class Control:
         self.say(done=await self._leasing.order(order))
 
     async def _relay(self, order: pb.Relay) -> None:
-        self.say(relayed=await self._relays.open(order, self._settings.address))
+        self.say(relayed=await self._relays.open(order, self._settings.address, self._settings.ports))
 
     async def _budget(self, order: pb.BudgetOrder) -> None:
         capabilities, workers = self._settings.capabilities, self._ranks.processes()

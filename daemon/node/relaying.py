@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 
 from motley.daemon.node.address import listening_host
 from motley.protocol import mesh_pb2 as pb
-from motley.protocol.address import join_address, parse_address
+from motley.protocol.address import is_loopback, join_address, parse_address
 
 CHUNK = 1 << 16
 """Bytes that are read at once; about so many wait at most, in each direction, for the other side to take them."""
@@ -34,17 +35,18 @@ class Relays:
     def __init__(self) -> None:
         self._relays: set[asyncio.Task[None]] = set()
 
-    async def open(self, order: pb.Relay, address: str) -> pb.Relayed:
-        """Begin to forward to where an order says.
+    async def open(self, order: pb.Relay, address: str, ports: tuple[int, int] = (0, 0)) -> pb.Relayed:
+        """Begin to forward to where an order says, unless that is this machine's loopback, which is nobody else's.
 
         Args:
             address: under which others reach this node.
+            ports: the first and the last at which it may; (0, 0): any.
         """
         try:
             if len(self._relays) >= RELAYS:
                 raise ValueError(f"{RELAYS} relays are open here already")
-            relay = _Relay(*parse_address(order.target))
-            port = await relay.listen(listening_host(address))
+            relay = _Relay(*parse_address(order.target), to_loopback=is_loopback(address))
+            port = await relay.listen(listening_host(address), range(ports[0], ports[1] + 1))
         except (OSError, ValueError) as error:
             return pb.Relayed(id=order.id, failure=str(error))
         task = asyncio.create_task(relay.until_unused())
@@ -62,16 +64,29 @@ class Relays:
 class _Relay:
     """What comes to one port goes to one address, and back."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, to_loopback: bool) -> None:
+        """`to_loopback`: whether the address may be one of this machine's alone."""
         self._target = host, port
+        self._to_loopback = to_loopback
         self._connections: set[asyncio.Task[None]] = set()
         self._used = asyncio.Event()
 
-    async def listen(self, host: str) -> int:
-        """Take connections from now on; at which port."""
-        self._server = await asyncio.start_server(self._take, host, 0, limit=CHUNK)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+    async def listen(self, host: str, ports: Iterable[int]) -> int:
+        """Take connections from now on, at one of these ports, 0 being any; at which.
+
+        Raises:
+            OSError: none of them is free.
+        """
+        failure: OSError | None = None
+        for each in ports:
+            try:
+                self._server = await asyncio.start_server(self._take, host, each, limit=CHUNK)
+            except OSError as error:
+                failure = error
+            else:
+                port: int = self._server.sockets[0].getsockname()[1]
+                return port
+        raise failure or OSError("there is no port to listen at")
 
     async def until_unused(self) -> None:
         """Forward until there has been no connection for `UNUSED_S`."""
@@ -117,6 +132,8 @@ class _Relay:
         async with asyncio.timeout(CONNECT_S):
             back, forth = await asyncio.open_connection(*self._target, limit=CHUNK)
         with contextlib.closing(forth):
+            if not self._to_loopback and is_loopback(forth.get_extra_info("peername")[0]):
+                raise OSError("that is a program of this machine, not a rank")
             for stream in (writer, forth):
                 stream.transport.set_write_buffer_limits(CHUNK)
             both = [asyncio.create_task(_pump(*ends)) for ends in ((reader, forth), (back, writer))]

@@ -14,16 +14,19 @@ from motley.transport import Communicator
 class AllRanks:
     """All ranks of a session, as rank 0 has them: itself, and the others, the followers."""
 
-    def __init__(self, executor: Executor, communicator: Communicator) -> None:
+    def __init__(self, executor: Executor, communicator: Communicator, beside: int = 0) -> None:
         """
         Args:
             executor: rank 0's own.
             communicator: the way to the followers.
+            beside: how many ranks exchange sums with rank 0, itself among them: they are done when it is, and are heard
+                before the next message, whose sums come on the same links. 0: all do.
         """
         self._executor = executor
         self._communicator = communicator
-        self._begun: deque[bytes] = deque()
-        """What this rank tells of messages of which the followers have not been heard yet, the first one first."""
+        self._beside = beside or communicator.size
+        self._begun: deque[list[bytes]] = deque()
+        """What the ranks beside this one tell of messages of which the others have not been heard, the first first."""
         self._told: deque[list[bytes]] = deque()
         """What all ranks tell of messages before those, as nobody has asked for it yet."""
 
@@ -65,7 +68,7 @@ class AllRanks:
         """Have every rank execute a message that is answered; the followers are heard by `finish`. Errors as `do`."""
         own = self.do(message)
         assert own is not None
-        self._begun.append(own)
+        self._begun.append([own, *map(self._hear, range(1, self._beside))])
 
     def finish(self) -> list[bytes]:
         """What each rank tells, by rank, of the first message that was begun and is not finished. Errors as `do`."""
@@ -75,7 +78,8 @@ class AllRanks:
 
     def _hear_all(self) -> None:
         """Hear of the first message of which followers have not been heard: they answer in the order of messages."""
-        self._told.append([self._begun.popleft(), *map(self._hear, self._followers)])
+        others = range(self._beside, self._communicator.size)
+        self._told.append([*self._begun.popleft(), *map(self._hear, others)])
 
     def stop(self) -> None:
         """Tell the followers that the session is over."""

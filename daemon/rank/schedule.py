@@ -461,6 +461,8 @@ class Schedule:
 
     def _guesses(self, answered: Sequence[Request]) -> list[_Guesses]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""
+        if not answered:
+            return []
         found = [request.lookup.guess(request.tokens, MOST) if request.lookup else [] for request in answered]
         chances = [
             request.luck.worth()[: len(own)] if own else [] for request, own in zip(answered, found, strict=True)

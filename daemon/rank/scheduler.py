@@ -75,6 +75,7 @@ class Scheduler:
         report: called after each request, to tell where this rank's time went.
         tell_steps: called now and then while there are requests, to tell the same of the latest steps.
         draft_model: guesses tokens; None: there is none.
+        beside: how many ranks exchange sums with this one, itself among them; 0: all.
         waves: steps that may be under way at a time: as many as the ranks form stages. One, where there are far blocks.
         step_ms: what the latest decode steps have taken, in milliseconds.
     """
@@ -94,12 +95,13 @@ class Scheduler:
     draft_model: DraftModel | None = None
     held: bool = False
     waves: int = 1
+    beside: int = 0
     adapters: int = 0
     recurrent: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
-        self._ranks = AllRanks(self.executor, self.communicator)
+        self._ranks = AllRanks(self.executor, self.communicator, self.beside)
         self._clients: dict[Request, Client] = {}
         self._held: set[Request] = set()
         """Requests whose clients are slow: they are not in the schedule for now."""

@@ -108,7 +108,7 @@ class Rank:
                 stack.callback(peers.dispatcher.close)
             self._daemon.tell(ready=ready)
             if number == 0:
-                self._lead(loaded, communicator, draft_model, len(stages))
+                self._lead(loaded, communicator, draft_model, len(stages), len(own.ranks))
             else:
                 self._follow(loaded.executor, communicator)
 
@@ -139,9 +139,9 @@ class Rank:
         )
 
     def _lead(
-        self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None, stages: int
+        self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None, stages: int, beside: int
     ) -> None:
-        """Be rank 0: schedule the steps of all ranks, which form so many stages."""
+        """Be rank 0: schedule the steps of all ranks, which form so many stages, so many of them the first."""
         has_sums = stages < self._assignment.size
         scheduler = Scheduler(
             loaded.executor,
@@ -158,7 +158,10 @@ class Rank:
             tell_steps=lambda: self._tell_steps(loaded.executor),
             draft_model=draft_model,
             held=self._holder is not None,
-            waves=1 if loaded.blocks.far else stages,
+            waves=1
+            if loaded.blocks.far or draft_model
+            else stages,  # what guesses cost is counted for a step at a time
+            beside=beside,
             adapters=self._assignment.adapters,
             recurrent=loaded.recurrent,
         )

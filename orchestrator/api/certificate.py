@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
+import re
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ AUTHORITY = "authority.pem"
 LOOK_S = 3600.0
 """How often is looked whether there must be another."""
 
+_BLOCK = re.compile(b"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+"""A certificate in PEM; a file may hold the private key besides, which is nobody else's."""
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +85,7 @@ class ApiCertificate:
             changed = tuple(file.stat().st_mtime_ns for file in self._given)
             if changed != self._known:
                 self.context.load_cert_chain(*self._given)
-                self.given, self._known = self._given[0].read_bytes(), changed
+                self.given, self._known = b"\n".join(_BLOCK.findall(self._given[0].read_bytes())) + b"\n", changed
             return
         now, addresses = datetime.datetime.now(datetime.UTC), list(self._addresses())
         if addresses != self._known or now > self._until - API_LIFETIME / 3:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-METHODS = "GET, POST, DELETE"
+METHODS = "GET, POST, PUT, DELETE"
 HEADERS = "Authorization, Content-Type, X-Api-Key, Idempotency-Key, Last-Event-ID, X-Request-Id, Anthropic-Version"
 KNOWN_S = 600
 """A browser need not ask again for so long what it may do."""

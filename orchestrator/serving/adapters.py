@@ -62,6 +62,9 @@ class Adapters:
         added = NamedAdapter(name, source, event.fingerprint, event.rank, event.bytes, pin)
         if pin:
             await self._order(session, AdapterOrder(adapter=added.message, pin=True))
+            self._check(session, name, event.fingerprint)  # others may have named one meanwhile
+        if (known := session.adapters.get(name)) is not None and known.pinned:
+            added = replace(added, pinned=True)  # added again, it stays loaded
         session.adapters[name] = added
         self._carrier.carry_out(session, [])  # so that it is kept
         return added

@@ -15,6 +15,7 @@ from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.sessions import Command, Session
 from motley.orchestrator.workers import Rank
+from motley.protocol.address import parse_address
 from motley.protocol.mesh_pb2 import OrchestratorMessage, RankCommand, Relay, Relayed
 
 OPEN_S = 10.0
@@ -63,6 +64,10 @@ class Relays:
         over = {}
         for rank in session.ranks[: dialler.index]:
             if rank.node_id in nodes and self._links.fails(nodes[dialler.node_id], nodes[rank.node_id]):
+                address = told.peers.addresses[rank.index]
+                if parse_address(address)[0] != nodes[rank.node_id].address:  # a relay leads to ranks, not anywhere
+                    _log.warning("rank %d of session %s listens elsewhere: %s", rank.index, told.session, address)
+                    continue
                 relay = self._links.relay(nodes[dialler.node_id], nodes[rank.node_id])
                 if relay is not None:
                     over[rank.index] = relay

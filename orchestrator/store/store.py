@@ -25,7 +25,15 @@ WAIT_S = 10.0
 
 
 class StoreError(Exception):
-    """The database cannot be opened, read or written; the message says which and what to do."""
+    """The database cannot be opened, read or written; the message says which and what to do.
+
+    Attributes:
+        may_be_written: it was asked to write, and has not answered yet.
+    """
+
+    def __init__(self, message: str, may_be_written: bool = False) -> None:
+        super().__init__(message)
+        self.may_be_written = may_be_written
 
 
 class Store:
@@ -83,12 +91,13 @@ class Store:
         Raises:
             StoreError: they cannot be, or not within `WAIT_S`.
         """
-        written = asyncio.get_running_loop().run_in_executor(self._thread, self._write, statements)
+        begun = self._thread.submit(self._write, statements)
         try:
-            await asyncio.wait_for(asyncio.shield(written), WAIT_S)
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(begun)), WAIT_S)
         except (SQLAlchemyError, TimeoutError) as error:
             why = str(error) or f"no answer within {WAIT_S:.0f} s"
-            raise StoreError(f"cannot write to {self._where}: {why}") from error
+            may_be = isinstance(error, TimeoutError) and not begun.cancel()  # what has not begun never does
+            raise StoreError(f"cannot write to {self._where}: {why}", may_be_written=may_be) from error
 
     async def read(self, query: Select[Any]) -> Sequence[RowMapping]:
         """The rows that a query finds.

@@ -75,16 +75,17 @@ class Usage:
         """Write what was counted.
 
         Raises:
-            StoreError: it cannot be; it waits further.
+            StoreError: it cannot be; it waits further, unless the database may still write it: nothing counts twice.
         """
         waiting, self._waiting = self._waiting, {}
         if not waiting:
             return
         try:
             await self._store.write(*(one for key, used in waiting.items() for one in _added(key, used)))
-        except StoreError:
-            for key, used in waiting.items():
-                self._waiting.setdefault(key, Used()).add(used)
+        except StoreError as error:
+            if not error.may_be_written:
+                for key, used in waiting.items():
+                    self._waiting.setdefault(key, Used()).add(used)
             raise
 
     async def keep(self) -> None:

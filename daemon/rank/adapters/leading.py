@@ -68,8 +68,7 @@ class LeadingAdapters:
         order = self._orders.pop(spread.wanted.order, None)
         if order is None:
             return {spread.wanted.fingerprint: spread.trouble} if spread.trouble else {}
-        self._tell_of(order, spread)
-        return {}
+        return self._tell_of(order, spread)
 
     def load(self, loads: Sequence[tuple[int, str]]) -> Mapping[str, str]:
         """Load adapters into the slots that they were given; why some could not be, by fingerprint. Errors as
@@ -83,31 +82,31 @@ class LeadingAdapters:
                 self.table.ready(adapter)
         return failed
 
-    def _tell_of(self, order: pb.AdapterOrder, spread: Spread) -> None:
-        """An adapter that was ordered has come, or will not."""
+    def _tell_of(self, order: pb.AdapterOrder, spread: Spread) -> Mapping[str, str]:
+        """An adapter that was ordered has come, or will not; what could not be loaded for it, as `load`."""
         found, trouble, load_s = spread.found, spread.trouble, 0.0
+        failed: Mapping[str, str] = {}
         if order.pin and not trouble:
-            trouble, load_s = self._pin(found.fingerprint)
+            trouble, failed, load_s = self._pin(found.fingerprint)
         event = pb.AdapterEvent(
             id=order.id, fingerprint=found.fingerprint, rank=found.rank, bytes=found.weights, load_s=load_s
         )
         if trouble:
             event.failure.CopyFrom(pb.Failure(code="invalid_adapter", message=trouble))
         self._tell(adapter=event)
+        return failed
 
-    def _pin(self, adapter: str) -> tuple[str, float]:
-        """Keep an adapter loaded; why it cannot be, and the seconds that it has taken to load it."""
+    def _pin(self, adapter: str) -> tuple[str, Mapping[str, str], float]:
+        """Keep an adapter loaded; why it cannot be, what could not be loaded, and the seconds that loading took."""
         if not self.table.pin(adapter):
             pinned, count = len(self.table.pinned), self.table.count
-            return (
-                f"{pinned} of {count} slots have pinned adapters, and one must be left for others: unpin one of them,"
-                " or start the session with more slots"
-            ), 0.0
+            why = f"{pinned} of {count} slots have pinned adapters, and one must be left for others: unpin one of them,"
+            return f"{why} or start the session with more slots", {}, 0.0
         slot = self.table.place(adapter)
         if slot is None:  # it is loaded, or will be when somebody asks for it
-            return "", 0.0
+            return "", {}, 0.0
         began = time.perf_counter()
         failed = self.load([(slot, adapter)])
         if failed:
             self.table.unpin(adapter)
-        return failed.get(adapter, ""), time.perf_counter() - began
+        return failed.get(adapter, ""), failed, time.perf_counter() - began

@@ -9,6 +9,7 @@ from aiohttp import web
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.links import LinkTable
 from motley.orchestrator.nodes import Node, NodeTable
@@ -16,6 +17,7 @@ from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.orders import Orders
 from motley.orchestrator.serving.rearranging import Rearranging
 from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.store.keys import Scope
 from motley.protocol.devices import ALL, GPU, is_device
 from motley.protocol.mesh_pb2 import BudgetOrder, LeaseOrder
 
@@ -78,19 +80,22 @@ class NodesApi:
 
     async def lease(self, request: web.Request) -> web.Response:
         """Take a device of a node back for a while; answers when that is written there, and sessions make way then."""
+        name = _checked_owner(request, "take")
         asked = read(LEASE, await read_json(request))
         order = LeaseOrder(device=asked.device, holder=asked.holder, reason=asked.reason, seconds=asked.seconds)
-        return await self._ordered(self._orders.lease(request.match_info["name"], order))
+        return await self._ordered(self._orders.lease(name, order))
 
     async def end_lease(self, request: web.Request) -> web.Response:
         """End the lease of a node's machine, whoever has it."""
-        return await self._ordered(self._orders.lease(request.match_info["name"], LeaseOrder(give=True)))
+        name = _checked_owner(request, "give back")
+        return await self._ordered(self._orders.lease(name, LeaseOrder(give=True)))
 
     async def budget(self, request: web.Request) -> web.Response:
         """Let ranks have so much of a node's memory, or of its GPU's, from now on; sessions that have more make way."""
+        name = _checked_owner(request, "say what ranks may have of")
         asked = read(BUDGET, await read_json(request))
         order = BudgetOrder(memory_bytes=asked.memory_bytes, gpu_bytes=asked.gpu_bytes)
-        return await self._ordered(self._orders.budget(request.match_info["name"], order))
+        return await self._ordered(self._orders.budget(name, order))
 
     async def _ordered(self, order: Awaitable[Node]) -> web.Response:
         try:
@@ -100,7 +105,7 @@ class NodesApi:
 
     async def leave(self, request: web.Request) -> web.Response:
         """Have a node leave the mesh once its sessions go on without it; answers when it has been told to."""
-        name = request.match_info["name"]
+        name = _checked_owner(request, "send away")
         try:
             moved = await self._rearranging.leave(name)
         except ServingError as error:
@@ -212,3 +217,16 @@ def _lease_json(node: Node) -> dict[str, Any]:
         "expires_at": lease.expires_at or None,
         "trouble": lease.trouble or None,
     }
+
+
+def _checked_owner(request: web.Request, what: str) -> str:
+    """The name of the node that a request is about.
+
+    Raises:
+        ApiError: 403, the caller is neither that node itself nor an admin.
+    """
+    caller, name = request[CALLER], request.match_info["name"]
+    if caller.scope is not Scope.ADMIN and caller.name != f"node {name}":
+        message = f"{caller.name} may not {what} {name!r}: that takes a key of scope admin, or is done on that machine"
+        raise ApiError(403, message, code="insufficient_scope")
+    return name
