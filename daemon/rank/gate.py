@@ -44,7 +44,7 @@ comes before."""
 LONG = 48
 """Tokens of the longer prompt."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp)\.(?P<squares>squares)?")
+_COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp|dense)\.(?P<squares>squares)?")
 _CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
 
 
@@ -100,7 +100,7 @@ class _Call:
     """A collective that an engine calls in a layer.
 
     Attributes:
-        part: ``attention`` or ``mlp``.
+        part: ``attention``, ``mlp``, or ``dense`` for an MLP beside experts.
         squares: whether it is about sums of squares, by which queries and keys are scaled.
     """
 

@@ -26,6 +26,7 @@ from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 from motley.plugins.adapters import refuse_adapters
 from motley.plugins.engine import (
     CACHE_FORMATS,
+    DOMAIN,
     F32,
     Collectives,
     EngineError,
@@ -169,8 +170,10 @@ class WebGpuEngine:
         refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
-        if any(spec.keys_alone for spec in graph.caches):
-            raise EngineError(f"engine {name!r} does not know motley.CachedAttentionToKeys; use engine 'onnxruntime'")
+        latent = any(spec.keys_alone for spec in graph.caches)
+        for unknown, there in (("CachedAttentionToKeys", latent), ("GatedDelta", graph.states)):
+            if there:
+                raise EngineError(f"engine {name!r} does not know {DOMAIN}.{unknown}; use engine 'onnxruntime'")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows

@@ -61,7 +61,7 @@ class LayerStates:
         known = span.position - self._certain[slot]
         before = self._guessed[slot][:known] if 0 < known <= len(self._guessed[slot]) else []
         qkv = xp.concatenate([q, k, v], axis=1)
-        rows = [*before, *(_Row(*each) for each in zip(qkv, b, a, strict=True))]
+        rows = [*before, *(_Row(qkv[row], b[row], a[row]) for row in range(span.rows))]
         # A half of a span may begin with a guess: then what has been guessed before it stays one.
         sure = len(rows) - span.guesses if span.guesses < span.rows else 0
         state, recent = self._states[slot], self._recent[slot]

@@ -18,7 +18,7 @@ from motley.training.adapters import merge
 from motley.training.merging import How
 from motley.training.tensors import tensors_of, write_tensors
 from tests.adapters.adapted import write_adapter
-from tests.e2e.processes import BUNDLED, Mesh, in_thread
+from tests.e2e.processes import BUNDLED, Mesh, in_thread, mesh
 from tests.e2e.test_survival import streamed
 
 RANK = 4
@@ -49,8 +49,13 @@ async def text_of(url: str, model: str, **asked: Any) -> str:
         return text
 
 
-async def test_everyone_gets_the_text_of_their_adapter_baked_into_the_weights(there: Mesh, tmp_path: Path) -> None:
+async def test_everyone_gets_the_text_of_their_adapter_baked_into_the_weights(tmp_path: Path) -> None:
     """Two slots for three adapters, of which only one node has the folders, and which dies in the middle."""
+    async with mesh(tmp_path, "a", "b") as there:
+        await answered_as_baked(there, tmp_path)
+
+
+async def answered_as_baked(there: Mesh, tmp_path: Path) -> None:
     model, folders = float_model(tmp_path / "bard"), tmp_path / "folders"
     folders.mkdir()
     baked = {"": model}

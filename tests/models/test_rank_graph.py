@@ -16,8 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from motley.daemon.models.cutting.profile import EXPERT_BYTES, profile
 from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
-from motley.daemon.models.description.operations import Experts, Gated, Norm, Operation, Sum, weights_of
+from motley.daemon.models.description.operations import Add, Experts, Gated, Norm, Operation, Sum, Times, weights_of
 from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
@@ -67,10 +68,17 @@ def _replicated(operations: Iterable[Operation], expert: int | None = None) -> I
 
 
 def after_sums(model: Model) -> set[str]:
-    """The gains of norms of what was summed over the ranks: every rank adds that to its residual."""
-    summed = {each.y for each in model.operations if isinstance(each, Sum)}
-    norms = [each for each in model.operations if isinstance(each, Norm) and each.x in summed]
-    return {each.gain.name for each in norms if each.gain}
+    """The gains of norms of what was summed over the ranks, which every rank adds to its residual, and what that is
+    multiplied by."""
+    summed, norms = set[Value](), []
+    for each in model.operations:
+        if isinstance(each, Sum) or (isinstance(each, Add) and {each.residual, each.x} <= summed):
+            summed.add(each.y)
+        elif isinstance(each, Norm) and each.x in summed:
+            norms.append(each)
+            summed.add(each.y)
+    times = {each.w.name for each in model.operations if isinstance(each, Times)}
+    return {each.gain.name for each in norms if each.gain} | times
 
 
 def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> Declared:

@@ -335,7 +335,7 @@ def test_how_a_checkpoint_is_packed(tmp_path: Path, given_: Any, packing: Packin
             {"quant_method": "bitsandbytes"},
             r'quant_method = "bitsandbytes" is not supported.*take the model unquantised',
         ),
-        ({"quant_method": "fp8"}, r'quant_method = "fp8"'),
+        ({"quant_method": "fp8"}, r"weight_block_size is absent"),
         ({"quant_method": "compressed-tensors"}, r'quant_method = "compressed-tensors"'),
         (GPTQ | {"bits": 3}, r"bits = 3 is not supported; supported: 4 or 8 with GPTQ"),
         (GPTQ | {"bits": None}, r"bits"),

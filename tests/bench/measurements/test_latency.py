@@ -116,8 +116,7 @@ async def test_ranks_in_stages_over_an_emulated_link() -> None:
     (report,) = await measure_latency(spec, [8], 8, VOCABULARY)
     assert report.stages == [{"ranks": 1, "layers": 2}, {"ranks": 1, "layers": 4}]
     assert report.setting == "int8, 2 ranks in 2 stages, prompt 8, 2ms,1Gbit"
-    assert report.per_rank[1]["wait_ms"] > 1.5
-    assert report.ms_per_token["p50"] < 12 * 2, "twelve sums would take so long"
+    assert report.ms_per_token["p50"] > 2 * 2, "a token goes to the second stage, and what it decides comes back"
     wrong = MeshSpec(BUNDLED, [1, 1], "int8", stages=(StageSpec(1, 2), StageSpec(1, 3)))
     with pytest.raises(MeshError, match="stages of 2 ranks and 5 layers, where there are 2 ranks and 6 layers"):
         await measure_latency(wrong, [8], 8, VOCABULARY)
