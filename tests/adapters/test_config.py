@@ -103,6 +103,12 @@ def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], told: 
         read(tmp_path, **changes)
 
 
+@pytest.mark.parametrize("pattern", ["([a-z0-9_.]+)+X", r"(?:a*)*b", "((ab?)+c)*"])
+def test_a_pattern_that_might_never_end_is_refused(pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="repeats what repeats itself"):
+        read(tmp_path, target_modules=pattern)
+
+
 def test_what_is_off_says_nothing(tmp_path: Path) -> None:
     read(tmp_path, use_something_new=False, another=None, more={}, modules_to_save=[], lora_dropout=0.3)
 

@@ -100,6 +100,21 @@ async def test_who_is_revoked_is_out_at_once_and_neither_secret_nor_token_lets_i
     await fresh.leave()
 
 
+async def test_a_session_goes_on_at_once_without_a_node_that_is_revoked(mesh: Any, new_node: Any) -> None:
+    """It is not waited for as one that is cut off would be: its process goes on with what it has until it is ended."""
+    for name in ("pc", "laptop"):
+        await mesh.join(new_node(name))
+    session = await mesh.serve(nodes=["pc", "laptop"])
+    assert [rank["node"] for rank in session["ranks"]] == ["pc", "laptop"]
+    assert (await mesh.call("DELETE", "/api/members/laptop"))[0] == 200
+
+    def is_planned_anew(body: Any) -> bool:
+        return body["epoch"] == 2 and body["state"] == "ready"
+
+    after = await mesh.poll(f"/api/sessions/{session['id']}", is_planned_anew)
+    assert [rank["node"] for rank in after["ranks"]] == ["pc"]
+
+
 @pytest.fixture
 async def guarded(tmp_path: Path) -> AsyncIterator[Orchestrator]:
     """An orchestrator that wants a key on loopback, too."""
@@ -127,6 +142,13 @@ async def test_a_key_of_scope_use_may_not_say_who_belongs_to_the_mesh(guarded: O
     for method, path in (("GET", "/api/keys"), ("POST", "/api/tokens"), ("DELETE", "/api/members/pc")):
         status, body = await ask(url, method, path, made["key"])
         assert (status, body["error"]["code"]) == (403, "insufficient_scope")
+    for method, path in (
+        ("PUT", "/api/nodes/pc/lease"),
+        ("DELETE", "/api/nodes/pc/lease"),
+        ("PUT", "/api/nodes/pc/budget"),
+    ):
+        status, body = await ask(url, method, path, made["key"], {})
+        assert (status, body["error"]["code"]) == (403, "insufficient_scope"), path
     assert (await ask(url, "GET", "/api/tokens", admin["key"]))[0] == 200
     assert (await ask(url, "GET", "/api/tokens", guarded.operator_key))[0] == 200
     assert (await ask(url, "DELETE", f"/api/keys/{made['id']}", admin["key"]))[0] == 200
@@ -139,6 +161,10 @@ async def test_a_node_uses_the_api_by_its_own_secret_until_it_is_revoked(guarded
     await node.join(guarded.local_target, guarded.join_token)
     assert (await ask(guarded.http_url, "GET", "/v1/models", node.key))[0] == 200
     assert (await ask(guarded.http_url, "GET", "/api/members", node.key))[0] == 403
+    assert (await ask(guarded.http_url, "POST", "/api/nodes/laptop/leave", node.key))[0] == 403
+    assert (await ask(guarded.http_url, "PUT", "/api/nodes/pc/lease", node.key, {"device": "none"}))[0] == 400, (
+        "its own"
+    )
     await ask(guarded.http_url, "DELETE", "/api/members/pc", "sesame")
     assert (await ask(guarded.http_url, "GET", "/v1/models", node.key))[0] == 401
     await node.leave()

@@ -148,6 +148,11 @@ async def test_a_certificate_that_is_given_is_shown_and_one_that_is_none_is_name
     )
     assert shown.encode() == papers.certificate
     await orchestrator.stop()
+    files[0].write_bytes(papers.certificate + papers.key)  # which programs take, too
+    orchestrator = Orchestrator(config(tmp_path, http_host="0.0.0.0", certificate=(files[0], files[0])))
+    await orchestrator.start()
+    assert orchestrator.api_trust.strip() == papers.certificate.strip(), "the key is nobody else's"
+    await orchestrator.stop()
     files[1].write_bytes(b"nothing")
     with pytest.raises(CertificateError, match=r"own.crt and .*own.key are no certificate with its key"):
         await Orchestrator(config(tmp_path, http_host="0.0.0.0", certificate=files)).start()

@@ -29,12 +29,13 @@ async def written(spec: MeshSpec) -> list[list[int]]:
 
 
 async def test_stages_write_what_one_rank_writes(tmp_path: Path) -> None:
-    """Quantised, so to the bit; the last stage is two ranks, the middle one is uneven."""
+    """Quantised, so to the bit; the first stage and the last one are two ranks, which exchange sums while several steps
+    are under way."""
     one = MeshSpec(SHAKESPEARE, quantisation="int8", context=512, cache=tmp_path)
     staged = MeshSpec(
         SHAKESPEARE,
-        weights=(1, 1, 3, 2),
-        stages=(StageSpec(1, 3), StageSpec(1, 1), StageSpec(2, 2)),
+        weights=(1, 2, 1, 3, 2),
+        stages=(StageSpec(2, 3), StageSpec(1, 1), StageSpec(2, 2)),
         quantisation="int8",
         context=512,
         cache=tmp_path,

@@ -12,6 +12,7 @@ from motley.daemon.node import relaying
 from motley.daemon.node.relaying import Relays
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
+from tests.ports import unanswered_port
 
 
 @asynccontextmanager
@@ -68,6 +69,22 @@ async def test_who_does_not_answer_is_hung_up_on(relays: Relays) -> None:
     assert await reader.read() == b""
     writer.close()
     assert "is not an address" in (await relays.open(pb.Relay(id="r", target="nowhere"), "127.0.0.1")).failure
+
+
+async def test_what_listens_on_this_machine_alone_is_nobody_else_s(relays: Relays) -> None:
+    """Others reach this node under an address that is not loopback; its programs on loopback trust whoever connects."""
+    async with echo() as target:
+        opened = await relays.open(pb.Relay(id="r", target=target), "192.0.2.1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", parse_address(opened.listening)[1])
+        writer.write(b"x")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_it_listens_at_no_port_but_those_given(relays: Relays) -> None:
+    with unanswered_port() as port:
+        opened = await relays.open(pb.Relay(id="r", target="192.0.2.1:7"), "127.0.0.1", (port, port))
+        assert "address already in use" in opened.failure
 
 
 async def test_it_ends_when_it_has_been_of_no_use(relays: Relays, monkeypatch: pytest.MonkeyPatch) -> None:
