@@ -218,7 +218,7 @@ class Control(MeshServicer):
                 name = unquote(str(told[NAME]))
                 pairing = self._pairings.ask(name, _address_of(context).rpartition(":")[0])
                 self._show_code(pairing)
-                await context.send_initial_metadata([(PAIRING, pairing.id)])
+                context.set_trailing_metadata([(PAIRING, pairing.id)])  # what comes first may get lost
                 return
             pairing = self._pairings.attempt(str(told.get(PAIRING, "")))
             message = told.get(PAKE, b"")
@@ -227,7 +227,7 @@ class Control(MeshServicer):
             if not isinstance(message, bytes):
                 raise WrongCode("that is no message of a key exchange")
             own, sealed = await asyncio.to_thread(hand_over, pairing.code, message, pairing.token)
-            await context.send_initial_metadata([(PAKE, own), (SEALED, sealed)])
+            context.set_trailing_metadata([(PAKE, own), (SEALED, sealed)])
         except (PairingError, WrongCode, StoreError) as error:
             _log.warning("refused %s: %s", _address_of(context), error)
             _end(context, grpc.StatusCode.PERMISSION_DENIED, str(error))

@@ -55,8 +55,8 @@ async def _call(channel: grpc.aio.Channel, *metadata: tuple[str, str | bytes]) -
     call = MeshStub(channel).Pair(metadata=((PROTOCOL, str(VERSION)), *metadata))  # type: ignore[no-untyped-call]
     try:
         async with asyncio.timeout(ANSWER_S):
-            told = dict(await call.initial_metadata())
             code = await call.code()
+            told = dict(await call.trailing_metadata())
     except TimeoutError:
         raise TrustError(f"the orchestrator has not answered within {ANSWER_S:.0f} s") from None
     finally:
