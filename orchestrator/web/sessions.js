@@ -1,5 +1,6 @@
 // The models that are served, each as a card: how it is cut, how fast it is, what it does; and the requests under way.
 
+import { adaptersOf } from "./adapters.js";
 import { ask, tellError } from "./dialogs.js";
 import { expertMap, hostRow, rebalance, waiting } from "./experts.js";
 import { $, badge, call, colour, fact, get, h, joined, morphList, ms, percent, plural, quiet, scaled, swatch } from "./common.js";
@@ -12,7 +13,7 @@ const ON_THE_WAY = {
   connecting: "The machines connect to each other…",
   loading: "Reading weights…",
   recovering: "A machine was lost: deciding who gets what now. Answers go on by themselves…",
-  paused: "Waiting until a plan fits…",
+  paused: "No way to run it fits the machines that are here now. It goes on by itself as soon as one does.",
   closing: "Releasing the machines…",
 };
 
@@ -60,6 +61,8 @@ function loadingBar({ done_bytes: done, total_bytes: all }) {
   return [h("progress", { value: done, max: all, "aria-label": label }), quiet(label)];
 }
 
+const layersOf = ([first, end]) => (end - first === 1 ? `layer ${first}` : `layers ${first} to ${end - 1}`);
+
 function rankRow(rank, longest, mixed) {
   const { share, memory, timing } = rank;
   const state = rank.state === "ready" ? `loaded in ${rank.load_s.toFixed(1)} s` : rank.state;
@@ -72,7 +75,7 @@ function rankRow(rank, longest, mixed) {
       quiet(joined(rank.rank === 0 && "leads", state)),
       mixed && quiet(joined(rank.engine, rank.quantisation, rank.device === "gpu" && "on its GPU"))),
     h("div", {},
-      h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in layers ${share.layers[0]} to ${share.layers[1] - 1}` : ""}`),
+      h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in ${layersOf(share.layers)}` : ""}`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
       rank.state === "loading" && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
@@ -108,18 +111,8 @@ function activityOf(activity) {
   );
 }
 
-/** The adapters that requests to a session may name. */
-function adaptersOf(adapters) {
-  const stateOf = ({ pinned, loaded }) => [pinned && "pinned", loaded && "loaded"].filter(Boolean).join(", ") || "known";
-  const columns = ["Adapter", "Rank", "State", "Folder"];
-  return h("table", {},
-    h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, adapters.map((each) =>
-      h("tr", {}, [each.served_as, each.rank, stateOf(each), each.folder].map((cell) => h("td", {}, `${cell}`))))));
-}
-
 function lossesOf(losses, interruptedBy) {
-  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Waits for another plan: ${interruptedBy}`);
+  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Interrupted: ${interruptedBy}`);
   if (losses.length === 0) return false;
   const { message } = losses[losses.length - 1];
   const times = losses.length === 1 ? "one time" : `${losses.length} times`;
@@ -185,7 +178,7 @@ function sessionCard(session) {
     h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), here.map((host) => hostRow(host, map, loadingBar))),
     hosts.filter(({ state: its, lost }) => its === "gone" && lost).map(({ node, lost }) => quiet(`${node} (experts): ${lost}`)),
     session.activity && activityOf(session.activity),
-    session.known_adapters.length > 0 && adaptersOf(session.known_adapters),
+    session.adapters > 0 && state === "ready" && adaptersOf(session),
     map && expertMap(map),
     latest?.step_ms.length > 0 && plot(latest.step_ms),
   );
