@@ -64,7 +64,7 @@ function nodeCard(node) {
         node.zone && fact("Zone", node.zone),
         fact("Address", node.address),
         fact("System", joined(node.platform, `motley ${node.version}`))),
-      h("button", { type: "button", "data-leave": node.name, "aria-label": `Have ${node.name} leave` }, "Have it leave")),
+      h("button", { type: "button", "data-leave": node.name, "aria-label": `Have it leave: ${node.name}` }, "Have it leave")),
   );
 }
 

@@ -12,7 +12,7 @@ const ON_THE_WAY = {
   starting: "Starting a process on each machine…",
   connecting: "The machines connect to each other…",
   loading: "Reading weights…",
-  recovering: "A machine was lost: deciding who gets what now. Answers go on by themselves…",
+  recovering: "A machine is not there any more: deciding who gets what now. Answers go on by themselves…",
   paused: "No way to run it fits the machines that are here now. It goes on by itself as soon as one does.",
   closing: "Releasing the machines…",
 };
@@ -147,7 +147,8 @@ const settingsOf = (session, mixed) => quiet(joined(
   !mixed && session.engine));
 
 function sessionCard(session) {
-  const { state, failure, ranks, hosts } = session;
+  const { state, failure, hosts } = session;
+  const ranks = state === "paused" ? [] : session.ranks; // those it had are gone
   const map = maps.get(session.id);
   const here = hosts.filter(({ state: its }) => its !== "gone");
   const name = session.name || session.model;
@@ -156,7 +157,7 @@ function sessionCard(session) {
   const mixed = [session.engines, session.quantisations].some((own) => Object.keys(own).length > 0);
   const verb = state === "failed" ? "Dismiss" : "Close";
   const close = { type: "button", "data-close": session.id, "aria-label": `${verb} session ${name}` };
-  const latest = details.get(session.id);
+  const latest = state === "paused" ? null : details.get(session.id);
   const plannable = state === "ready" && !here.length;
   return h(
     "article",
@@ -169,7 +170,7 @@ function sessionCard(session) {
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
     !failure && lossesOf(session.losses, session.interrupted_by),
-    forecastOf(session),
+    state !== "paused" && forecastOf(session),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),
     latest && timeline(latest.ranks),

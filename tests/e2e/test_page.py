@@ -147,7 +147,7 @@ async def test_a_machine_joins_and_dies(browser: Browser, there: Mesh) -> None:
         await card.wait_for()
         assert await page.locator("#picture circle.ring").count() == 4
         await card.locator("summary").click()
-        await card.get_by_role("button", name="Have d leave").click()
+        await card.get_by_role("button", name="Have it leave: d").click()
         assert "leave" in await text_of(page, "#confirm")
         await page.get_by_role("button", name="Cancel").click()
         await node.kill()
