@@ -41,7 +41,9 @@ const line = (key, name, told, attribute, verb) =>
 /** Show what `readAccess` has read. */
 export function drawAccess(access) {
   $("access").hidden = access === null;
-  morphList($("pairings"), (access?.pairings ?? []).map(({ name, address, code }) =>
+  const wanting = (access?.pairings ?? []).filter(({ name, tries_left: left }) =>
+    left > 0 && !access.members.some((member) => member.alive && member.name === name)); // who is in needs no code
+  morphList($("pairings"), wanting.map(({ name, address, code }) =>
     h("li", { "data-key": `${name} ${address}`, class: "notice" },
       h("p", {}, h("b", {}, name), ` (${address}) wants to join. If that is your machine, type there:`),
       h("p", { class: "code" }, `${code.slice(0, 4)} ${code.slice(4)}`))));

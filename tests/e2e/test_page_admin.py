@@ -33,6 +33,7 @@ async def test_a_machine_is_let_in_by_the_code_on_the_page_and_shut_out(
         await page.locator("#access summary", has_text="Machines that belong here").click()
         attic = page.locator("#members > li", has_text="attic")
         await attic.filter(has_text="here, at").wait_for()
+        await page.locator("#pairings > li").wait_for(state="detached")  # who is in needs no code
         await there.nodes.pop("attic").end()
         await attic.filter(has_text="not here now").wait_for()
         await page.get_by_role("button", name="Shut out: attic").click()
