@@ -379,7 +379,7 @@ def precision(
         show_cache_formats(caches)
 
 
-@bench.command(epilog="Example: motley bench report --readme README.md")
+@bench.command(epilog="Example: motley bench report --readme docs/benchmarks.md")
 def report(
     model: Annotated[
         Path | None,
