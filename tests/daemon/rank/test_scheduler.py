@@ -28,7 +28,8 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join
-from motley.plugins.engine import F32, MOST_GUESSES, CacheBlocks, Span
+from motley.plugins.engine import F32, CacheBlocks, Span
+from motley.plugins.recurrent import MOST_GUESSES
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
