@@ -189,6 +189,7 @@ class CacheBlocks:
         windowed: how many blocks a layer with a window has in place of all these; 0: it has the same as other layers.
         window: the widest window of such layers, in positions.
         slots: how many sequences can have a recurrent state at a time, where a model has any.
+        snapshots: how many more states there is room for, to begin with; their numbers follow those of the slots.
     """
 
     count: int
@@ -198,6 +199,12 @@ class CacheBlocks:
     windowed: int = 0
     window: int = 0
     slots: int = 1
+    snapshots: int = 0
+
+    @property
+    def states(self) -> int:
+        """How many recurrent states of a layer there is room for."""
+        return self.slots + self.snapshots
 
     def is_windowed(self, spec: CacheSpec) -> bool:
         """Whether a layer has the blocks of layers with a window."""
@@ -469,6 +476,18 @@ class AdaptedEngine(Engine, Protocol):
 
         Raises:
             EngineError: there is no such slot.
+        """
+
+
+class RecurrentEngine(Engine, Protocol):
+    """An engine that can keep recurrent states, see `motley.plugins.recurrent`."""
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Make states of all layers what others are, one after another, between two steps; guesses are not copied.
+
+        Args:
+            pairs: the numbers of a slot or a snapshot, and of the one that is overwritten; both are valid, the caller
+                has seen to that.
         """
 
 

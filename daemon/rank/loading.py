@@ -33,7 +33,7 @@ from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, EngineError, EngineOptions
 from motley.plugins.installed import keeps_prefixes, load_engine, on_gpu, takes_adapters
-from motley.protocol import GPU_RESERVE
+from motley.protocol import GPU_RESERVE, SNAPSHOTS
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
 
@@ -266,7 +266,8 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     if cache_format not in CACHE_FORMATS:
         known = ", ".join(CACHE_FORMATS)
         raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
-    return CacheBlocks(count, tokens, cache_format, far, windowed, window, max(1, assignment.sequences))
+    slots = max(1, assignment.sequences)
+    return CacheBlocks(count, tokens, cache_format, far, windowed, window, slots, slots * SNAPSHOTS)
 
 
 def share_from_proto(share: pb.Share) -> Share:

@@ -123,7 +123,7 @@ class OnnxRuntimeEngine:
         self._adapted = [StepRows(most_rows) for _ in range(2)]
         self._recurring = [RecurrentSpans(most_rows) for _ in range(2)] if graph.states else []
         """The same as recurrent layers read them."""
-        self._states = {spec.layer: allocated_slots(spec, graph.blocks.slots) for spec in graph.states}
+        self._states = {spec.layer: allocated_slots(spec, graph.blocks.states) for spec in graph.states}
         self._caches = [f"key_cache.{spec.layer}" for spec in movable]
         layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
         self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
@@ -155,6 +155,11 @@ class OnnxRuntimeEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         return self._step(hidden, spans, halved, self._exchange)
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for states in self._states.values():
+            for source, target in pairs:
+                states.copy(source, target)
 
     def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
         fitting = self._slots.fitting(slot, products)

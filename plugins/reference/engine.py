@@ -120,7 +120,7 @@ class ReferenceEngine(Interpreter):
         """By the name that the graph gives to what a sequence has of them."""
         with where.errors_told():
             self._states = {
-                spec.layer: LayerStates(where.xp, np.dtype(dtype), spec, graph.blocks.slots) for spec in graph.states
+                spec.layer: LayerStates(where.xp, np.dtype(dtype), spec, graph.blocks.states) for spec in graph.states
             }
 
     @property
@@ -146,6 +146,12 @@ class ReferenceEngine(Interpreter):
         with self.device.errors_told():
             for cache in self._caches.values():
                 cache.move(pairs)
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        with self.device.errors_told():
+            for states in self._states.values():
+                for source, target in pairs:
+                    states.copy(source, target)
 
     def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
         with self.device.errors_told():

@@ -90,7 +90,7 @@ class Declared:
     @property
     def cache_bytes(self) -> int:
         """How many bytes the KV caches take, all blocks, and recurrent states, all slots."""
-        return self.blocks.bytes_of(self.caches) + self.blocks.slots * sum(each.bytes for each in self.states)
+        return self.blocks.bytes_of(self.caches) + self.blocks.states * sum(each.bytes for each in self.states)
 
     def bind(self, share_file: Path) -> RankGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""

@@ -159,6 +159,11 @@ class Engine:
         self.states[span.slot] = sure, tokens[len(sure) :]
         assert sure == tokens[: len(sure)], "a state has got other tokens"
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            assert max(source, target) < self.blocks.states
+            self.states[target] = [*self.states[source][0]], []
+
     def _logits(self, tokens: list[int]) -> F32:
         if self.broken(tokens):
             return np.full(len(self.vocabulary), np.nan, np.float32)
@@ -519,7 +524,8 @@ def test_a_machine_or_a_disk_that_keeps_blocks_and_is_lost_shows_in_no_text(
     """Whatever was computed with what it had is computed again."""
     requests = drawn_requests(data, number)
     memory = data.draw(st.sampled_from((2, LONGEST)))
-    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=data.draw(st.integers(1, 6)))
+    slots, snapshots = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 3))
+    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=slots, snapshots=snapshots)
     session = Session(most, blocks, lost_after=lost_after, memory=memory, held=held, recurrent=recurrent)
     arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
     session.run(requests, arrivals)
