@@ -62,7 +62,8 @@ class LoadedRank:
         max_rows: the most tokens that a step may have.
         hidden: D, the width of the residual.
         vocabulary: tokens that the model knows.
-        recurrent: its layers keep states of sequences, so that none can begin with what is in the caches.
+        recurrent: its layers keep states of sequences, so that one can begin with what is in the caches only where
+            these are remembered.
     """
 
     executor: Executor
@@ -129,6 +130,8 @@ def load_rank(
         recurrent = any(layer.recurrence for layer in opened.model.layers)
         if recurrent and assignment.keep_prefixes:
             raise ConfigError(f"{planned.path}: no prefixes can be kept of a model with recurrent states")
+        if recurrent:
+            blocks = replace(blocks, snapshots=blocks.slots * SNAPSHOTS)
         declared = build_rank_graph(
             opened.model,
             shares,
@@ -266,8 +269,7 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     if cache_format not in CACHE_FORMATS:
         known = ", ".join(CACHE_FORMATS)
         raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
-    slots = max(1, assignment.sequences)
-    return CacheBlocks(count, tokens, cache_format, far, windowed, window, slots, slots * SNAPSHOTS)
+    return CacheBlocks(count, tokens, cache_format, far, windowed, window, max(1, assignment.sequences))
 
 
 def share_from_proto(share: pb.Share) -> Share:
