@@ -274,7 +274,20 @@ class Stop:
 
 
 Message = (
-    Open | Step | Able | Move | Moved | Renumber | Keep | Restore | Restored | More | Close | Stop | AdapterMessage
+    Open
+    | Step
+    | Able
+    | Move
+    | Moved
+    | Renumber
+    | CopyStates
+    | Keep
+    | Restore
+    | Restored
+    | More
+    | Close
+    | Stop
+    | AdapterMessage
 )
 
 

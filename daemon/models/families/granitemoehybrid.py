@@ -114,7 +114,7 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys, ba
             Part(f"{module}.experts.{today}[{{expert}}]", rows, start),
         )
 
-    names = [f"{module}.experts.{{expert}}.{part}_proj.weight" for part in ("gate", "up", "down")]
+    one = f"{module}.experts.{{expert}}"
     body = Writer(Value(f"{at}.experts.{{expert}}.x", shape.residual))
     result = gated_mlp(
         body,
@@ -122,7 +122,9 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys, ba
         body.x,
         expert_axis(columns),
         MlpNames(
-            *names,
+            f"{one}.gate_proj.weight",
+            f"{one}.up_proj.weight",
+            f"{one}.down_proj.weight",
             gate_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden)),
             up_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden), columns),
             down_parts=lying("output_linear", "down_proj", (hidden, columns)),

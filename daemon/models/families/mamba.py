@@ -141,7 +141,7 @@ def listed_kinds(keys: Keys, key: str, kinds: object, layers: int, allowed: Sequ
     Raises:
         ConfigError: `kinds`, the value of `key`, is no list of those that are allowed, with attention at least once.
     """
-    found = [LEGACY.get(kind, kind) for kind in kinds] if isinstance(kinds, list) else []
+    found = [LEGACY.get(str(kind), str(kind)) for kind in kinds] if isinstance(kinds, list) else []
     if len(found) != layers or not {FULL} <= set(found) <= set(allowed):
         raise keys.refusal(key, f"a list of {layers} times {' or '.join(allowed)}, {FULL} at least once")
     return found

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from motley.daemon.models.description.axes import Axis, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.weights.places import Part
-
-T = TypeVar("T")
 
 
 def spelled(model: Model, names: Mapping[str, str]) -> Model:
@@ -25,8 +23,8 @@ def spelled(model: Model, names: Mapping[str, str]) -> Model:
             name = name.replace(usual, own)
         return name
 
-    def renamed(thing: T) -> T:
-        made: Any = thing
+    def renamed(thing: Any) -> Any:
+        made = thing
         match thing:
             case W(name=name, bias=bias) if name != model.embedding.name:
                 parts, bias_parts = renamed(thing.parts), renamed(thing.bias_parts)

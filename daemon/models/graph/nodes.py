@@ -224,12 +224,12 @@ class Nodes:
             return
         count = self.width(norm.x.axis) // heads.size
         apart = self.node("Reshape", [x, self.integers((-1, count, heads.size))], f"{name}.heads")
-        whole = norm.gain is not None and norm.gain.out == norm.x.axis
+        whole = norm.gain if norm.gain is not None and norm.gain.out == norm.x.axis else None
         gain = self.ones(heads.size) if whole else self._gain(norm, heads.size)
         normed = self.node("RMSNormalization", [apart, gain], name, axis=-1, epsilon=norm.epsilon)
         rows = self.node("Reshape", [normed, self.integers((-1, count * heads.size))], f"{name}.rows")
         if whole:
-            pieces = tuple(Piece(norm.gain.name, own) for own in self.holding.ranges(norm.gain.out))
+            pieces = tuple(Piece(whole.name, own) for own in self.holding.ranges(whole.out))
             gains = self.weight(Weight(f"{name}.weight", pieces, offset=norm.offset))
             rows = self.node("Mul", [rows, gains], f"{name}.weighed")
         self._made[norm.y.name] = rows

@@ -48,7 +48,8 @@ from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.models.graph.recurrence import lower_recurrence
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Piece, Placed, lay_out
-from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph, StateSpec
+from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
+from motley.plugins.recurrent import StateSpec
 from motley.protocol import CACHE_BLOCK
 
 TABLES_KEPT = 8
