@@ -130,8 +130,6 @@ def test_published_files_may_be_of_todays_transformers(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     renamed = {name.replace("backbone.", "model."): each for name, each in weights.items()}
     save_file(renamed, folder / "model.safetensors")
-        {name.replace("backbone.", "model."): each for name, each in weights.items()}, folder / "model.safetensors"
-    )
     config = json.loads((folder / "config.json").read_text())
     config["layers_block_type"] = ["mamba", "mlp", "linear_attention", "attention", "moe"]
     del config["hybrid_override_pattern"]
