@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -121,6 +122,23 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(name: str, tensor
         save_file(kept, folder / "model.safetensors")
         with pytest.raises(CheckpointError, match=called), open_model(folder):
             pass
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "qwen3-5-with-vision"])
+def test_a_tensor_too_many_in_a_layer_is_named(name: str, tmp_path: Path) -> None:
+    """The bias that a projection has not by its config, say; tensors elsewhere are none of ours."""
+    folder = tmp_path / name
+    shutil.copytree(golden_case(name).folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    trunk = golden_case(name).model.prefixes[-1]
+    more = {"mtp.layers.0.mixer.norm.weight": np.ones(3), f"{trunk}layers.9.norm.weight": np.ones(3)}
+    save_file(weights | more, folder / "model.safetensors")
+    with open_model(folder):
+        pass
+    more[f"{trunk}layers.1.mixer.up_proj.bias"] = np.ones(3)
+    save_file(weights | more, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mixer\.up_proj\.bias' is in a layer"), open_model(folder):
+        pass
 
 
 def test_published_files_may_be_of_todays_transformers(tmp_path: Path) -> None:
