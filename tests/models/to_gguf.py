@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.models.description.model import expected_shapes
-from motley.daemon.models.files import open_model
+from motley.daemon.models.description.model import tensors
+from motley.daemon.models.files import open_model, open_weights
 from motley.daemon.weights.checkpoints.gguf_checkpoint import INTERLEAVED
 from motley.daemon.weights.spec import Piece
 
@@ -33,9 +33,14 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "minimax_m2": "minimax-m2",
 }
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+DERIVED = re.compile(r"_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.")
+"""Matrices that a model has, and no file."""
+EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 LAYERS = 8
 """That a model has at most."""
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -59,7 +64,7 @@ def to_gguf(
         experts: ``stacked`` in a tensor per projection, with gate and up ``fused`` in one, or each ``apart``.
     """
     config = text_config(folder)
-    tensors = read(folder)
+    found = read(folder)
     architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=parts)
     add_config(writer, config)
@@ -68,8 +73,8 @@ def to_gguf(
     for name, factors in rope_factors(config).items():
         writer.add_tensor(name, np.array(factors, np.float32))
     if architecture == "phi3":
-        tensors = fused(tensors)
-    for name, values in tensors.items():
+        found = fused(found)
+    for name, values in found.items():
         if architecture in INTERLEAVED and ".q_proj" in name:
             values = interleaved(values, config["num_attention_heads"])
         if architecture in INTERLEAVED and ".k_proj" in name:
@@ -83,7 +88,7 @@ def to_gguf(
         plain = values.ndim < 2 or name.endswith(("mlp.gate.weight", "mlp.router.weight"))
         own = gguf_name(name, architecture)
         add(writer, own, values, Type.F32 if plain else type_of(own))
-    for name, values in of_experts(tensors, experts):
+    for name, values in of_experts(found, experts):
         add(writer, name, values, type_of(name) if name.endswith(".weight") else Type.F32)
     if adapt:
         adapt(writer)
@@ -92,10 +97,16 @@ def to_gguf(
 
 
 def read(folder: Path) -> dict[str, F32]:
-    """Every tensor, those of experts by their usual names."""
-    with open_model(folder) as opened:
-        shapes = expected_shapes(opened.model)
-        return {name: opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
+    """Every tensor, those of experts by their usual names, others by those of the file where they lie in a larger."""
+    found: dict[str, F32] = {}
+    with open_model(folder) as opened, open_weights(folder) as files:
+        for tensor in tensors(opened.model):
+            part = next((part for part in tensor.parts if part.tensor in files), None)
+            if DERIVED.search(tensor.name) and part is not None and tensor.name not in files:
+                found.setdefault(part.tensor, files.read(Piece(part.tensor, *map(range, files.shape(part.tensor)))))
+            else:
+                found[tensor.name] = opened.source.read(Piece(tensor.name, *map(range, tensor.shape)))
+    return found
 
 
 def fused(tensors: dict[str, F32]) -> dict[str, F32]:
@@ -144,6 +155,9 @@ def gguf_name(name: str, architecture: str) -> str:
     Two names are changed before they are looked up, as its converter does.
     """
     known = name.replace("e_score_correction_bias", "e_score_correction.bias").replace(".sinks", ".sinks.weight")
+    if architecture in ("ernie4_5-moe", "minimax-m2"):  # spelled as their files spell it
+        module = "moe_statics" if architecture == "ernie4_5-moe" else "block_sparse_moe"
+        known = known.replace("mlp.e_score", f"{module}.e_score").replace("gate.e_score", f"{module}.e_score")
     kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
     tables = (gguf.get_tensor_name_map(kinds[each], LAYERS) for each in (architecture, "llama"))
     return next(found for table in tables if (found := table.get_name(known, try_suffixes=(".weight", ".bias"))))
@@ -211,15 +225,24 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    count = next((config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if key in config), 0)
+    count = next((config[key] for key in EXPERT_COUNTS if key in config), 0)
     if not count:
         return
     writer.add_expert_count(count)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
     if writer.arch in ("qwen2moe", "qwen3moe", "glm4moe"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if writer.arch == "gpt-oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if writer.arch == "minimax-m2":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if writer.arch == "ernie4_5-moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_interleave_moe_layer_step(1)
     if width := config.get("shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(width)
     if writer.arch == "glm4moe":
@@ -236,7 +259,7 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope, local = ropes(config)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    writer.add_rope_dimension_count(int(config["head_dim"] * partial))
+    writer.add_rope_dimension_count(config.get("rotary_dim") or int(config["head_dim"] * partial))
     writer.add_rope_freq_base(rope["rope_theta"])
     if local and local["rope_theta"] != rope["rope_theta"]:
         writer.add_rope_freq_base_swa(local["rope_theta"])

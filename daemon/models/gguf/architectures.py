@@ -269,6 +269,39 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
     return keys | {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
+def _ernie(metadata: Metadata) -> dict[str, Any]:
+    _no_window(metadata)
+    _no_experts(metadata)
+    return {"use_bias": metadata.has("self_attn.q_proj.bias")}
+
+
+def _ernie_moe(metadata: Metadata) -> dict[str, Any]:
+    """``expert_shared_feed_forward_length`` is not read: converters make it of other keys, and it is told by tensors."""
+    own = metadata.own
+    _no_window(metadata)
+    return {
+        "moe_num_experts": own.size("expert_count"),
+        "moe_k": own.size("expert_used_count"),
+        "moe_intermediate_size": own.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": own.size("expert_shared_count", 0, least=0),
+        "moe_layer_start_index": own.size("leading_dense_block_count", 0, least=0),
+        "moe_layer_interval": own.size("interleave_moe_layer_step", 1),
+    }
+
+
+def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    _no_window(metadata)
+    if own.size("expert_gating_func", 2, least=0) != 2:
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    return {
+        "intermediate_size": own.size("expert_feed_forward_length"),
+        "num_local_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "rotary_dim": own.size("rope.dimension_count", metadata.head_size),
+    }
+
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
     "qwen2": Architecture("qwen2", _qwen),
@@ -307,6 +340,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial=True,
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
     ),
+    "ernie4_5": Architecture("ernie4_5", _ernie),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        _ernie_moe,
+        frozenset({"expert_shared_count", "interleave_moe_layer_step", "leading_dense_block_count"}),
+    ),
+    "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),
     "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
     "granite": Architecture(
         "granite",

@@ -53,6 +53,13 @@ _OF_LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _OF_LAYER_IN = {
+    "ernie4_5-moe": {
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    },
+    "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
