@@ -16,6 +16,7 @@ from motley.daemon.models.gguf.metadata import COMMON, Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.checkpoints.gguf_checkpoint import ROPE_FACTORS, GgufCheckpoint
+from motley.daemon.weights.checkpoints.tensor_files import FLAT
 from motley.protocol.wording import MAX_PROBLEMS
 
 _READ = frozenset(
@@ -90,7 +91,8 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
 
 def _wanted(model: Model) -> set[str]:
     """The tensors that a model wants, and those that these may be parts of."""
-    return {name for tensor in tensors(model) for name in (tensor.name, *(part.tensor for part in tensor.parts))}
+    places = (name for tensor in tensors(model) for name in (tensor.name, *(part.tensor for part in tensor.parts)))
+    return {name.removesuffix(FLAT) for name in places}
 
 
 def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
@@ -116,7 +118,7 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
         raise own.refusal("block_count", "the number of layers whose tensors are there")
     if EMBEDDING not in checkpoint:
         raise ConfigError(f"{checkpoint.file}: no tensor token_embd.weight; this file holds no language model")
-    return Metadata(checkpoint, architecture, own, layers, kind.partial)
+    return Metadata(checkpoint, architecture, own, layers, kind.partial, kind.latent)
 
 
 def _short(value: Any) -> Any:
