@@ -108,6 +108,20 @@ def test_columns_of_value_heads_are_put_in_order(type_: Type, tmp_path: Path) ->
                 np.testing.assert_array_equal(dequantised(source.codes(piece), form), want)
 
 
+@pytest.mark.parametrize("name", ["glm4-moe-qk-norm", "qwen3-5"])
+def test_layers_that_predict_further_ahead_are_left_out(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(GOLDEN / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    number = config["num_hidden_layers"]
+    more = all_of(tensor(f"blk.{number}.nextn.eh_proj.weight", 8, 16), tensor(f"blk.{number}.attn_norm.weight", 8))
+    if name == "qwen3-5":
+        more = all_of(more, key("nextn_predict_layers", 1, "qwen35"))
+    model = read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=more))
+    assert len(model.layers) == number
+
+
 def test_latent_attention(tmp_path: Path) -> None:
     """Of YaRN's two scales a file tells one, which is both: as in the published models."""
     folder = tmp_path / "folder"

@@ -350,6 +350,7 @@ def _delta_net(metadata: Metadata) -> dict[str, Any]:
         raise own.refusal("ssm.inner_size", f"a multiple of ssm.time_step_rank = {values}")
     attends = [metadata.has("self_attn.q_proj.weight", layer) for layer in range(metadata.layers)]
     return {
+        "num_hidden_layers": metadata.layers,
         "attention_bias": metadata.has("self_attn.q_proj.bias", attends.index(True) if any(attends) else 0),
         "layer_types": [FULL if each else "linear_attention" for each in attends],
         "linear_conv_kernel_dim": own.size("ssm.conv_kernel"),
@@ -387,7 +388,7 @@ def _qwen35_moe(metadata: Metadata) -> dict[str, Any]:
 _SSM = frozenset(
     {
         *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
-        *("full_attention_interval", "rope.dimension_sections"),
+        *("full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"),
     }
 )
 """Keys of layers with a recurrent state. Sections of the rotary embedding are of images; a text's are alike."""

@@ -78,10 +78,13 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
     }
     keys = Keys(checkpoint.file, values, prefix=f"{metadata.architecture}.", spelled=names)
     model = describe(keys)
+    # Layers beyond the last one predict tokens further ahead.
+    layers = range(metadata.layers, metadata.own.size("block_count"))
+    further = tuple(f"{prefix}.{number}." for number in layers for prefix in ("model.layers", "blk"))
     unknown = sorted(
         name
         for name in set(checkpoint.names()) - _wanted(model) - {ROPE_FACTORS} - kind.factors
-        if not name.startswith(model.ignored or "\0")
+        if not name.startswith(further)
     )
     if unknown:
         named = ", ".join(unknown[:MAX_PROBLEMS]) + (", ..." if len(unknown) > MAX_PROBLEMS else "")
