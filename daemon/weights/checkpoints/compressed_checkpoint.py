@@ -112,7 +112,7 @@ class CompressedCheckpoint(CodedCheckpoint):
                 f"{self.path}: tensor {name!r}, {list(shape)}, cannot be in groups of {group} columns"
             )
         groups = columns // group
-        self._expect_part(name, "_scale", {(rows, groups), *([(rows,)] if groups == 1 else [])}, READABLE)
+        self._expect_part(name, "_scale", {(rows, groups), *([(rows,)] if groups == 1 else [])}, tuple(READABLE))
         if not packing.symmetric:
             packed_rows = -(-rows // per_word)
             self._expect_part(name, "_zero_point", {(packed_rows if packing.words else rows, groups)}, self._zero_type)
@@ -124,8 +124,8 @@ class CompressedCheckpoint(CodedCheckpoint):
     def _zero_type(self) -> tuple[str]:
         return ("I32",) if self._packing.words else ("I8",)
 
-    def _expect_part(self, name: str, part: str, shapes: set[tuple[int, ...]], dtypes: Sequence[str]) -> None:
-        info = self.tensor(name + part, tuple(dtypes))
+    def _expect_part(self, name: str, part: str, shapes: set[tuple[int, ...]], dtypes: tuple[str, ...]) -> None:
+        info = self.tensor(name + part, dtypes)
         if info.shape not in shapes:
             raise CheckpointError(
                 f"{info.file}: tensor {name + part!r} has shape {list(info.shape)}; config.json makes it "
