@@ -31,7 +31,7 @@ from motley.daemon.weights.checkpoints.fp4 import CODES
 from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorInfo
 from motley.daemon.weights.quantise import unpack
 from motley.daemon.weights.spec import Encoding
-from motley.daemon.weights.stored import F32, Codes, Format
+from motley.daemon.weights.stored import Codes, Format
 
 FORMAT = Format(Encoding.INT8, 16, called="NVFP4")
 _MULTIPLIES, _DIVIDES = "_scale_2", "_global_scale"
@@ -88,7 +88,7 @@ class Nvfp4Checkpoint(CodedCheckpoint):
         blocks = range(columns.start // FORMAT.block, columns.stop // FORMAT.block)
         scales = self._items(fine, np.dtype(ml_dtypes.float8_e4m3fn), rows, blocks, np.float32)
         whole = self._whole_scale(name)
-        products: F32 = scales * whole if name + _MULTIPLIES in self else scales / whole
+        products = np.multiply(scales, whole) if name + _MULTIPLIES in self else np.divide(scales, whole)
         products *= np.float32(0.5)
         return Codes(CODES[unpack(pairs)], products)
 
