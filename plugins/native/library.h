@@ -3,6 +3,7 @@
 #define MOTLEY_LIBRARY_H
 #include "adapted.h"
 #include "attention.h"
+#include "codes.h"
 #include "matmul.h"
 #include "recurrent.h"
 #include "rows.h"
@@ -25,6 +26,7 @@ struct kernels {
     void (*turn_queries)(const struct piece *now);
     void (*attend)(const struct piece *now, int64_t stretch, int64_t kv_head);
     void (*combine)(const struct piece *now, int64_t chunk);
+    void (*encode)(const struct encoding *e);
     void (*recur_delta)(const struct recurring *now, int64_t head);
     void (*recur_state_space)(const struct recurring *now, int64_t head);
     void (*recur_convolution)(const struct recurring *now, int64_t job);

@@ -76,6 +76,19 @@ class Gated(ctypes.Structure):
     )
 
 
+class Encoding(ctypes.Structure):
+    """``struct encoding`` of codes.h."""
+
+    _fields_ = (
+        ("values", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("blocks", c_int64),
+        ("block", c_int32),
+        ("bits", c_int32),
+    )
+
+
 class Table(ctypes.Structure):
     """``struct table`` of attention.h."""
 
@@ -267,8 +280,9 @@ STRUCTS = (
     *(Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
+    Encoding,
 )
-INTERFACE = (11, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (12, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -290,6 +304,7 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("answer", [POINTER(Question)], c_int32),
     ("prepare_recurrent", [POINTER(Recurrent)], c_int32),
     ("recurrent", [POINTER(Recurrent)], c_int32),
+    ("encode", [POINTER(Encoding)], None),
     ("guard", [c_void_p, c_int64], c_int32),
     ("is_broken", [c_int32], c_int32),
     ("unguard", [c_int32], None),

@@ -103,7 +103,8 @@ def delta_net(
 def _projections(
     writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: RecurrentHeads
 ) -> tuple[Value, ...]:
-    """Queries, keys, values, gates and the numbers b and a, of which files have the first three in one matrix."""
+    """Queries, keys, values, gates and the numbers b and a, of which files have the first three in one matrix, and may
+    have the last two in one, side by side for each key head."""
     key, value = heads.key_axis, heads.value_axis
 
     def part(letter: str, out: Axis, start: int) -> W:
@@ -115,8 +116,14 @@ def _projections(
     qkvz = writer.linear(
         f"{at}.qkvz", x, part("q", key, 0), part("k", key, key.size), part("v", value, 2 * key.size), z, ys=names[:4]
     )
-    b, a = (W(f"{module}.in_proj_{letter}.weight", heads.gate_axis, residual) for letter in "ba")
-    return *qkvz, *writer.linear(f"{at}.ba", x, b, a, ys=names[4:])
+    shared = heads.values // heads.keys
+
+    def gate(letter: str, first: int) -> W:
+        rows = range(first, first + shared)
+        both = Part(f"{module}.in_proj_ba.weight", (2 * heads.values, residual.size), heads=2 * shared, of_head=(rows,))
+        return W(f"{module}.in_proj_{letter}.weight", heads.gate_axis, residual, parts=(both,))
+
+    return *qkvz, *writer.linear(f"{at}.ba", x, gate("b", 0), gate("a", shared), ys=names[4:])
 
 
 def _fused_projections(
