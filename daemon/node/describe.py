@@ -17,6 +17,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError
+from motley.daemon.text.usual_sampling import usual_sampling
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
@@ -57,9 +58,10 @@ def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> p
     if tokens_of:
         whole = fetch(tokens_of, models, lambda done, total: None)
         check_alike(tokenizer, folder.name, load_tokenizer(whole), whole.name)
-    chats = tokenizer.template is not None
+    chats, usual = tokenizer.template is not None, usual_sampling(folder)
     for profiled in profiles:
         profiled.name, profiled.fingerprint, profiled.chats = folder.name, fingerprint, chats
+        profiled.sampling.CopyFrom(usual)
     return pb.Described(profile=profiles[0], beside=profiles[1:])
 
 

@@ -56,6 +56,7 @@ from motley.protocol.mesh_pb2 import (
     Ready,
     Relay,
     Relayed,
+    Sampling,
     Timing,
 )
 from motley.protocol.mesh_pb2_grpc import MeshStub
@@ -69,6 +70,7 @@ def small_profile(name: str = "bard") -> ModelProfile:
     return ModelProfile(
         name=name,
         fingerprint="0123456789abcdef",
+        sampling=Sampling(top_k=40),
         layers=4,
         kv_groups=4,
         attention_splits=[1, 2],
