@@ -26,6 +26,7 @@ from motley.cli.commands import (
 )
 from motley.cli.commands.bench import group as bench
 from motley.cli.commands.demo import group as demo
+from motley.cli.commands.models import group as models
 
 app = typer.Typer(
     name="motley",
@@ -56,7 +57,7 @@ def motley(
 
 GROUPS = (
     *(up, join, plan, run, chat, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
-    *(train, adapters, demo, bench),
+    *(models, train, adapters, demo, bench),
 )
 for group in GROUPS:
     group.register(app)

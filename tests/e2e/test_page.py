@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import synthesise
 from motley.cli.client import Client
+from motley.orchestrator.known_models.shapes import SHAPES
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model
 from tests.e2e.test_experts import CONTEXT, SMALL
 

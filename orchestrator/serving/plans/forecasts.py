@@ -69,7 +69,13 @@ class Forecasts:
         self._carrier = carrier
 
     async def plan(
-        self, request: SessionRequest, requests: int, machines: Sequence[Machine], *, alone: bool = False
+        self,
+        request: SessionRequest,
+        requests: int,
+        machines: Sequence[Machine],
+        *,
+        alone: bool = False,
+        config: str = "",
     ) -> Planned:
         """Plan a session as it would be if it started now.
 
@@ -77,6 +83,7 @@ class Forecasts:
             requests: that are to be answered at a time.
             machines: that are not there, and take part as nodes do.
             alone: plan on these alone; a node that is there only tells what the model costs.
+            config: the model's ``config.json``, if it is to be planned by this alone, without its files.
 
         Raises:
             ServingError: a node or engine is unknown, the model cannot be served or fitted, its experts would be on
@@ -88,9 +95,12 @@ class Forecasts:
         try:
             spec = wanted_model(request, participants)
             session = Session(secrets.token_hex(4), request, "", time.time())  # in no table: nobody is to wait for it
-            profiles, _ = await self._descriptions.survey(
-                session, spec, [one.node for one in participants], self._nodes
-            )
+            there = [one.node for one in participants]
+            if config:
+                spec.source, spec.config_json = "", config  # a node that knows only sources finds none, and says so
+                profiles = await self._descriptions.describe(session, spec, there[0])
+            else:
+                profiles, _ = await self._descriptions.survey(session, spec, there, self._nodes)
             profile = profiles[spec.quantisation]
             engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
             if not alone and is_parallel(request, profile, engines):
