@@ -40,9 +40,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from motley.protocol.release import release
 
-        print(version("motley"))
+        print(release())
         raise typer.Exit
 
 

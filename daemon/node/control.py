@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -28,6 +27,7 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.release import release
 from motley.protocol.wording import human_bytes
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Control:
             self._ranks.attach(self, settings)
             hello = pb.Hello(
                 protocol=VERSION,
-                version=version("motley"),
+                version=release(),
                 name=settings.name,
                 address=settings.address,
                 capabilities=settings.capabilities,

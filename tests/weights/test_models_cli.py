@@ -63,8 +63,8 @@ async def test_a_model_is_found_fetched_listed_and_removed(tmp_path: Path) -> No
 
 async def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "repo").mkdir()
-    for name in ("m-Q4_K_M.gguf", "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf"):
-        (tmp_path / "repo" / name).write_bytes(b"GGUF")
+    for number, name in enumerate(("m-Q4_K_M.gguf", "m-Q8_0-00001-of-00002.gguf", "m-Q8_0-00002-of-00002.gguf")):
+        (tmp_path / "repo" / name).write_text(f"GGU{number}")
     hub = LocalHub()
     hub.repositories = {"acme/bard-GGUF": tmp_path / "repo"}
     async with hub.serving():
