@@ -20,7 +20,6 @@ import grpc.aio
 import pytest
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import (
     AdapterEvent,
     AdapterOrder,
@@ -60,6 +59,7 @@ from motley.protocol.mesh_pb2 import (
     Timing,
 )
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.versions import PROTOCOL, VERSION
 from tests.e2e.processes import in_thread, motley
 
 GB = 10**9
