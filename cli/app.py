@@ -20,9 +20,11 @@ from motley.cli.commands import (
     plan,
     rearrange,
     run,
+    service,
     status,
     train,
     up,
+    update,
 )
 from motley.cli.commands.bench import group as bench
 from motley.cli.commands.demo import group as demo
@@ -33,7 +35,6 @@ app = typer.Typer(
     help="Your mismatched machines as one: run a language model that none of them can hold.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="rich",
 )
 
@@ -56,8 +57,8 @@ def motley(
 
 
 GROUPS = (
-    *(up, join, plan, run, chat, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
-    *(models, train, adapters, demo, bench),
+    *(up, join, service, plan, run, chat, status, rearrange, lease, budget, access, doctor, update, devices, experts),
+    *(models, cache, train, adapters, demo, bench),
 )
 for group in GROUPS:
     group.register(app)

@@ -22,7 +22,7 @@ from motley.daemon.node.control import JoinRefused
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.identity import load_identity
 from motley.protocol.versions import OLDEST, VERSION
-from tests.e2e.processes import BUNDLED
+from tests.e2e.processes import BUNDLED, in_thread
 from tests.orchestrator.conftest import small_profile
 
 PREVIOUS = 9
@@ -85,6 +85,8 @@ async def test_an_older_node_takes_part(mesh: Any, previous: Any) -> None:
         status, body = await mesh.call("POST", "/api/plan", {"model": "qwen3-8b", "by_shape": True})
         assert (status, body["error"]["code"]) == (422, "outdated_node")
         assert "the motley on old-pc is too old" in body["error"]["message"]
+        status, out, err = await in_thread("update", "--url", mesh.orchestrator.http_url)
+        assert (status, "old-pc: there: `motley update` says how; usually pipx upgrade" in out) == (0, True), err
 
 
 class Joined(Observer):
