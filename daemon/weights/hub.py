@@ -219,7 +219,8 @@ def _from_hub(repo: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     with _told(repo, revision):
-        return Path(snapshot_download(repo, revision=revision, **_chosen(patterns)))
+        ignored = _ignored(patterns)
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
 
 
 def _listed(repo: str, revision: str | None, patterns: list[str]) -> list[PublishedFile]:
@@ -229,15 +230,17 @@ def _listed(repo: str, revision: str | None, patterns: list[str]) -> list[Publis
 
     with _told(repo, revision):
         try:
-            found = snapshot_download(repo, revision=revision, dry_run=True, **_chosen(patterns))
+            found = snapshot_download(
+                repo, revision=revision, dry_run=True, allow_patterns=patterns, ignore_patterns=_ignored(patterns)
+            )
         except DryRunError as error:  # which hides why
             raise error.__cause__ or error from None
     return sorted(PublishedFile(each.filename, each.file_size, each.is_cached) for each in found)
 
 
-def _chosen(patterns: list[str]) -> dict[str, list[str] | None]:
-    """Which files of a repository are fetched, in the hub library's terms."""
-    return {"allow_patterns": patterns, "ignore_patterns": _DUPLICATES if patterns is _NEEDED else None}
+def _ignored(patterns: list[str]) -> list[str] | None:
+    """Which of the files that are asked for by patterns are not fetched."""
+    return _DUPLICATES if patterns is _NEEDED else None
 
 
 @contextlib.contextmanager

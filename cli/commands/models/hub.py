@@ -80,14 +80,14 @@ def pull(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """Fetch a model to this machine, whole. Other nodes then borrow from it what their shares need, and no more."""
-    from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils.logging import set_verbosity_error
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from motley.daemon.loading.fetching import fetch
     from motley.daemon.weights.hub import fetched_bytes, published
 
     disable_progress_bars()  # there is one for all files, below
-    set_verbosity_error()
+    set_verbosity_error()  # type: ignore[no-untyped-call]
     source = source_of(model)
     files = published(source)
     total, missing = sum(each.size for each in files), sum(each.size for each in files if not each.here)
