@@ -102,8 +102,11 @@ def _manager(lines: int = LINES) -> Manager:
         from motley.cli.service import windows_task
 
         return windows_task.manager(sys.executable)
-    if sys.platform.startswith("linux"):
+    else:
         from motley.cli.service import systemd
 
+        if not sys.platform.startswith("linux"):
+            raise CliError(
+                "services are for Linux (systemd) and Windows; here, run `motley up` or `motley join` yourself"
+            )
         return systemd.manager(sys.executable, lines)
-    raise CliError("services are for Linux (systemd) and Windows; here, run `motley up` or `motley join` yourself")

@@ -235,7 +235,7 @@ def _listed(repo: str, revision: str | None, patterns: list[str]) -> list[Publis
             )
         except DryRunError as error:  # which hides why
             raise error.__cause__ or error from None
-    return sorted(PublishedFile(each.filename, each.file_size, each.is_cached) for each in found)
+    return sorted(PublishedFile(each.filename, each.file_size or 0, each.is_cached) for each in found)
 
 
 def _ignored(patterns: list[str]) -> list[str] | None:
