@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count, experts, stacked_parts
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import MlpNames, usual_names
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import windows_everywhere
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
-from motley.daemon.models.families.blocks import (
-    MlpNames,
-    attention,
-    expert_count,
-    experts,
-    model,
-    pre_norm_layer,
-    read_shape,
-    stacked_parts,
-    usual_names,
-    windows_everywhere,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part

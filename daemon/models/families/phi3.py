@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import windows_everywhere
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
-from motley.daemon.models.families.blocks import (
-    attention,
-    gated_mlp,
-    mlp_axis,
-    model,
-    pre_norm_layer,
-    read_shape,
-    usual_names,
-    windows_everywhere,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_of
 from motley.daemon.weights.places import Part
