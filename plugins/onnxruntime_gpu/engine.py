@@ -60,6 +60,15 @@ BOUND_KEPT = 6
 HEADS_KEPT = 4
 """Numbers of logits for which the head stays bound to a stretch of rows; the one not used for longest goes first."""
 
+_UNKNOWN = {
+    "CachedAttentionInChunks",
+    "CachedAttentionToKeys",
+    "CachedAttentionWarmed",
+    "CachedAttentionWithGains",
+    "GatedDelta",
+}
+"""Operators of domain ``motley`` that these engines do not have."""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -170,10 +179,8 @@ class WebGpuEngine:
         refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
-        latent = any(spec.keys_alone for spec in graph.caches)
-        for unknown, there in (("CachedAttentionToKeys", latent), ("GatedDelta", graph.states)):
-            if there:
-                raise EngineError(f"engine {name!r} does not know {DOMAIN}.{unknown}; use engine 'onnxruntime'")
+        for unknown in sorted(_UNKNOWN & {node.op_type for node in graph.proto.graph.node}):
+            raise EngineError(f"engine {name!r} does not know {DOMAIN}.{unknown}; use engine 'onnxruntime'")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows

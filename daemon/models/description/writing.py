@@ -44,6 +44,7 @@ from motley.daemon.models.description.operations import (
     SoftCap,
     Sum,
     Times,
+    Warmth,
     WholeNorm,
 )
 from motley.daemon.models.keys import ConfigError
@@ -174,6 +175,9 @@ class Writer:
         scale: float,
         soft_cap: float = 0.0,
         sinks: W | None = None,
+        chunked: bool = False,
+        warmth: Warmth | None = None,
+        gains: tuple[W, W] | None = None,
     ) -> Value:
         """Causal attention to the cache of a layer, see `Attend`."""
         for value, axis in ((q, query_axis(heads)), (k, key_axis(heads)), (v, key_axis(heads))):
@@ -182,8 +186,13 @@ class Writer:
             if value.axis != axis:
                 raise ShardingError(f"{name}: {value.name} is not made of this layer's heads")
             self._wants(value, Placement.SHARDED, name)
+        for gain in gains or ():
+            if gain.shape != (heads.size,):
+                raise ShardingError(f"{name}: heads of {heads.size} elements cannot have a gain of {gain.shape}")
         y = Value(name, q.axis, Placement.SHARDED)
-        return self._made(Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks))
+        return self._made(
+            Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks, chunked, warmth, gains)
+        )
 
     def head_parts(self, name: str, x: Value, *parts: tuple[str, Axis]) -> tuple[Value, ...]:
         """The heads of sharded rows taken apart: results by name and axis, in the order of each head's elements."""
