@@ -241,7 +241,7 @@ def bind_attention(
     if window < 0:
         raise ValueError(f"window must be positive, or 0, not {window}")
     if chunked and not window:
-        raise ValueError("a chunked sequence needs a window, not 0")
+        raise ValueError("chunked attention needs a window, not 0")
     if not 1 <= context <= LONGEST:
         raise ValueError(f"context must be 1 to {LONGEST} positions, not {context}")
     if keys.ndim != 4 or not min(keys.shape[2:]):
