@@ -238,10 +238,8 @@ def bind_attention(
     """
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads, not {heads} of {kv_heads}")
-    if window < 0:
-        raise ValueError(f"window must be positive, or 0, not {window}")
-    if chunked and not window:
-        raise ValueError("chunked attention needs a window, not 0")
+    if window < chunked:
+        raise ValueError(f"window must be positive, or 0 without chunks, not {window}")
     if not 1 <= context <= LONGEST:
         raise ValueError(f"context must be 1 to {LONGEST} positions, not {context}")
     if keys.ndim != 4 or not min(keys.shape[2:]):

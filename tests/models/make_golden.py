@@ -179,7 +179,7 @@ def _in_mxfp4(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Ten
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family in ("gpt_oss", "gemma4_text"):
+    if family in ("gpt_oss", "gemma4_text", "llama4_text"):
         yield from weights.items()
         return
     if family == "gemma3":

@@ -508,5 +508,5 @@ def test_absent_files(tmp_path: Path) -> None:
 
 
 def test_no_model_type(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no model_type; supported: .*llama, minimax_m2, mistral.* qwen2"):
+    with pytest.raises(ConfigError, match=r"no model_type; supported: .*llama, .*minimax_m2, .*mistral.* qwen2"):
         read(tmp_path, without(LLAMA, "model_type"))

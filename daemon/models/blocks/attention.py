@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
-from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.operations import Activation, Warmth
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.weights.places import Part
 
@@ -29,8 +29,12 @@ def attention(
     soft_cap: float = 0.0,
     sinks: bool = False,
     fused: str = "",
-    neighbours: bool = False,
+    neighbours: int = 0,
     gated: bool = False,
+    plain_qk_norm: bool = False,
+    turned_qk_norm: bool = False,
+    chunked: bool = False,
+    warmth: Warmth | None = None,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
 
@@ -45,7 +49,11 @@ def attention(
         sinks: the softmax has a logit per head that is no position.
         gated: what a query head finds is multiplied by the sigmoid of a gate, which ``q_proj`` makes beside the query.
         fused: the module, beside the usual ones, whose rows are all queries, keys and values; empty: there is none.
-        neighbours: elements that turn together are neighbours in a checkpoint; else a half of a head lies between them.
+        neighbours: so many elements of a head turn, and in a checkpoint those that turn together are neighbours; 0:
+            half of what turns lies between them.
+        plain_qk_norm: query and key heads have RMS norms without gains.
+        turned_qk_norm: the RMS norms of query and key heads come after the rotation.
+        chunked, warmth: see `Attend`.
     """
     heads = heads or shape.heads
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
@@ -57,7 +65,7 @@ def attention(
         bias_parts = (Part(f"{module}.{fused}.bias", (rows,), start),) if fused else ()
         name = f"{module}.{letter}_proj"
         if neighbours and letter != "v":
-            halves = range(0, heads.size, 2), range(1, heads.size, 2)
+            halves = range(0, neighbours, 2), range(1, neighbours, 2), range(neighbours, heads.size)
             parts = (Part(f"{name}.weight", (out.size, shape.hidden), heads=heads.size, of_head=halves),)
             bias_parts = (Part(f"{name}.bias", (out.size,), heads=heads.size, of_head=halves),)
             name = f"{module}.{letter}_halves_proj"
@@ -80,6 +88,12 @@ def attention(
         one = Axis(Kind.PLAIN, heads.size, "head_dim")
         q = writer.norm(f"{q.name}.norm", q, W(q_norm, one), shape.epsilon, shape.norm_offset)
         k = writer.norm(f"{k.name}.norm", k, W(k_norm, one), shape.epsilon, shape.norm_offset)
+    gains = None
+    if plain_qk_norm or turned_qk_norm:  # a rotation leaves the length of a head as it is
+        q, k = (writer.norm(f"{each.name}.norm", each, None, shape.epsilon) for each in (q, k))
+    if turned_qk_norm:
+        one = Axis(Kind.PLAIN, heads.size, "head_dim")
+        gains = W(f"{module}.query_layernorm.weight", one), W(f"{module}.key_layernorm.weight", one)
     if clip:
         q, k, v = (writer.clip(each, clip) for each in (q, k, v))
     attended = writer.attend(
@@ -94,6 +108,9 @@ def attention(
         scale=heads.size**-0.5 if scale is None else scale,
         soft_cap=soft_cap,
         sinks=W(f"{module}.sinks", query_axis(Heads(heads.queries, heads.keys, 1))) if sinks else None,
+        chunked=chunked,
+        warmth=warmth,
+        gains=gains,
     )
     if gated:
         attended = writer.gated(f"{at}.opened", gate, attended, Activation.SIGMOID)

@@ -87,6 +87,8 @@ def experts(
     router_parts: tuple[Part, ...] = (),
     shared: SharedExpert | None = None,
     activation: Activation = Activation.SILU,
+    within: str = "mlp",
+    scales_inputs: bool = False,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a router sends each row to some of `count` experts, and their results are summed.
 
@@ -94,8 +96,10 @@ def experts(
         columns: of an expert.
         names: of an expert's matrices; None: the usual ones.
         router: the module within the layer's MLP; `router_parts` is where its matrix may lie otherwise.
+        within: what a layer's module is called in which all of them are.
+        scales_inputs: see `Experts`.
     """
-    at, module = f"layers.{number}.mlp", f"model.layers.{number}.mlp"
+    at, module = f"layers.{number}.mlp", f"model.layers.{number}.{within}"
     chooses = Axis(Kind.PLAIN, count, "num_experts")
     gate = f"{module}.{router}"
     matrix = W(f"{gate}.weight", chooses, shape.residual, f"{gate}.bias" * router_bias, True, router_parts)
@@ -121,4 +125,4 @@ def experts(
         names or usual_names(inner, parts=stacked_parts(f"{module}.experts", shape.hidden, columns)),
         activation,
     )
-    return writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base)
+    return writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base, scales_inputs)

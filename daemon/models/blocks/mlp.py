@@ -70,9 +70,16 @@ def gated_mlp(
     return writer.linear(f"{at}.down", gated, down)[0]
 
 
-def mlp(writer: Writer, number: int, x: Value, columns: Axis, bias: bool = False) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: a layer's gated MLP that all rows go through, with SiLU and the usual names."""
-    return gated_mlp(writer, f"layers.{number}.mlp", x, columns, usual_names(f"model.layers.{number}.mlp", bias))
+def mlp(writer: Writer, number: int, x: Value, columns: Axis, bias: bool = False, within: str = "mlp") -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: a layer's gated MLP that all rows go through, with SiLU and the usual names, in a
+    module of the layer that is called `within`."""
+    return gated_mlp(writer, f"layers.{number}.mlp", x, columns, usual_names(f"model.layers.{number}.{within}", bias))
+
+
+def fused_names(module: str, hidden: int, columns: int) -> MlpNames:
+    """The names of a gated MLP whose gate and up may lie in one matrix, ``gate_up_proj`` [2F, D]."""
+    both, rows = f"{module}.gate_up_proj.weight", (2 * columns, hidden)
+    return usual_names(module, parts={"gate": (Part(both, rows),), "up": (Part(both, rows, columns),)})
 
 
 def mlp_axis(columns: int) -> Axis:

@@ -302,6 +302,7 @@ class Experts:
         body: what an expert computes, from `x` on; its names have ``{expert}`` for the number.
         body_x, body_y: what goes into it, and comes out of it.
         base: f32[T, D]{U_tp}, what the sum is added to; None: nothing.
+        scales_inputs: the weights multiply what experts read, not what they make of it; a row has one expert then.
     """
 
     layer: int
@@ -314,6 +315,7 @@ class Experts:
     body_x: Value
     body_y: Value
     base: Value | None = None
+    scales_inputs: bool = False
 
 
 Operation = (

@@ -301,19 +301,23 @@ class Writer:
         count: int,
         body: tuple[Writer, Value],
         base: Value | None = None,
+        scales_inputs: bool = False,
     ) -> Value:
         """The weighted sum of what the rows' experts make of them, added to `base`, which is partial.
 
         Args:
             body: what an expert computes: the writer that began with its rows, and the value it ends with.
+            scales_inputs: see `Experts`.
         """
+        if scales_inputs and route[0].axis.size > 1:
+            raise ShardingError(f"{name}: inputs are scaled for one expert of a row, not for {route[0].axis.size}")
         writer, result = body
         self._wants(result, Placement.PARTIAL, name)
         if base is not None:
             self._wants(base, Placement.PARTIAL, name)
         y = Value(name, result.axis, Placement.PARTIAL)
         operations = tuple(writer.operations)
-        return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base))
+        return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base, scales_inputs))
 
     def _made(self, operation: OfOneValue) -> Value:
         self._append(operation, operation.y)

@@ -64,7 +64,9 @@ def _ernie(family: str, keys: Keys, head_dim: int | None, sparse: list[bool]) ->
         return pre_norm_layer(
             shape,
             number,
-            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, neighbours=True),
+            lambda writer, x: attention(
+                writer, shape, number, x, qkv_bias=bias, output_bias=bias, neighbours=shape.heads.size
+            ),
             lambda writer, x: (
                 experts(
                     writer,

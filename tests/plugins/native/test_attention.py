@@ -730,7 +730,6 @@ def bind(**changed: Any) -> None:
 
 
 REFUSED: list[tuple[str, Any]] = [
-    ("chunked", True),
     ("gains", (ones(7), ones(8))),
     ("gains", (ones(8), ones(7))),
     ("warmth", ones(19)),
