@@ -10,7 +10,7 @@ from motley.daemon.models.families.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.gemma4 import gemma4
-from motley.daemon.models.families.glm4 import glm, glm4
+from motley.daemon.models.families.glm4 import glm4
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
 from motley.daemon.models.families.gpt_oss import gpt_oss
@@ -43,7 +43,6 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "exaone4": exaone4,
     "gemma3_text": gemma3,
     "gemma4_text": gemma4,
-    "glm": glm,
     "glm4": glm4,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,

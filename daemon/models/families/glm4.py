@@ -1,4 +1,4 @@
-"""GLM-4: half of each head turns, by neighbours; of 0414 with norms after each block too."""
+"""GLM-4 0414: half of each head turns, by neighbours, and norms stand before and after each block."""
 
 from __future__ import annotations
 
@@ -12,17 +12,8 @@ from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
 
-def glm(keys: Keys) -> Model:
-    """Describe a model of type ``glm``."""
-    return _glm("glm", keys, norms_after=False)
-
-
 def glm4(keys: Keys) -> Model:
     """Describe a model of type ``glm4``."""
-    return _glm("glm4", keys, norms_after=True)
-
-
-def _glm(family: str, keys: Keys, norms_after: bool) -> Model:
     shape = read_shape(keys, head_dim=128, epsilon=1.5625e-7)
     rope, context = read_rope(keys, shape.heads.size, partial=0.5)
     no_windows(keys, shape.layers)
@@ -33,14 +24,12 @@ def _glm(family: str, keys: Keys, norms_after: bool) -> Model:
         at, mlp_at = f"layers.{number}.attention", f"layers.{number}.mlp"
         x = norm(writer, shape, f"{at}.norm", writer.x, f"{module}.input_layernorm.weight")
         x = attention(writer, shape, number, x, qkv_bias=bias, neighbours=rope.size)
-        if norms_after:
-            x = norm(writer, shape, f"{at}.after", x, f"{module}.post_self_attn_layernorm.weight")
+        x = norm(writer, shape, f"{at}.after", x, f"{module}.post_self_attn_layernorm.weight")
         residual = writer.add(writer.x, x)
         x = norm(writer, shape, f"{mlp_at}.norm", residual, f"{module}.post_attention_layernorm.weight")
         names = fused_names(f"{module}.mlp", shape.hidden, columns)
         x = gated_mlp(writer, mlp_at, x, mlp_axis(columns), names)
-        if norms_after:
-            x = norm(writer, shape, f"{mlp_at}.after", x, f"{module}.post_mlp_layernorm.weight")
+        x = norm(writer, shape, f"{mlp_at}.after", x, f"{module}.post_mlp_layernorm.weight")
         return writer.layer(writer.add(residual, x))
 
-    return model(family, shape, layer, {"main": rope}, context)
+    return model("glm4", shape, layer, {"main": rope}, context)

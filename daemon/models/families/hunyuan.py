@@ -18,6 +18,8 @@ from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope, rope_of
 
+_KNOWN = {"alpha", "rope_theta", "rope_type", "type", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+"""What rotary embeddings with an ``alpha`` have; all after the type changes nothing."""
 Mlp = Callable[[Writer, int, Value], Value]
 """What a layer has after its attention: from normalised rows to what is added."""
 
@@ -67,11 +69,13 @@ def _hunyuan(family: str, keys: Keys, shape: Shape, mlp: Mlp) -> Model:
 
 
 def _rope(keys: Keys, head_size: int) -> tuple[Rope, int]:
-    """A ``dynamic`` one with an ``alpha`` is none: its base is stretched once and for all."""
+    """One that is ``dynamic`` and has an ``alpha`` is not: its base is stretched once and for all."""
     name = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
     given = keys.inner(name)
     if given.get("alpha") is None or (given.get("rope_type") or given.get("type")) != "dynamic":
         return read_rope(keys, head_size)
+    for key in given.values.keys() - _KNOWN:
+        raise given.refusal(key, f"{', '.join(sorted(_KNOWN))} with an alpha")
     theta = given.number("rope_theta", keys.number("rope_theta", 10000.0))
     stretched = theta * given.number("alpha") ** (head_size / (head_size - 2))
     return rope_of(keys, Keys(keys.where, {"rope_theta": stretched}), head_size, stretched)

@@ -46,7 +46,9 @@ def llama4(keys: Keys) -> Model:
     if keys.get("layer_types") not in (None, kinds):
         raise keys.refusal("layer_types", f"{CHUNKED} where layers rotate, else {FULL}")
     bias, qk_norm = keys.flag("attention_bias", False), keys.flag("use_qk_norm", True)
-    tuned = keys.flag("attn_temperature_tuning", True)
+    tuned = keys.get("attn_temperature_tuning") in (None, True, 4)  # the first configs have 4 where others have true
+    if not tuned:
+        keys.only("attn_temperature_tuning", False)
     warmth = Warmth(keys.number("attn_scale", 0.1), keys.size("floor_scale", 8192), offset=1) if tuned else None
     if keys.size("num_experts_per_tok") != 1:
         raise keys.refusal("num_experts_per_tok", "only 1, as its weight multiplies what the expert reads")
