@@ -180,7 +180,7 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
     qkv, *names = then.node.input
     keys, values, _, cosines, sines, *others = names if len(then.node.output) > 2 else [names[0], "", *names[1:]]
     (y,) = then.results
-    traits = [weight(name) for name in others]
+    traits = [each for each in map(weight, others) if each is not None]
     sinks = traits[0] if len(traits) == 1 else None
     gains = (traits[0], traits[1]) if len(traits) == 2 else None
     chunk = attributes.get("chunk", 0)
@@ -221,7 +221,8 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
 def _warmth(attributes: Mapping[str, Any], context: int) -> Array:
     """f32[context]: what queries are multiplied by at each position, see ``motley.CachedAttentionWarmed``."""
     spans = (np.arange(context) + attributes["warm_offset"]) // attributes["warm_span"]
-    return (1 + attributes["warmth"] * np.log1p(spans)).astype(np.float32)
+    factors: Array = (1 + attributes["warmth"] * np.log1p(spans)).astype(np.float32)
+    return factors
 
 
 def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | None:
