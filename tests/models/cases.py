@@ -53,6 +53,7 @@ MADE_OF_OTHERS = {
         "ernie4_5_moe",
         "exaone4",
         "glm4_moe_lite",
+        "glm_moe_dsa",
         "hunyuan_v1_dense",
         "minimax_m2",
         "olmo3",

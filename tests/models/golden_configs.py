@@ -616,6 +616,16 @@ CASES: dict[str, dict[str, Any]] = {
         "attn_scale": 0.4,
         "rope_theta": 500.0,
     },
+    "glm-moe-dsa": {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        **_LATENT,
+        "n_shared_experts": 1,
+        "index_topk": 64,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -9,7 +9,7 @@ import pytest
 
 from motley.daemon.models.description.operations import Warmth
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import LLAMA, MISTRAL, read
+from tests.models.configs import DEEPSEEK_V3, LLAMA, MISTRAL, read
 
 MINISTRAL3 = LLAMA | {
     "model_type": "ministral3",
@@ -63,6 +63,14 @@ def test_llama_4_cuts_in_chunks_where_it_rotates(tmp_path: Path) -> None:
     assert [layer.experts is not None for layer in layers] == [False, True, False, True]
 
 
+def test_glm_5_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
+    glm = DEEPSEEK_V3 | {"model_type": "glm_moe_dsa"}
+    model = read(tmp_path, glm | {"index_topk": 48})
+    assert model.context == 48
+    assert read(tmp_path, glm).context == min(2048, read(tmp_path, DEEPSEEK_V3).context)
+    assert "model.layers.0.self_attn.indexer." in model.ignored
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -78,7 +86,7 @@ def test_llama_4_cuts_in_chunks_where_it_rotates(tmp_path: Path) -> None:
         (HUNYUAN_MOE | {"moe_topk": [1, 2, 2]}, "moe_topk"),
         (HUNYUAN_MOE | {"num_shared_expert": [2] * 3}, "num_shared_expert"),
         (HUNYUAN_MOE | {"moe_intermediate_size": 16}, "moe_intermediate_size"),
-        (LLAMA | {"model_type": "glm_moe_dsa"}, 'model_type = "glm_moe_dsa" is not supported'),
+        (DEEPSEEK_V3 | {"model_type": "glm_moe_dsa", "rope_interleave": False}, "rope_interleave"),
     ],
 )
 def test_what_newer_families_cannot_be_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ REFUSED: Mapping[str, str] = {
     "glm4-moe-qk-norm": f"motley.CachedAttention with rotary_dim=16 of head_dim=32, .*{_EXPERTS}",
     "glm4-moe-lite": f"motley.HeadProducts, .*motley.CachedAttentionToKeys, .*{_EXPERTS}",
     "glm4": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
+    "glm-moe-dsa": f"motley.HeadProducts, .*motley.CachedAttentionToKeys, .*{_EXPERTS}",
     "gpt-oss": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "gpt-oss-mxfp4": f"motley.CachedAttentionWithSinks, {_EXPERTS}",
     "granite": "Mul without a Swish",

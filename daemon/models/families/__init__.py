@@ -13,6 +13,7 @@ from motley.daemon.models.families.gemma4 import gemma4
 from motley.daemon.models.families.glm4 import glm4
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
+from motley.daemon.models.families.glm_moe_dsa import glm_moe_dsa
 from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
@@ -46,6 +47,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "glm4": glm4,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,
+    "glm_moe_dsa": glm_moe_dsa,
     "gpt_oss": gpt_oss,
     "granite": granite,
     "hunyuan_v1_dense": hunyuan_v1_dense,

@@ -69,6 +69,7 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "hunyuan-a13b": 80393,
     "glm-4-9b-0414": 9400,
     "llama-4-scout": 107770,
+    "glm-5": 743180,
 }
 
 
