@@ -48,18 +48,8 @@ TELLING = {
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 MADE_OF_OTHERS = {
-    *(
-        "ernie4_5",
-        "ernie4_5_moe",
-        "exaone4",
-        "glm4_moe_lite",
-        "glm_moe_dsa",
-        "hunyuan_v1_dense",
-        "minimax_m2",
-        "olmo3",
-        "qwen3_5_moe",
-        "seed_oss",
-    ),
+    *("deepseek_v32", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_dense"),
+    *("minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),
 }
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
 BLOCKS = CacheBlocks(count=160, tokens=8, slots=8)

@@ -626,6 +626,18 @@ CASES: dict[str, dict[str, Any]] = {
         "index_n_heads": 2,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "deepseek-v32": {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        **_LATENT,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "index_topk": 64,
+        "index_head_dim": 16,
+        "index_n_heads": 2,
+        "rope_parameters": {**_YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.75},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -63,8 +63,9 @@ def test_llama_4_cuts_in_chunks_where_it_rotates(tmp_path: Path) -> None:
     assert [layer.experts is not None for layer in layers] == [False, True, False, True]
 
 
-def test_glm_5_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
-    glm = DEEPSEEK_V3 | {"model_type": "glm_moe_dsa"}
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_a_model_with_indexers_is_for_as_many_tokens_as_they_choose(family: str, tmp_path: Path) -> None:
+    glm = DEEPSEEK_V3 | {"model_type": family}
     model = read(tmp_path, glm | {"index_topk": 48})
     assert model.context == 48
     assert read(tmp_path, glm).context == min(2048, read(tmp_path, DEEPSEEK_V3).context)

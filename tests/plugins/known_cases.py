@@ -11,6 +11,7 @@ _EXPERTS = "TopK, .*motley.Experts"
 
 REFUSED: Mapping[str, str] = {
     "deepseek-v3": f"motley.HeadProducts, .*motley.CachedAttentionToKeys, .*{_EXPERTS}",
+    "deepseek-v32": f"motley.HeadProducts, .*motley.CachedAttentionToKeys, .*{_EXPERTS}",
     "ernie4-5-moe": _EXPERTS,
     "exaone4": _TABLES,
     "gemma3": f"Mul without a Swish, Gelu, {_TABLES}",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.deepseek_v3 import deepseek_v3
+from motley.daemon.models.families.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
@@ -13,7 +14,6 @@ from motley.daemon.models.families.gemma4 import gemma4
 from motley.daemon.models.families.glm4 import glm4
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
-from motley.daemon.models.families.glm_moe_dsa import glm_moe_dsa
 from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
@@ -39,6 +39,7 @@ from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "deepseek_v3": deepseek_v3,
+    "deepseek_v32": deepseek_v32,
     "ernie4_5": ernie4_5,
     "ernie4_5_moe": ernie4_5_moe,
     "exaone4": exaone4,
