@@ -7,7 +7,7 @@ orchestrator of another one refuses it by name, whichever is the newer. The pipe
 of one installation.
 """
 
-VERSION = 9
+VERSION = 10
 PROTOCOL = "motley-protocol"
 """The key of a node's `VERSION`, in decimal digits; nodes before version 4 have none."""
 MAX_RANKS = 64
