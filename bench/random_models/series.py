@@ -200,3 +200,26 @@ def hunyuan(model_type: str, architecture: str, **values: Any) -> dict[str, Any]
         **values,
     )
     return config | {"tie_word_embeddings": True}
+
+
+def lfm2(model_type: str, architecture: str, attends: tuple[int, ...], **values: Any) -> dict[str, Any]:
+    """Short convolutions, but for the layers that attend."""
+    config = config_of(
+        model_type,
+        architecture,
+        hidden_size=2048,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=65536,
+        max_position_embeddings=128000,
+        norm_eps=1e-5,
+        rope_theta=1000000.0,
+        conv_L_cache=3,
+        conv_bias=False,
+        bos_token_id=1,
+        eos_token_id=7,
+        **values,
+    )
+    layers = range(config["num_hidden_layers"])
+    kinds = ["full_attention" if layer in attends else "conv" for layer in layers]
+    return config | {"layer_types": kinds, "tie_word_embeddings": True}

@@ -44,6 +44,7 @@ from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepR
 from motley.plugins.onnxruntime_gpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
+from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.segments import (
     ROWS,
     Kernel,
@@ -65,9 +66,8 @@ _UNKNOWN = {
     "CachedAttentionToKeys",
     "CachedAttentionWarmed",
     "CachedAttentionWithGains",
-    "GatedDelta",
 }
-"""Operators of domain ``motley`` that these engines do not have."""
+"""Attention that these engines do not have."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,10 @@ class WebGpuEngine:
         refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
-        for unknown in sorted(_UNKNOWN & {node.op_type for node in graph.proto.graph.node}):
-            raise EngineError(f"engine {name!r} does not know {DOMAIN}.{unknown}; use engine 'onnxruntime'")
+        there = {node.op_type for node in graph.proto.graph.node if node.domain == DOMAIN}
+        if unknown := sorted(there.intersection((*_UNKNOWN, *ROWS_READ))):
+            names = ", ".join(f"{DOMAIN}.{each}" for each in unknown)
+            raise EngineError(f"engine {name!r} does not know {names}; use engine 'onnxruntime'")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows

@@ -87,7 +87,6 @@ def experts(
     router_parts: tuple[Part, ...] = (),
     shared: SharedExpert | None = None,
     activation: Activation = Activation.SILU,
-    within: str = "mlp",
     scales_inputs: bool = False,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a router sends each row to some of `count` experts, and their results are summed.
@@ -96,10 +95,9 @@ def experts(
         columns: of an expert.
         names: of an expert's matrices; None: the usual ones.
         router: the module within the layer's MLP; `router_parts` is where its matrix may lie otherwise.
-        within: what a layer's module is called in which all of them are.
         scales_inputs: see `Experts`.
     """
-    at, module = f"layers.{number}.mlp", f"model.layers.{number}.{within}"
+    at, module = f"layers.{number}.mlp", f"model.layers.{number}.mlp"
     chooses = Axis(Kind.PLAIN, count, "num_experts")
     gate = f"{module}.{router}"
     matrix = W(f"{gate}.weight", chooses, shape.residual, f"{gate}.bias" * router_bias, True, router_parts)

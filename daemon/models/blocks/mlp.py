@@ -70,10 +70,9 @@ def gated_mlp(
     return writer.linear(f"{at}.down", gated, down)[0]
 
 
-def mlp(writer: Writer, number: int, x: Value, columns: Axis, bias: bool = False, within: str = "mlp") -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: a layer's gated MLP that all rows go through, with SiLU and the usual names, in a
-    module of the layer that is called `within`."""
-    return gated_mlp(writer, f"layers.{number}.mlp", x, columns, usual_names(f"model.layers.{number}.{within}", bias))
+def mlp(writer: Writer, number: int, x: Value, columns: Axis, bias: bool = False) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: a layer's gated MLP that all rows go through, with SiLU and the usual names."""
+    return gated_mlp(writer, f"layers.{number}.mlp", x, columns, usual_names(f"model.layers.{number}.mlp", bias))
 
 
 def fused_names(module: str, hidden: int, columns: int) -> MlpNames:

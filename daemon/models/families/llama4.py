@@ -11,6 +11,7 @@ from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.rotated import rotated_layers
 from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing, Warmth
 from motley.daemon.models.keys import Keys
@@ -87,15 +88,15 @@ def llama4(keys: Keys) -> Model:
                     names=_names(number, shape.hidden, columns),
                     router="router",
                     shared=SharedExpert(columns, gated=False),
-                    within="feed_forward",
                     scales_inputs=True,
                 )
                 if sparse[number]
-                else mlp(writer, number, x, plain, within="feed_forward")
+                else mlp(writer, number, x, plain)
             ),
         )
 
-    return model("llama4", shape, layer, {"main": rope}, context)
+    whole = model("llama4", shape, layer, {"main": rope}, context)
+    return spelled(whole, {".mlp.": ".feed_forward."})
 
 
 def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
@@ -110,7 +111,7 @@ def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
 
 def _names(number: int, hidden: int, columns: int) -> MlpNames:
     """The experts of a layer lie in one tensor for gate and up, and one for down, both transposed."""
-    module = f"model.layers.{number}.feed_forward.experts"
+    module = f"model.layers.{number}.mlp.experts"
     both, down = f"{module}.gate_up_proj[{{expert}}]", f"{module}.down_proj[{{expert}}]"
     parts = {
         "gate": (Part(both, (hidden, 2 * columns), transposed=True),),
