@@ -70,6 +70,8 @@ class Scheduler:
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         recurrent: whether the model keeps states of sequences, so that none can begin with what is in the caches.
+        embeds: whether texts are embedded in the place of being answered: then, too, none can begin with what is in the
+            caches, as an embedding is made of all of its text.
         held: whether other machines keep the far ones of the blocks.
         adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.
@@ -98,6 +100,7 @@ class Scheduler:
     beside: int = 0
     adapters: int = 0
     recurrent: bool = False
+    embeds: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -287,7 +290,8 @@ class Scheduler:
             able = self._ranks.abilities()
             blocks = self.blocks
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
-            kind = ForgetfulBlockStore if self.recurrent else BlockStore
+            whole = self.recurrent or self.embeds
+            kind = ForgetfulBlockStore if whole else BlockStore
             store = kind(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows, *([blocks.slots] if self.recurrent else []))
@@ -302,7 +306,7 @@ class Scheduler:
                 drafting=drafting,
                 waves=self.waves,
                 adapters=self.adapters,
-                recurrent=self.recurrent,
+                recurrent=whole,
             )
             if (file := self.executor.kept) is not None:
                 self._kept = KeptPrefixes(file, plan_of([each.plan for each in able]), store, self._ranks.told)
@@ -424,6 +428,9 @@ class Scheduler:
             self._end(client)
             self._refuse(client.decode, f"the answer cannot be kept to its constraint: {client.constraint.trouble}")
             return 0
+        if self.embeds:
+            self._tell_embedding(client, decision.told[0][-1])
+            return 0
         while True:
             try:
                 choice = choose(decision.told[decision.row], client.params, client.generated)
@@ -443,6 +450,17 @@ class Scheduler:
             if not right:
                 return 0
             decision.row += 1
+
+    def _tell_embedding(self, client: Client, embedding: bytes) -> None:
+        """End a request with the embedding of its text, as the last rank tells it, which has the last layers."""
+        finite = bool(np.isfinite(np.frombuffer(embedding, "<f4")).all())
+        self._end(client, broken=not finite)
+        if finite:
+            waited = time.perf_counter() - client.arrived
+            self._say(client.decode.request_id, embedding=embedding, prefill_s=waited, finish="stop")
+        else:
+            failure = pb.Failure(code="bad_logits", message="the embedding of the text is not finite")
+            self._say(client.decode.request_id, finish="error", failure=failure)
 
     def _go_on(self, client: Client, choice: Choice, finish: str) -> None:
         """Tell a request's next token, with which it may end."""

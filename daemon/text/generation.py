@@ -56,7 +56,9 @@ class Generation:
         self._tokenizer = tokenizer
         _check_tools(request, tokenizer)
         self._prompt = _prompt(request, tokenizer)
-        self._max_tokens = _max_tokens(request, len(self._prompt), context)
+        self._max_tokens = 0 if request.embed else _max_tokens(request, len(self._prompt), context)
+        if request.embed:
+            _check_length(len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
         self._parts, self._marks = _parts(request, tokenizer, self._prompt)
@@ -148,6 +150,7 @@ class Generation:
             delta.prefill_s = self._prefill_s
             delta.cached_tokens = self._cached
             delta.accepted_drafts = tokens.accepted_drafts
+            delta.embedding = tokens.embedding
             if finish == "error":
                 delta.failure.CopyFrom(tokens.failure)
         return delta
@@ -223,6 +226,8 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
 
 def _input(request: pb.Generate) -> str:
     """The parameter that the prompt is made of."""
+    if request.embed:
+        return "input"
     return "messages" if request.WhichOneof("input") == "messages_json" else "prompt"
 
 
@@ -245,6 +250,18 @@ def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
             what,
         )
     return asked or min(request.usual_tokens or rest, rest)
+
+
+def _check_length(prompt: int, context: int) -> None:
+    """Refuse a text of so many tokens that is to be embedded and that the context has no room for; errors as
+    `Generation`."""
+    if prompt > context:
+        raise RequestError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {context} tokens, and the input has {prompt}. Please reduce the"
+            " length of the input.",
+            "input",
+        )
 
 
 def _check_tools(request: pb.Generate, tokenizer: Tokenizer) -> None:

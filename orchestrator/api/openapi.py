@@ -17,6 +17,7 @@ from motley.orchestrator.api.mesh.adapters import ADAPTER, PIN
 from motley.orchestrator.api.mesh.nodes import BUDGET, LEASE
 from motley.orchestrator.api.mesh.plans import PLAN
 from motley.orchestrator.api.mesh.session_parameters import SESSION
+from motley.orchestrator.api.openai.embeddings import EMBEDDINGS
 from motley.orchestrator.api.openai.generates import CHAT, COMPLETION
 from motley.orchestrator.api.responses.generates import RESPONSE
 from motley.orchestrator.api.tokens import DETOKENIZE, TOKENIZE
@@ -24,6 +25,7 @@ from motley.orchestrator.api.tokens import DETOKENIZE, TOKENIZE
 _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
     ("POST", "/v1/chat/completions"): ("ChatRequest", CHAT),
     ("POST", "/v1/completions"): ("CompletionRequest", COMPLETION),
+    ("POST", "/v1/embeddings"): ("EmbeddingsRequest", EMBEDDINGS),
     ("POST", "/v1/responses"): ("ResponseRequest", RESPONSE),
     ("POST", "/v1/messages"): ("MessagesRequest", MESSAGES),
     ("POST", "/v1/messages/count_tokens"): ("CountRequest", COUNT),

@@ -306,7 +306,8 @@ class ChatRequest(Request):
         return self.tool_choice == "auto"
 
 
-def _prompts(prompt: Any) -> Any:
+def several_prompts(prompt: Any) -> Any:
+    """A prompt by itself is a list of one."""
     several = isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt)
     return prompt if several else [prompt]
 
@@ -314,7 +315,7 @@ def _prompts(prompt: Any) -> Any:
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
-def _prompt(prompt: Any) -> Any:
+def prompt_or_list(prompt: Any) -> Any:
     """A prompt is a string or a list; said as one, as a union would tell of both what is wrong."""
     if not isinstance(prompt, str | list) or (not prompt and isinstance(prompt, list)):
         refuse("must be a string, a list of token ids that is not empty, or a list of such prompts")
@@ -327,10 +328,11 @@ class CompletionRequest(Request):
     nulls: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
 
     prompt: Annotated[
-        list[Annotated[Text | TokenIds, BeforeValidator(_prompt)]],
+        list[Annotated[Text | TokenIds, BeforeValidator(prompt_or_list)]],
         Field(max_length=MAX_ANSWERS),
         BeforeValidator(
-            _prompts, json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)]
+            several_prompts,
+            json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)],
         ),
     ]
     max_tokens: TokenCount | None = None
