@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +63,22 @@ def call_format(template: str) -> CallFormat | None:
     return next((each for each in FORMATS if each.begin in template), BARE)
 
 
-def calls_grammar(calls: CallFormat, tools: Sequence[Any], one: bool, marks: Mapping[str, int]) -> str:
+def calls_grammar(
+    calls: CallFormat,
+    tools: Sequence[Any],
+    one: bool,
+    marks: Mapping[str, int],
+    strict: Collection[str] | None = None,
+) -> str:
     """A grammar, in Lark's notation, of an answer that calls some of these tools, each with arguments that are valid by
     its schema.
 
     Args:
         one: there is one call, not several.
         marks: those marks that are special tokens, by their ids.
+        strict: the answer may be a text, and call tools in it or not: once it has written the mark of a call, it is
+            kept to one. Arguments are then valid by the schemas of the tools of these names, and any objects of others.
+            None: it is nothing but calls.
     """
 
     def mark(text: str, ahead: str, behind: str) -> str:
@@ -79,17 +88,29 @@ def calls_grammar(calls: CallFormat, tools: Sequence[Any], one: bool, marks: Map
     begin, end = mark(calls.begin, "", calls.lead), mark(calls.end, calls.tail, "")
     kinds = " | ".join(f"tool_{index}" for index in range(len(tools)))
     if one or not calls.begin:
-        rules = [f"start: {begin} call {end}"]
+        several, rules = "marked", [f"marked: opened call {end}"]
     elif calls.end:
-        rules = ['start: marked ("\\n" marked)*', f"marked: {begin} call {end}"]
+        several, rules = 'marked ("\\n" marked)*', [f"marked: opened call {end}"]
     else:
-        rules = [f'start: {begin} call (", " call)* {end}']
+        several, rules = "marked", [f'marked: opened call (", " call)* {end}']
+    if strict is None:
+        rules += [f"start: {several}", f"opened: {begin}"]
+    elif not calls.begin:
+        rules += ["start: marked | SAID", "opened:", r"SAID: /\s*([^\s{\[](.|\n)*)?/"]
+    else:
+        repeated = calls.end and not one
+        rules += [f"start: {'marked* SAID' if repeated else 'marked | SAID'}", r"SAID: /(.|\n)*/"]
+        if calls.begin in marks:
+            rules.append(f"opened: SAID {begin}")
+        else:  # what a mark is spelt of is text, too, so the text ends where the mark does first
+            rules += [f"text[lazy]: SAID {json.dumps(calls.begin)}", f"opened: text {json.dumps(calls.lead)}"]
     rules.append(f"call: {kinds}")
     for index, tool in enumerate(tools):
         function = tool["function"]
         head = f'{{"name": {json.dumps(function["name"])}, "{calls.arguments}": '
         rules.append(f'tool_{index}: {json.dumps(head)} arguments_{index} "}}"')
-        schema = {"type": "object", **function.get("parameters", {}), "x-guidance": JSON_OPTIONS}
+        bound = strict is None or function["name"] in strict
+        schema = {"type": "object", **(function.get("parameters", {}) if bound else {}), "x-guidance": JSON_OPTIONS}
         rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
     return "\n".join(rules)
 

@@ -300,8 +300,8 @@ def _constraint(request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts |
 
 
 def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
-    """Tell that the answer calls tools, if the client wants that."""
-    if not request.tool_choice or tokenizer.template is None:
+    """Tell that the answer calls tools, if the client wants that, or is kept to schemas where it calls any."""
+    if not (request.tool_choice or request.strict_tools) or tokenizer.template is None:
         return None
     calls = call_format(tokenizer.template.source)
     assert calls is not None, "it has been checked"
@@ -309,9 +309,10 @@ def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
     named = request.tool_choice.removeprefix("=")
     if named != request.tool_choice:
         tools = [tool for tool in tools if tool["function"]["name"] == named]
-    one = request.one_call or named != request.tool_choice
+    one = request.one_call or bool(request.tool_choice and named != request.tool_choice)
     ids = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
-    return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids), param="tools")
+    strict = None if request.tool_choice else set(request.strict_tools)
+    return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids, strict), param="tools")
 
 
 def _check_constraint(constraint: pb.Constraint | None, tokenizer: Tokenizer) -> wp.Vocabulary | None:

@@ -92,8 +92,8 @@ class Function(Body):
     parameters: dict[str, Any] = Field(default_factory=dict)
     """A JSON schema of its arguments."""
     strict: bool = False
-    """Arguments are kept to the schema where a call is asked for (``tool_choice``); where the model chooses, true is
-    refused."""
+    """Arguments are kept to the schema also where the model chooses whether it calls a tool; where a call is asked for
+    (``tool_choice``), they are in any case."""
 
 
 class Tool(Body):
@@ -293,11 +293,7 @@ class ChatRequest(Request):
             refuse(f"is none of the tools: {self.tool_choice.function.name!r}", "tool_choice", "function", "name")
         if self.tool_choice == "required" and not names:
             refuse("needs tools", "tool_choice")
-        if self.calls_freely:
-            for index, tool in enumerate(self.tools):
-                if tool.function.strict:
-                    refuse("is for a tool_choice that asks for a call", "tools", index, "function", "strict")
-        elif self.tool_choice != "none" and self.kept_to:
+        if not self.calls_freely and self.tool_choice != "none" and self.kept_to:
             refuse("contradicts tool_choice, by which the answer is calls; leave it out", self.kept_to[0])
 
     @property
