@@ -1042,9 +1042,9 @@ class Thoughts(_message.Message):
     END_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     begin: int
-    end: int
+    end: _containers.RepeatedScalarFieldContainer[int]
     begun: bool
-    def __init__(self, begin: _Optional[int] = ..., end: _Optional[int] = ..., begun: _Optional[bool] = ...) -> None: ...
+    def __init__(self, begin: _Optional[int] = ..., end: _Optional[_Iterable[int]] = ..., begun: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS
+from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -150,9 +151,14 @@ class AnswerParts:
         self._told = -1
         """Characters of it, up to which its arguments have been told; -1: they have not begun."""
 
-    def think_not(self) -> None:
-        """Take no text for thoughts: the answer is kept to something from its first token on."""
-        self._state = "begin"
+    def thoughts(self, tokenizer: Tokenizer) -> pb.Thoughts | None:
+        """What the model may think before what an answer is kept to. None: nothing; then no text of it is taken for
+        thoughts either."""
+        begin, end = map(tokenizer.token, (THINK, THOUGHT))
+        if not self.thinks or begin is None or end is None:
+            self._state = "begin"
+            return None
+        return pb.Thoughts(begin=begin, end=[end], begun=self.thinking)
 
     def push(self, text: str) -> Iterator[Part]:
         """The parts that are certain with this text."""
@@ -294,7 +300,7 @@ class AnswerParts:
 
     def _begun(self, name: str) -> Part:
         self.called += 1
-        return Part(call=pb.CallPiece(index=self.called - 1, id=f"call_{secrets.token_hex(12)}", name=name))
+        return begun_call(self.called - 1, name)
 
     def _arguments(self, text: str) -> Part:
         return Part(call=pb.CallPiece(index=self.called - 1, arguments=text)) if text else Part()
@@ -305,11 +311,21 @@ class AnswerParts:
         if found:
             self._held = rest
             return text, True
-        keep = next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+        keep = held_back(text, mark)
         if mark != THOUGHT:  # nor is whitespace before calls part of what is said
             keep = len(text) - len(text[: len(text) - keep].rstrip())
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+
+def begun_call(index: int, name: str) -> Part:
+    """The first piece of a call of a tool."""
+    return Part(call=pb.CallPiece(index=index, id=f"call_{secrets.token_hex(12)}", name=name))
+
+
+def held_back(text: str, mark: str) -> int:
+    """How many letters at the end of a text may be the beginning of a mark."""
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _some(part: Part) -> Iterator[Part]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from motley.daemon.sampling.constraint import ConstraintError, grammar_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_format, calls_grammar
+from motley.daemon.text.harmony import MARKS, ChannelParts, channel_grammar, has_channels
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
@@ -272,11 +273,13 @@ def _check_tools(request: pb.Generate, tokenizer: Tokenizer) -> None:
 
 def _parts(
     request: pb.Generate, tokenizer: Tokenizer, prompt: Sequence[int]
-) -> tuple[AnswerParts | None, Mapping[int, str]]:
+) -> tuple[AnswerParts | ChannelParts | None, Mapping[int, str]]:
     """What takes the answer apart, and the special tokens that it goes by; None: there is but one part."""
     if tokenizer.template is None or request.WhichOneof("input") != "messages_json":
         return None, {}
     source = tokenizer.template.source
+    if has_channels(source):
+        return ChannelParts(), tokenizer.marks(MARKS)
     calls = call_format(source) if request.tools_json else None
     thinks = THOUGHT in source
     if calls is None and not thinks:
@@ -286,16 +289,16 @@ def _parts(
     return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK)), marks
 
 
-def _constraint(request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | None) -> pb.Constraint | None:
+def _constraint(
+    request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | ChannelParts | None
+) -> pb.Constraint | None:
     """What the answer must be behind what the model thinks: what the client says, or calls if it wants some; None:
     anything."""
     constraint = request.constraint if request.HasField("constraint") else _calls(request, tokenizer)
-    if constraint is not None and parts is not None and parts.thinks:
-        begin, end = map(tokenizer.token, (THINK, THOUGHT))
-        if begin is not None and end is not None:
-            constraint.thoughts.CopyFrom(pb.Thoughts(begin=begin, end=end, begun=parts.thinking))
-        else:
-            parts.think_not()
+    if isinstance(parts, ChannelParts) and not request.HasField("constraint"):
+        return constraint  # which has the thoughts in it
+    if constraint is not None and parts is not None and (thoughts := parts.thoughts(tokenizer)):
+        constraint.thoughts.CopyFrom(thoughts)
     return constraint
 
 
@@ -303,15 +306,18 @@ def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
     """Tell that the answer calls tools, if the client wants that, or is kept to schemas where it calls any."""
     if not (request.tool_choice or request.strict_tools) or tokenizer.template is None:
         return None
-    calls = call_format(tokenizer.template.source)
-    assert calls is not None, "it has been checked"
     tools = json.loads(request.tools_json)
     named = request.tool_choice.removeprefix("=")
     if named != request.tool_choice:
         tools = [tool for tool in tools if tool["function"]["name"] == named]
     one = request.one_call or bool(request.tool_choice and named != request.tool_choice)
-    ids = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
     strict = None if request.tool_choice else set(request.strict_tools)
+    if has_channels(tokenizer.template.source):
+        ids = {text: token for token, text in tokenizer.marks(MARKS).items()}
+        return pb.Constraint(grammar=channel_grammar(tools, ids, strict), param="tools")
+    calls = call_format(tokenizer.template.source)
+    assert calls is not None, "it has been checked"
+    ids = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
     return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids, strict), param="tools")
 
 
