@@ -23,13 +23,11 @@ from motley.daemon.rank.blocks.far_caches import FarCaches
 from motley.daemon.rank.blocks.forgetful_blocks import ForgetfulBlockStore
 from motley.daemon.rank.blocks.kept_block import plan_of
 from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
-from motley.daemon.rank.blocks.roots import root_of
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
-from motley.daemon.rank.client import Client, logprob_row
+from motley.daemon.rank.client import Client, logprob_row, request_of
 from motley.daemon.rank.constraints import Preparing
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
-from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.planned_steps import Decision, UnderWay, step_of
@@ -213,9 +211,8 @@ class Scheduler:
         except ConstraintError as error:
             self._refuse(decode, str(error))
 
-    def _refuse(self, decode: wp.Decode, why: str) -> None:
-        failure = pb.Failure(code="invalid_request", message=why)
-        self._say(decode.request_id, finish="error", failure=failure)
+    def _refuse(self, decode: wp.Decode, why: str, code: str = "invalid_request") -> None:
+        self._say(decode.request_id, finish="error", failure=pb.Failure(code=code, message=why))
 
     def _accept(self, decode: wp.Decode, now: float, constraint: Constraint | None = None) -> None:
         try:
@@ -226,21 +223,11 @@ class Scheduler:
         if params.top_k >= self.vocabulary:  # every token passes: no rank has to sort and send its whole slice for it
             decode.sampling.top_k = 0
             params = replace(params, top_k=0)
-        prompt = len(decode.prompt)
         adapter = decode.adapter
         if adapter.fingerprint and not self.adapters:
             self._refuse(decode, "this session was started without room for adapters")
             return
-        request = Request(
-            arrived=next(self._arrivals),
-            tokens=[*decode.prompt, *decode.written],
-            prompt=prompt,
-            longest=prompt + decode.max_tokens,
-            root=root_of(prompt, self.alike, adapter.fingerprint),
-            lookup=None if decode.without_drafts else Lookup(),
-            sampling=decode.sampling,
-            adapter=adapter.fingerprint,
-        )
+        request = request_of(decode, next(self._arrivals), self.alike)
         client = Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
         self._clients[request] = client
         self._made_schedule().add(request)
@@ -259,8 +246,7 @@ class Scheduler:
         for request, client in list(self._clients.items()):
             if request.slot < 0 and request.adapter in failed:
                 self._end(client)
-                failure = pb.Failure(code="adapter_unavailable", message=failed[request.adapter])
-                self._say(client.decode.request_id, finish="error", failure=failure)
+                self._refuse(client.decode, failed[request.adapter], "adapter_unavailable")
 
     def _cancel(self, request_id: str) -> None:
         if self._preparing.cancel(request_id):
@@ -393,8 +379,7 @@ class Scheduler:
             " can be kept. Start the session anew"
         )
         self._end(client)
-        failure = pb.Failure(code="caches_lost", message=message)
-        self._say(client.decode.request_id, finish="error", failure=failure)
+        self._refuse(client.decode, message, "caches_lost")
 
     def _settle(self, schedule: Schedule, decisions: Sequence[Decision]) -> None:
         """Choose the next tokens of each request and tell them; the request ends with them, or goes on.
@@ -437,8 +422,7 @@ class Scheduler:
             except LogitsError as error:
                 schedule.guessed(part, decision.row)
                 self._end(client, broken=True)
-                failure = pb.Failure(code="bad_logits", message=str(error))
-                self._say(client.decode.request_id, finish="error", failure=failure)
+                self._refuse(client.decode, str(error), "bad_logits")
                 return 0
             if isinstance(choice, NeedMore):
                 return choice.want
@@ -455,12 +439,11 @@ class Scheduler:
         """End a request with the embedding of its text, as the last rank tells it, which has the last layers."""
         finite = bool(np.isfinite(np.frombuffer(embedding, "<f4")).all())
         self._end(client, broken=not finite)
-        if finite:
-            waited = time.perf_counter() - client.arrived
-            self._say(client.decode.request_id, embedding=embedding, prefill_s=waited, finish="stop")
-        else:
-            failure = pb.Failure(code="bad_logits", message="the embedding of the text is not finite")
-            self._say(client.decode.request_id, finish="error", failure=failure)
+        if not finite:
+            self._refuse(client.decode, "the embedding of the text is not finite", "bad_logits")
+            return
+        waited = time.perf_counter() - client.arrived
+        self._say(client.decode.request_id, embedding=embedding, prefill_s=waited, finish="stop")
 
     def _go_on(self, client: Client, choice: Choice, finish: str) -> None:
         """Tell a request's next token, with which it may end."""
