@@ -134,7 +134,8 @@ class Schedule:
             drafting: when to ask a draft model; None: there is none.
             waves: steps that may be under way at a time.
             adapters: slots of these.
-            recurrent: the model keeps states of sequences: the store is forgetful, and no row may be computed twice.
+            recurrent: the model keeps states of sequences, or what their embeddings are made of is kept: the store is
+                forgetful, and no row may be computed twice.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []

@@ -68,8 +68,7 @@ class Scheduler:
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         recurrent: whether the model keeps states of sequences, so that none can begin with what is in the caches.
-        embeds: whether texts are embedded in the place of being answered: then, too, none can begin with what is in the
-            caches, as an embedding is made of all of its text.
+        embeds: whether texts are embedded, each from its first token on, in the place of being answered.
         held: whether other machines keep the far ones of the blocks.
         adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.

@@ -115,6 +115,7 @@ async def test_an_agent_calls_tools_until_it_is_done(there: Mesh, tmp_path: Path
         assert sum(isinstance(each, dict) and each["role"] == "tool" for each in history) >= 3
 
 
+@pytest.mark.timeout(1800)
 async def test_schemathesis_finds_no_failure(there: Mesh, tmp_path: Path) -> None:
     """Requests of all kinds by the OpenAPI document, right and wrong ones: no 5xx, and no answer but as it says.
 
@@ -124,12 +125,12 @@ async def test_schemathesis_finds_no_failure(there: Mesh, tmp_path: Path) -> Non
     pytest.importorskip("schemathesis")
     await session(there, tmp_path)
     left_out = "^/api/(nodes|members|keys|tokens)"
+    checks = "not_a_server_error,response_schema_conformance,status_code_conformance,content_type_conformance"
     command = [
-        *(sys.executable, "-m", "schemathesis.cli", "run", f"{there.url}/openapi.json", "--max-examples", "40"),
-        *("--exclude-path-regex", left_out, "--checks", "not_a_server_error,response_schema_conformance,"),
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{there.url}/openapi.json", "--max-examples", "20"),
+        *("--exclude-path-regex", left_out, "--checks", checks),
         *("--request-timeout", "60", "--workers", "2", "--phases", "examples,coverage,fuzzing", "--no-color"),
     ]
-    command[command.index("--checks") + 1] += "status_code_conformance,content_type_conformance"
     process = await asyncio.create_subprocess_exec(
         *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path
     )
