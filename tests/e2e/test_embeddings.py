@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 
 from motley.cli.client import Client
@@ -16,6 +15,8 @@ TEXTS = ["ROMEO:", "But soft, what light through yonder window breaks? " * 3, "x
 
 
 async def test_embeddings_are_the_same_on_one_rank_and_on_two(there: Mesh) -> None:
+    import openai  # takes a second, of every process that collects tests
+
     found = []
     sessions: list[dict[str, Any]] = [
         {"nodes": ["a"], "engine": "onnxruntime"},
