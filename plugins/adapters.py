@@ -69,13 +69,12 @@ class AdapterSlots:
                 f"engine {self._engine!r} has no slot {slot} for an adapter; it has {self._count}, numbered from 1"
             )
 
-    def fitting(self, slot: int, products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
-        """What a slot is to have, without products of rank 0.
+    def fitting(self, products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
+        """What an adapter has for the parts of the graph, without products of rank 0.
 
         Raises:
-            EngineError: see `motley.plugins.engine.AdaptedEngine.load_adapter`.
+            EngineError: a product fits no part.
         """
-        self.check(slot)
         for part, product in products.items():
             self._check_product(part, product)
         return {part: product for part, product in products.items() if len(product.down)}
@@ -102,12 +101,9 @@ class AdapterSlots:
         width, columns = self._shapes[part]
         rank = len(product.down)
         down, up = product
-        for factor, shape, by_lines in (
-            (down, (rank, columns), down.flags.c_contiguous),
-            (up, (width, rank), up.flags.f_contiguous),
-        ):
-            if factor.shape != shape or factor.dtype not in FACTOR_TYPES or not by_lines:
+        for factor, shape in ((down, (rank, columns)), (up, (width, rank))):
+            if factor.shape != shape or factor.dtype not in FACTOR_TYPES:
                 raise EngineError(
-                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, A row"
-                    f" by row and B column by column, and is {factor.dtype}{list(factor.shape)}"
+                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, and is"
+                    f" {factor.dtype}{list(factor.shape)}"
                 )

@@ -177,10 +177,7 @@ def _product(
     for side, factor in (("A", down), ("B", up)):
         if not np.isfinite(factor).all():
             raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are no finite numbers")
-    return {
-        place.weight.name: AdapterProduct(down, np.asfortranarray(up[place.rows.start : place.rows.stop]))
-        for place in places
-    }
+    return {place.weight.name: AdapterProduct(down, up[place.rows.start : place.rows.stop]) for place in places}
 
 
 def _scaled(factor: Factor, scale: float) -> Factor:

@@ -259,7 +259,7 @@ STRUCTS = (
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(DeltaSpan, DeltaSpanList, Delta),
 )
-INTERFACE = (10, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (11, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 

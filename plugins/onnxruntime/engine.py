@@ -35,6 +35,7 @@ from motley.plugins.engine import (
     EngineError,
     EngineOptions,
     Pending,
+    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,
@@ -50,6 +51,7 @@ from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.held import HeldAttention
 from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_slots
 from motley.plugins.onnxruntime.lowering import lower
+from motley.plugins.onnxruntime.packing import pack_adapter
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
 from motley.plugins.spans import check_step, spans_of, wanted_rows
@@ -155,13 +157,16 @@ class OnnxRuntimeEngine:
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         return self._step(hidden, spans, halved, self._exchange)
 
-    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
-        fitting = self._slots.fitting(slot, products)
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        return pack_adapter(self._slots.fitting(products), [each.parts for each in self._adapts])
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        self._slots.check(slot)
         for each in self._adapts:
             each.factors.unload(slot)
             for number, part in enumerate(each.parts):
-                if part in fitting:
-                    each.factors.load(slot, number, *fitting[part])
+                if part in adapter.parts:
+                    each.factors.load(slot, number, adapter.parts[part])
         self._slots.taken.add(slot)
 
     def unload_adapter(self, slot: int) -> None:

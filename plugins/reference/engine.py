@@ -29,6 +29,7 @@ from motley.plugins.engine import (
     Collectives,
     EngineError,
     EngineOptions,
+    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,
@@ -97,7 +98,7 @@ class ReferenceEngine(Interpreter):
         self._adapters = AdapterSlots("reference", graph)
         self._adapted: dict[int, list[int]] = {}
         """The rows of this step that each slot's adapter computes."""
-        self._factors: dict[int, dict[str, tuple[Array, Array]]] = {}
+        self._factors: dict[int, Mapping[str, tuple[Array, Array]]] = {}
         """A and B on the device, transposed, by the slots and the names of the graph's parts."""
         self._rows = (0, graph.hidden)
         """(T, D) of this step."""
@@ -150,13 +151,18 @@ class ReferenceEngine(Interpreter):
             for cache in self._caches.values():
                 cache.move(pairs)
 
-    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        fitting = self._adapters.fitting(products)
         with self.device.errors_told():
             factors = {
                 name: (self.floats(down.astype(np.float32).T), self.floats(up.astype(np.float32).T))
-                for name, (down, up) in self._adapters.fitting(slot, products).items()
+                for name, (down, up) in fitting.items()
             }
-        self._factors[slot] = factors
+        return PreparedAdapter(factors, sum(4 * each.size for pair in fitting.values() for each in pair))
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        self._adapters.check(slot)
+        self._factors[slot] = adapter.parts
         self._adapters.taken.add(slot)
 
     def unload_adapter(self, slot: int) -> None:

@@ -145,7 +145,8 @@ class AdaptedSession(LocalSession):
     def load(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter in a slot of every rank."""
         for engine, declared in zip(self.engines, self.declared, strict=True):
-            engine.load_adapter(slot, cut_adapter(adapter, declared))  # type: ignore[attr-defined]
+            prepared = engine.prepare_adapter(cut_adapter(adapter, declared))  # type: ignore[attr-defined]
+            engine.load_adapter(slot, prepared)  # type: ignore[attr-defined]
 
     def unload(self, slot: int) -> None:
         """Forget an adapter on every rank."""

@@ -238,10 +238,10 @@ def test_what_fits_no_slot_is_refused(engine: str, tmp_path: Path) -> None:
         expected = session.adapted(case.tokens, 1)
         part, product = next(iter(adapter.products.items()))
         with pytest.raises(EngineError, match="does not multiply with here"):
-            rank.load_adapter(1, {part: product})  # type: ignore[attr-defined]
+            rank.prepare_adapter({part: product})  # type: ignore[attr-defined]
         part = next(iter(session.declared[0].adapted))
         with pytest.raises(EngineError, match=r"should be .* and is float32"):
-            rank.load_adapter(1, {part: AdapterProduct(product.down[:, 1:].copy(), product.up)})  # type: ignore[attr-defined]
+            rank.prepare_adapter({part: AdapterProduct(product.down[:, 1:].copy(), product.up)})  # type: ignore[attr-defined]
         session.sequences.close(0)
         np.testing.assert_array_equal(session.adapted(case.tokens, 1), expected)
         session.unload(1)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
-
-import numpy as np
 
 from motley.daemon.adapters.config import CONFIG
 from motley.daemon.adapters.cutting import cut_adapter
@@ -18,7 +15,7 @@ from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.rank.adapters.kept_products import KeptProducts, Products
+from motley.daemon.rank.adapters.kept_products import KeptProducts
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -30,7 +27,7 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import stays_inside
-from motley.plugins.engine import AdaptedEngine, AdapterProduct, EngineMemoryError, Factor
+from motley.plugins.engine import AdaptedEngine, EngineMemoryError, PreparedAdapter
 
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
@@ -43,12 +40,12 @@ class _Read(NamedTuple):
     """An adapter that was read.
 
     Attributes:
-        products: this rank's share of it.
+        share: this rank's.
     """
 
     told: FoundAdapter
     place: Path
-    products: Products
+    share: PreparedAdapter
 
 
 @dataclass
@@ -140,7 +137,7 @@ class RankAdapters:
             return self._answered
         name = read.told.fingerprint
         self._found[name], self._places[name] = read.told, read.place
-        self._kept.put(name, read.products)
+        self._kept.put(name, read.share)
         self._answered = read.told
         return read.told
 
@@ -158,7 +155,7 @@ class RankAdapters:
                 trouble = f"{place} has changed: it is another adapter than it was; add it again"
                 continue
             told = FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
-            return _Read(told, place, _own(cut_adapter(adapter, self.declared)))
+            return _Read(told, place, self.engine.prepare_adapter(cut_adapter(adapter, self.declared)))
         return trouble
 
     def _candidates(self, fingerprint: str, source: str) -> list[Path]:
@@ -194,27 +191,17 @@ class RankAdapters:
 
     def _load(self, fingerprint: str, slot: int) -> Moved:
         try:
-            products = self._kept.get(fingerprint)
-            if products is None:
+            share = self._kept.get(fingerprint)
+            if share is None:
                 place = self._place(fingerprint)
                 adapter = self._read(place)
                 if adapter.fingerprint != fingerprint:
                     raise AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
-                products = _own(cut_adapter(adapter, self.declared))
-                self._kept.put(fingerprint, products)
-            self.engine.load_adapter(slot, products)
+                share = self.engine.prepare_adapter(cut_adapter(adapter, self.declared))
+                self._kept.put(fingerprint, share)
+            self.engine.load_adapter(slot, share)
             self._kept.loaded(slot, fingerprint)
         except (*_WRONG, EngineMemoryError) as error:
             self._places.pop(fingerprint, None)
             return Moved(str(error))
         return Moved()
-
-
-def _own(products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
-    """The same in memory of their own: a slice keeps all of the matrix that it is of."""
-
-    def owned(factor: Factor) -> Factor:
-        whole = factor.base
-        return factor if not isinstance(whole, np.ndarray) or whole.nbytes == factor.nbytes else factor.copy("K")
-
-    return {part: AdapterProduct(owned(each.down), owned(each.up)) for part, each in products.items()}
