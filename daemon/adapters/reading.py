@@ -10,8 +10,9 @@ has one A for all of them then, and its B is cut as the base's rows are.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -29,6 +30,8 @@ from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, p
 from motley.plugins.engine import AdapterProduct, Factor
 
 WEIGHTS = "adapter_model.safetensors"
+PIECE_BYTES = 8 << 20
+"""Of a file that are read at once."""
 _PREFIX = "base_model.model."
 _MATRIX = re.compile(re.escape(_PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _WEIGHT = ".weight"
@@ -68,8 +71,11 @@ class _Place:
     """Rows of all that the module multiplies with."""
 
 
-def read_adapter(folder: Path, model: Model) -> Adapter:
+def read_adapter(folder: Path, model: Model, alive: Callable[[], None] = lambda: None) -> Adapter:
     """Read an adapter of a model.
+
+    Args:
+        alive: is called after each piece that the disk has given.
 
     Raises:
         ConfigError: its config cannot be read, or asks for something that is not computed here.
@@ -79,7 +85,7 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
     file = folder / WEIGHTS
     try:
         told = (folder / CONFIG).read_bytes()
-        content = np.fromfile(file, np.uint8)
+        content = _content(file, alive)
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
     matrices = _tensors(file, content)
@@ -96,6 +102,17 @@ def read_adapter(folder: Path, model: Model) -> Adapter:
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
     return Adapter(digest.hexdigest(), products)
+
+
+def _content(file: Path, alive: Callable[[], None]) -> npt.NDArray[np.uint8]:
+    """u8[bytes]: what a file has."""
+    with file.open("rb", buffering=0) as opened:
+        content = np.empty(os.fstat(opened.fileno()).st_size, np.uint8)
+        done = 0
+        while read := opened.readinto(content.data[done : done + PIECE_BYTES]):
+            done += read
+            alive()
+    return content[:done]
 
 
 def _tensors(file: Path, content: npt.NDArray[np.uint8]) -> dict[str, Factor]:

@@ -6,6 +6,7 @@ An adapter's two files travel as one stretch of bytes, in pieces: the length of 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import shutil
 import struct
@@ -114,7 +115,7 @@ class AdapterStore:
             except OSError:
                 if not there.is_dir():
                     raise
-                if _sizes(there) != _sizes(own):  # it is damaged; else another rank here was quicker
+                if not _alike(there, own):  # it is damaged; else another rank here was quicker
                     shutil.rmtree(there)
                     own.rename(there)
         self.close()
@@ -145,6 +146,6 @@ def _told(where: Path) -> Iterator[None]:
         raise AdapterStoreError(f"{where}: {error}") from error
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of the files in a folder, by name."""
-    return {file.name: file.stat().st_size for file in folder.iterdir()}
+def _alike(one: Path, other: Path) -> bool:
+    """Whether two folders have the same adapter, to the byte."""
+    return filecmp.cmpfiles(one, other, (CONFIG, WEIGHTS), shallow=False)[0] == [CONFIG, WEIGHTS]

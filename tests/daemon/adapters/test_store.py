@@ -77,3 +77,19 @@ def test_a_disk_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
         AdapterStore(tmp_path / "file" / "kept", A_LOT).write("a", 0, 1, b"a")
     with pytest.raises(AdapterStoreError, match="none"):
         size_of(tmp_path / "none")
+
+
+def test_a_damaged_folder_is_replaced(tmp_path: Path) -> None:
+    """One with half a file is not as it was sent; one without is not found at all."""
+    adapter = an_adapter(tmp_path / "mine", b"config", b"weights")
+    kept = AdapterStore(tmp_path / "kept", A_LOT)
+    send(adapter, kept, "a")
+    there = kept.find("a")
+    assert there is not None
+    (there / WEIGHTS).write_bytes(b"wei")
+    send(adapter, kept, "a")
+    assert (there / WEIGHTS).read_bytes() == b"weights"
+    (there / CONFIG).unlink()
+    assert kept.find("a") is None
+    send(adapter, kept, "a")
+    assert kept.find("a") == there

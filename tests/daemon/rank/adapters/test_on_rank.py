@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from motley.daemon.adapters.reading import WEIGHTS
 from motley.daemon.adapters.store import AdapterStore
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
+from motley.daemon.rank.adapters import lookups
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -119,8 +121,57 @@ def test_what_cannot_be_had_is_told(folder: Path, tmp_path: Path) -> None:
     other = write_adapter(tmp_path / "other", MODEL, seed=4, rank=2)
     (folder / WEIGHTS).write_bytes((other / WEIGHTS).read_bytes())
     assert "has changed" in found(again, name, str(folder)).trouble
-    assert again.do(LoadAdapter(name, 1)) == Moved(f"the files of adapter {name[:12]} are not here any more")
+    assert again.do(LoadAdapter(name, 1)) == Moved(f"adapter {name[:12]} is not in memory any more")
     assert again.do(ReadAdapter(0, name, 0)) == Piece(trouble=f"the files of adapter {name[:12]} are not here any more")
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9])
     assert "truncated" in found(again, "", str(folder)).trouble
     assert not engine.loads
+
+
+def test_what_was_dropped_is_read_again_beside_the_steps(folder: Path, tmp_path: Path) -> None:
+    """Where it was, though nobody says where that is; loading reads nothing."""
+    rank, _ = a_rank(tmp_path)
+    others = [write_adapter(tmp_path / str(seed), MODEL, seed=seed) for seed in (5, 6, 7)]
+    name, *more = (found(rank, "", str(each)).fingerprint for each in (folder, *others))
+    assert rank.do(LoadAdapter(name, 1)) == Moved(f"adapter {name[:12]} is not in memory any more")
+    assert found(rank, name, "").fingerprint == name
+    assert rank.do(LoadAdapter(name, 1)) == Moved()
+    assert rank.do(LoadAdapter(more[-1], 2)) == Moved()
+    (folder / CONFIG).unlink()
+    assert "has matrices" not in found(rank, more[0], "").trouble
+
+
+def test_a_folder_that_never_answers_keeps_no_other_waiting(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, _ = a_rank(tmp_path)
+    answers, is_file = threading.Event(), Path.is_file
+
+    def slowly(path: Path) -> bool:
+        if "network" in path.parts:
+            answers.wait(30)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", slowly)
+    hanging = FindAdapter("", "/network/adapter")
+    assert rank.do(hanging) == FoundAdapter("", pending=True)
+    assert found(rank, "", str(folder)).fingerprint
+    monkeypatch.setattr(lookups, "SILENT_S", 0.0)
+    answer = rank.do(FindAdapter("", "/network/adapter", True))
+    assert isinstance(answer, FoundAdapter)
+    assert "a disk has not answered" in answer.trouble
+    answers.set()
+
+
+def test_what_came_damaged_is_told_before_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+    """And comes again in place of that."""
+    (first, _), (second, _) = a_rank(tmp_path, 0), a_rank(tmp_path, 1)
+    there = found(first, "", str(folder))
+    piece = first.do(ReadAdapter(0, there.fingerprint, 0))
+    assert isinstance(piece, Piece)
+    damaged = bytearray(piece.data)
+    damaged[-1] ^= 1
+    second.do(WriteAdapter(there.fingerprint, 0, there.size, bytes(damaged)))
+    assert "has changed: it is another adapter" in found(second, there.fingerprint, "").trouble
+    second.do(WriteAdapter(there.fingerprint, 0, there.size, piece.data))
+    assert found(second, there.fingerprint, "") == there
