@@ -24,9 +24,10 @@ import numpy.typing as npt
 from motley.daemon.adapters.config import ALL_LINEAR, CONFIG, AdapterConfig, read_config
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Experts, Linear
+from motley.daemon.models.description.operations import Experts, HeadLinear, Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, parse_header
+from motley.daemon.weights.spec import Piece
 from motley.plugins.engine import AdapterProduct, Factor
 
 WEIGHTS = "adapter_model.safetensors"
@@ -66,7 +67,7 @@ class _Place:
     """A matrix of the model, as the rows of what a module of the base multiplies with."""
 
     weight: W
-    rows: range
+    rows: slice | npt.NDArray[np.int64]
     height: int
     """Rows of all that the module multiplies with."""
 
@@ -137,18 +138,12 @@ def _products(
 ) -> dict[str, AdapterProduct]:
     """What the matrices of modules, each with its A and B, add to the products with the model's matrices."""
     places = _places(model)
-    experts = _expert_modules(model)
     problems = []
     products: dict[str, AdapterProduct] = {}
     for module, pair in sides.items():
         own = _own_name(model, module)
         if own not in places:
-            reason = (
-                "adapters for the matrices of routed experts are not computed here yet"
-                if re.sub(r"\d+", "#", own) in experts
-                else f"this model ({model.family}) has no such matrix in its layers"
-            )
-            problems.append(f"{file}: {_called(module, next(iter(pair)))}: {reason}")
+            problems.append(f"{file}: {_called(module, next(iter(pair)))}: {_why_not(model, own)}")
             continue
         if not config.adapts(module):
             problems.append(f"{file}: {_called(module, next(iter(pair)))} is not among what {CONFIG} targets")
@@ -194,7 +189,7 @@ def _product(
     for side, factor in (("A", down), ("B", up)):
         if not np.isfinite(factor).all():
             raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are no finite numbers")
-    return {place.weight.name: AdapterProduct(down, up[place.rows.start : place.rows.stop]) for place in places}
+    return {place.weight.name: AdapterProduct(down, up[place.rows]) for place in places}
 
 
 def _scaled(factor: Factor, scale: float) -> Factor:
@@ -210,10 +205,11 @@ def _places(model: Model) -> dict[str, list[_Place]]:
     places: dict[str, list[_Place]] = {}
     for w in _matrices(model):
         module = w.name.removesuffix(_WEIGHT)
-        places[module] = [_Place(w, range(w.out.size), w.out.size)]
+        places[module] = [_Place(w, slice(0, w.out.size), w.out.size)]
         for part in w.parts:
-            if not part.transposed and part.step == 1 and part.tensor.endswith(_WEIGHT):
-                rows = range(part.start, part.start + w.out.size)
+            if not part.transposed and part.tensor.endswith(_WEIGHT):
+                stretches = (piece.rows for piece in part.pieces(Piece(w.name, range(w.out.size))))
+                rows = np.concatenate([np.arange(own.start, own.stop, own.step) for own in stretches])
                 places.setdefault(part.tensor.removesuffix(_WEIGHT), []).append(_Place(w, rows, part.shape[0]))
     return places
 
@@ -239,6 +235,16 @@ def _matrices(model: Model) -> Iterator[W]:
         for each in layer.operations:
             if isinstance(each, Linear):
                 yield from each.ws
+
+
+def _why_not(model: Model, module: str) -> str:
+    """Why a module, which is none of those that may be adapted, is none."""
+    if re.sub(r"\d+", "#", module) in _expert_modules(model):
+        return "adapters for the matrices of routed experts are not computed here"
+    by_heads = (each.w for layer in model.layers for each in layer.operations if isinstance(each, HeadLinear))
+    if any(module == part.tensor.removesuffix(_WEIGHT) for w in by_heads for part in w.parts):
+        return "adapters for what is multiplied head by head are not computed here"
+    return f"this model ({model.family}) has no such matrix in its layers"
 
 
 def _expert_modules(model: Model) -> set[str]:

@@ -23,10 +23,12 @@ from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
 from tests.adapters.adapted import AdaptedSession, baked, random_adapter
-from tests.models.cases import TELLING, Case, LocalSession, dense_cases, golden_case, uneven_shares
+from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, staged_shares, uneven_shares
 from tests.plugins.reference.strict_arrays import STRICT
 
-TELLING_CASES = [case for case in dense_cases() if str(case) in TELLING]
+TELLING_CASES = [case for case in golden_cases() if str(case) in TELLING]
+STAGED = [golden_case(name) for name in ("llama-mqa", "qwen3-next", "deepseek-v3")]
+"""One with caches of every kind of layer."""
 ENGINES: dict[str, EngineFactory] = {"reference": ReferenceEngine, "onnxruntime": OnnxRuntimeEngine}
 COMPANY = golden_case("qwen2-some-windows")
 SLOTS = 16
@@ -58,6 +60,21 @@ def test_an_adapter_beside_the_weights_is_as_one_in_them(case: Case, engine: str
             session.load(1, adapter)
             limit = 1e-5 if len(case.attentions) == len(case.model.layers) else 5e-5  # states add roundings up
             assert_close(session.adapted(case.tokens, 1), expected, limit)
+
+
+@pytest.mark.parametrize("case", STAGED, ids=str)
+def test_stages_have_the_adapter_of_their_own_layers(case: Case, tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=1)
+    expected = logits_in_weights(case, adapter, "fp32", tmp_path / "baked")
+    layers = len(case.model.layers)
+    stages = [(range(layers // 2), 2), (range(layers // 2, layers), 1)]
+    shares = staged_shares(units(case.model, "fp32", 32), stages)
+    with AdaptedSession(case.folder, OnnxRuntimeEngine, shares, tmp_path / "ranks") as session:
+        session.load(1, adapter)
+        assert_close(session.adapted(case.tokens, 1), expected, 5e-5)
+        for declared, share in zip(session.declared, shares, strict=True):
+            assert share.layers is not None
+            assert {int(name.split(".")[2]) for name in declared.adapted} == {*share.layers}
 
 
 @pytest.mark.parametrize("encoding", ["int8", "int4"])
