@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: a folder with a config and low-rank matrices for some of a model's, checked against it.
+"""Adapters, in PEFT's format or in a GGUF file: low-rank matrices for some of a model's, checked against it.
 
 What an adapter adds to the product with a matrix W is ``scale * B @ A``. Every tensor of its file must be a matrix of
 one of the model's, of the right shape, and every matrix that its config promises must be there: an adapter of another
@@ -21,20 +21,19 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.adapters.config import ALL_LINEAR, CONFIG, AdapterConfig, read_config
+from motley.daemon.adapters.config import CONFIG, Said, Sides, read_config
+from motley.daemon.adapters.gguf_adapter import GGUF, gguf_adapter
+from motley.daemon.adapters.peft_tensors import peft_tensors
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Experts, HeadLinear, Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
-from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, parse_header
 from motley.daemon.weights.spec import Piece
 from motley.plugins.engine import AdapterProduct, Factor
 
 WEIGHTS = "adapter_model.safetensors"
 PIECE_BYTES = 8 << 20
 """Of a file that are read at once."""
-_PREFIX = "base_model.model."
-_MATRIX = re.compile(re.escape(_PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _WEIGHT = ".weight"
 
 
@@ -72,34 +71,29 @@ class _Place:
     """Rows of all that the module multiplies with."""
 
 
-def read_adapter(folder: Path, model: Model, alive: Callable[[], None] = lambda: None) -> Adapter:
+def read_adapter(place: Path, model: Model, alive: Callable[[], None] = lambda: None) -> Adapter:
     """Read an adapter of a model.
 
     Args:
+        place: a folder in PEFT's format, or a GGUF file.
         alive: is called after each piece that the disk has given.
 
     Raises:
         ConfigError: its config cannot be read, or asks for something that is not computed here.
         CheckpointError: its file is broken, or does not fit the model or the config; the message names the tensors.
     """
-    config = read_config(folder / CONFIG)
-    file = folder / WEIGHTS
+    gguf = place.suffix == GGUF
+    file = place if gguf else place / WEIGHTS
+    config = None if gguf else read_config(place / CONFIG)
     try:
-        told = (folder / CONFIG).read_bytes()
+        told = (place / CONFIG).read_bytes() if config else b""
         content = _content(file, alive)
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
-    matrices = _tensors(file, content)
-    sides: dict[str, dict[str, Factor]] = {}
-    for name in matrices:
-        found = _MATRIX.fullmatch(name)
-        if found is None:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} is no matrix of LoRA for a linear module; of adapters, only those are"
-                " computed here: no embeddings, no whole modules, no biases, no magnitudes of DoRA"
-            )
-        sides.setdefault(found["module"], {})[found["side"]] = matrices[name]
-    products = _products(file, sides, config, model)
+    if config:
+        products = _products(file, peft_tensors(file, content), config, model)
+    else:
+        products = _products(file, *gguf_adapter(file, content, model), model)
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
     return Adapter(digest.hexdigest(), products)
@@ -116,26 +110,7 @@ def _content(file: Path, alive: Callable[[], None]) -> npt.NDArray[np.uint8]:
     return content[:done]
 
 
-def _tensors(file: Path, content: npt.NDArray[np.uint8]) -> dict[str, Factor]:
-    """The tensors of a safetensors file, by their names, given its content."""
-    size = len(content)
-    length = int.from_bytes(content[:8].tobytes(), "little")
-    if size < 8 or 8 + length > size:
-        raise CheckpointError(f"{file}: truncated: {size} bytes, fewer than its header alone should have")
-    infos = parse_header(file, content[8 : 8 + length].tobytes(), size)
-    tensors = {}
-    for name, info in infos.items():
-        if info.dtype not in READABLE:
-            raise CheckpointError(f"{file}: tensor {name!r} is {info.dtype}; supported: {', '.join(READABLE)}")
-        # A copy: what lies at odd places of a file cannot be computed with.
-        values = content[info.offset : info.offset + info.size].copy()
-        tensors[name] = values.view(READABLE[info.dtype]).reshape(info.shape)
-    return tensors
-
-
-def _products(
-    file: Path, sides: Mapping[str, Mapping[str, Factor]], config: AdapterConfig, model: Model
-) -> dict[str, AdapterProduct]:
+def _products(file: Path, sides: Sides, said: Said, model: Model) -> dict[str, AdapterProduct]:
     """What the matrices of modules, each with its A and B, add to the products with the model's matrices."""
     places = _places(model)
     problems = []
@@ -143,22 +118,22 @@ def _products(
     for module, pair in sides.items():
         own = _own_name(model, module)
         if own not in places:
-            problems.append(f"{file}: {_called(module, next(iter(pair)))}: {_why_not(model, own)}")
+            problems.append(f"{file}: {said.called(module, next(iter(pair)))!r}: {_why_not(model, own)}")
             continue
-        if not config.adapts(module):
-            problems.append(f"{file}: {_called(module, next(iter(pair)))} is not among what {CONFIG} targets")
+        if not said.adapts(module):
+            problems.append(f"{file}: {said.called(module, next(iter(pair)))!r} is not among what {CONFIG} targets")
             continue
         try:
-            made = _product(file, module, pair, config, places[own])
+            made = _product(file, module, pair, said, places[own])
         except CheckpointError as error:
             problems.append(str(error))
             continue
         if twice := made.keys() & products.keys():
-            problems.append(f"{file}: two tensors are for {min(twice)!r}: {_called(module, 'A')} is the second")
+            problems.append(f"{file}: two tensors are for {min(twice)!r}: {said.called(module, 'A')!r} is the second")
         products |= made
     problems += [
-        f"{file}: tensor {_called(module, 'A')} is absent, which {CONFIG} targets"
-        for module in _missing(model, config, sides)
+        f"{file}: tensor {said.called(module, 'A')!r} is absent, which {CONFIG} targets"
+        for module in _missing(model, said, sides)
     ]
     refuse_all(problems)
     if not products:
@@ -167,7 +142,7 @@ def _products(
 
 
 def _product(
-    file: Path, module: str, pair: Mapping[str, Factor], config: AdapterConfig, places: list[_Place]
+    file: Path, module: str, pair: Mapping[str, Factor], said: Said, places: list[_Place]
 ) -> dict[str, AdapterProduct]:
     """What a module's A and B add, for each of the model's matrices that it multiplies with.
 
@@ -176,19 +151,19 @@ def _product(
     """
     inner = places[0].weight.in_
     assert inner is not None
-    rank = config.rank_of(module)
+    rank = said.rank_of(module)
     for side, shape, what in (("A", (rank, inner.size), "rows"), ("B", (places[0].height, rank), "columns")):
         if side not in pair:
-            raise CheckpointError(f"{file}: tensor {_called(module, side)} is absent")
+            raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} is absent")
         if pair[side].shape != shape:
             raise CheckpointError(
-                f"{file}: tensor {_called(module, side)} has shape {list(pair[side].shape)}; the model and the config"
-                f" make it {list(shape)}, {rank} {what} being the adapter's rank"
+                f"{file}: tensor {said.called(module, side)!r} has shape {list(pair[side].shape)}; the model and"
+                f" the config make it {list(shape)}, {rank} {what} being the adapter's rank"
             )
-    down, up = pair["A"], _scaled(pair["B"], config.scale_of(module))
+    down, up = pair["A"], _scaled(pair["B"], said.scale_of(module))
     for side, factor in (("A", down), ("B", up)):
         if not np.isfinite(factor).all():
-            raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are no finite numbers")
+            raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} has values that are no finite numbers")
     return {place.weight.name: AdapterProduct(down, up[place.rows]) for place in places}
 
 
@@ -214,10 +189,8 @@ def _places(model: Model) -> dict[str, list[_Place]]:
     return places
 
 
-def _missing(model: Model, config: AdapterConfig, given: Collection[str]) -> Iterator[str]:
+def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
     """The modules that a config targets, and that an adapter has nothing for; routers may be no modules of the base."""
-    if config.targets == ALL_LINEAR:
-        return
     known = {_own_name(model, module) for module in given}
     for w in _matrices(model):
         # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
@@ -226,7 +199,7 @@ def _missing(model: Model, config: AdapterConfig, given: Collection[str]) -> Ite
             continue
         prefixes = ("model.", *model.prefixes)
         spelled = (prefix + name.removeprefix("model.") for name in sorted(own) for prefix in prefixes)
-        yield from list(filter(config.adapts, spelled))[:1]
+        yield from list(filter(said.promises, spelled))[:1]
 
 
 def _matrices(model: Model) -> Iterator[W]:
@@ -260,7 +233,3 @@ def _own_name(model: Model, module: str) -> str:
         if module.startswith(prefix):
             return "model." + module.removeprefix(prefix)
     return module
-
-
-def _called(module: str, side: str) -> str:
-    return repr(f"{_PREFIX}{module}.lora_{side}{_WEIGHT}")

@@ -1,5 +1,5 @@
-"""Adapters of modules that a base's files keep otherwise than the model computes them: fused, by heads, or elements that
-turn together as neighbours. Beside the files, they are as if added to them."""
+"""Adapters of modules that a base keeps in its files otherwise than the model computes them: fused, by heads, or with
+neighbours turning together. Beside the files, they are as if added to them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-_FIND = struct.Struct("<B32sB")
+_FIND = struct.Struct("<B32sBB")
 _FOUND = struct.Struct("<B32sIQQB")
 _READ = struct.Struct("<BI32sQ")
 _WRITE = struct.Struct("<B32sQQ")
@@ -25,15 +25,17 @@ class FindAdapter:
         fingerprint: of the one that is wanted; empty: whichever is there.
         source: a folder where it may be; empty: it is only looked for among those that ranks have sent.
         again: some rank was still reading when this was asked last: who was not says the same as then.
+        fetch: rank 0 is to fetch it from the hub: no rank has found it, and the source is a hub id.
     """
 
     fingerprint: str
     source: str
     again: bool = False
+    fetch: bool = False
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _FIND.pack(14, bytes.fromhex(self.fingerprint) or _NOBODY, self.again) + self.source.encode()
+        return _FIND.pack(14, bytes.fromhex(self.fingerprint) or _NOBODY, self.again, self.fetch) + self.source.encode()
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,8 @@ def decode(data: bytes) -> AdapterMessage:
     """
     match data[0]:
         case 14:
-            _, name, again = _FIND.unpack_from(data)
-            return FindAdapter(_named(name), data[_FIND.size :].decode(), _truth(again))
+            _, name, again, fetch = _FIND.unpack_from(data)
+            return FindAdapter(_named(name), data[_FIND.size :].decode(), _truth(again), _truth(fetch))
         case 15:
             _, name, rank, weights, size, pending = _FOUND.unpack_from(data)
             trouble = data[_FOUND.size :].decode()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from motley.daemon.adapters.config import CONFIG
 from motley.daemon.adapters.cutting import cut_adapter
+from motley.daemon.adapters.fetching import fetched_adapter
 from motley.daemon.adapters.reading import Adapter, read_adapter
-from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, read_piece, size_of
+from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, read_piece, size_of
 from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
@@ -42,11 +42,12 @@ class _Sought(NamedTuple):
     """An adapter that is looked for.
 
     Attributes:
-        fingerprint, source: as in `FindAdapter`.
+        fingerprint, source, fetch: as in `FindAdapter`; this rank fetches.
     """
 
     fingerprint: str
     source: str
+    fetch: bool
 
 
 class _Read(NamedTuple):
@@ -105,8 +106,8 @@ class RankAdapters:
             motley.plugins.engine.EngineError: the engine cannot have what every other rank has.
         """
         match message:
-            case FindAdapter(fingerprint, source, again):
-                return self._find(fingerprint, source, again)
+            case FindAdapter(fingerprint, source, again, fetch):
+                return self._find(_Sought(fingerprint, source, fetch and self.number == 0), again)
             case ReadAdapter(holder, fingerprint, start):
                 try:
                     return Piece(read_piece(self._place(fingerprint), start) if holder == self.number else b"")
@@ -128,12 +129,12 @@ class RankAdapters:
         """Forget what has come of an adapter of which the rest does not come."""
         self.store.close()
 
-    def _find(self, fingerprint: str, source: str, again: bool) -> FoundAdapter:
+    def _find(self, sought: _Sought, again: bool) -> FoundAdapter:
         """Look for an adapter, and have it in memory; that is read beside the steps."""
+        fingerprint = sought.fingerprint
         known = self._found.get(fingerprint)
         if known is not None and self._kept.get(fingerprint) is not None:
             return known
-        sought = _Sought(fingerprint, source)
         if again and sought in self._answers:
             return self._answers[sought]
         self._answers.pop(sought, None)
@@ -155,13 +156,14 @@ class RankAdapters:
         """An adapter and this rank's share of it, in a thread of its own.
 
         Raises:
-            AdapterStoreError, CheckpointError, ConfigError: there is none; or the one in the last folder is not right.
+            AdapterStoreError, CheckpointError, ConfigError: there is none; or the one in the last place is not right.
+            motley.daemon.weights.hub.ModelNotFound: it cannot be fetched.
             EngineMemoryError: there is no room for it.
         """
         trouble: Exception = AdapterStoreError(
             f"no node of this session has a folder {sought.source!r} with an adapter"
         )
-        for place in self._candidates(sought):
+        for place in [fetched_adapter(sought.source, alive)] if sought.fetch else self._candidates(sought):
             alive()
             try:
                 adapter = self._read(place, alive)
@@ -185,7 +187,7 @@ class RankAdapters:
             places.append(Path(source).absolute())
             if self.models is not None and stays_inside(source):
                 places.append((self.models / source).absolute())
-        return [place for place in dict.fromkeys(places) if (place / CONFIG).is_file()]
+        return [place for place in dict.fromkeys(places) if is_adapter(place)]
 
     def _read(self, place: Path, alive: Alive) -> Adapter:
         """An adapter that fits the model and a slot.

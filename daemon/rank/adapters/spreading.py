@@ -13,6 +13,7 @@ from typing import TypeVar
 from motley.daemon.rank.adapters.messages import FindAdapter, FoundAdapter, Piece, ReadAdapter, WriteAdapter
 from motley.daemon.rank.all_ranks import from_rank, trouble_of
 from motley.daemon.rank.steps import Message, StepError, decode
+from motley.daemon.weights.hub import is_hub_id
 
 _Answer = TypeVar("_Answer", FoundAdapter, Piece)
 
@@ -23,7 +24,7 @@ class Wanted:
 
     Attributes:
         fingerprint: empty: whatever is found.
-        source: a folder where it may be.
+        source: a folder or a GGUF file where it may be, or a hub id.
         order: whoever wants it, as `Spread.wanted` tells it again.
     """
 
@@ -53,11 +54,13 @@ class _Look:
     Attributes:
         asked: whether they were, and some of them still read.
         sent: its fingerprint, if those that had none have been sent it.
+        fetch: whether rank 0 is asked to fetch it from the hub.
     """
 
     wanted: Wanted
     asked: bool = False
     sent: str = ""
+    fetch: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,15 @@ class Spreading:
 
     def _look(self, look: _Look) -> Spread | None:
         wanted, fingerprint = look.wanted, look.sent or look.wanted.fingerprint
-        told = found_adapters(self._told(FindAdapter(fingerprint, wanted.source, look.asked)))
+        told = found_adapters(self._told(FindAdapter(fingerprint, wanted.source, look.asked, look.fetch)))
         if any(each.pending for each in told):
             look.asked = True
             self._wanted.append(look)
             return None
         there = {rank: each for rank, each in enumerate(told) if each.fingerprint}
+        if not there and not look.fetch and is_hub_id(wanted.source):
+            self._wanted.append(_Look(wanted, fetch=True))
+            return None
         if not there:
             return Spread(wanted, trouble="; ".join(dict.fromkeys(each.trouble for each in told)))
         holder, found = next(iter(there.items()))

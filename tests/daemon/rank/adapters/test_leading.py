@@ -45,6 +45,7 @@ class Disk:
         source: the fingerprint of what it finds where it is told to look; empty: nothing.
         broken: fingerprints of those that it cannot load.
         hanging: of those that it looks for for ever.
+        fetched: what it was told to fetch from the hub, where adapter 9 is.
         damaging: whether what it is sent is wrong afterwards.
     """
 
@@ -55,12 +56,15 @@ class Disk:
     broken: Collection[str] = ()
     hanging: Collection[str] = ()
     damaging: bool = False
+    fetched: str = ""
     coming: bytes = b""
     asked: int = 0
 
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
         match message:
-            case FindAdapter(name, source, again):
+            case FindAdapter(name, source, again, fetch):
+                if fetch and self.rank == 0:
+                    self.fetched, self.source = source, name_of(9)
                 self.asked = self.asked + 1 if again else 0
                 if self.asked < self.rank % 2 or name in self.hanging:  # it still reads
                     return FoundAdapter("", pending=True)
@@ -232,3 +236,14 @@ def test_a_pin_that_fails_is_none() -> None:
     both[1].broken = ()
     session.run([adapted(request("c", [1], 3), 1)])
     assert len(session.texts["c"]) == 3
+
+
+def test_what_no_rank_has_comes_from_the_hub() -> None:
+    both = disks(set(), set())
+    session = Session((16, 16), adapted=both, slots=1)
+    hub = pb.AdapterOrder(id="a", adapter=pb.Adapter(source="owner/name"))
+    session.run([], orders=[(0, hub), (0, order("b"))])
+    assert session.adapter_events["a"].fingerprint == name_of(9)
+    assert "no folder /somewhere" in session.adapter_events["b"].failure.message, "a path is none of the hub's"
+    assert [disk.fetched for disk in both] == ["owner/name", ""]
+    assert all(name_of(9) in disk.there for disk in both)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import huggingface_hub
 import pytest
 
 from motley.daemon.adapters import store
@@ -28,6 +29,7 @@ from motley.daemon.rank.adapters.on_rank import RankAdapters
 from motley.daemon.rank.steps import Moved, StepError
 from motley.plugins.engine import AdapterProduct, PreparedAdapter
 from tests.adapters.adapted import write_adapter
+from tests.adapters.test_gguf_adapter import Type, to_gguf
 from tests.models.cases import golden_case, uneven_shares
 
 MODEL = golden_case("llama-mqa").model
@@ -58,13 +60,13 @@ def a_rank(folder: Path, number: int = 0, models: Path | None = None, rank: int 
     return RankAdapters(cast(Any, engine), MODEL, declared, number, 2, rank, kept, models), engine
 
 
-def found(rank: RankAdapters, name: str, source: str) -> FoundAdapter:
+def found(rank: RankAdapters, name: str, source: str, fetch: bool = False) -> FoundAdapter:
     again = False
     while True:
-        answer = rank.do(FindAdapter(name, source, again))
+        answer = rank.do(FindAdapter(name, source, again, fetch))
         assert isinstance(answer, FoundAdapter)
         if not answer.pending:
-            assert rank.do(FindAdapter(name, source, True)) == answer, "while others still read"
+            assert rank.do(FindAdapter(name, source, True, fetch)) == answer, "while others still read"
             return answer
         again = True
 
@@ -175,3 +177,32 @@ def test_what_came_damaged_is_told_before_it_is_loaded(folder: Path, tmp_path: P
     assert "has changed: it is another adapter" in found(second, there.fingerprint, "").trouble
     second.do(WriteAdapter(there.fingerprint, 0, there.size, piece.data))
     assert found(second, there.fingerprint, "") == there
+
+
+def test_rank_0_alone_fetches_from_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if it is told to, as no rank has the folder."""
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(repo: str, **more: Any) -> str:
+        asked.append({"repo": repo, **more})
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    first, second = (a_rank(tmp_path, number)[0] for number in (0, 1))
+    assert not found(first, "", "owner/name").fingerprint
+    assert not found(second, "", "owner/name", fetch=True).fingerprint
+    assert not asked
+    assert found(first, "", "owner/name@main", fetch=True).rank == 2
+    assert (asked[0]["repo"], asked[0]["revision"], asked[0]["allow_patterns"]) == (
+        "owner/name",
+        "main",
+        [CONFIG, WEIGHTS],
+    )
+
+
+def test_one_in_gguf_is_found(tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    file = to_gguf(case, write_adapter(tmp_path / "peft", MODEL, seed=1), tmp_path / "a.gguf", Type.F32)
+    rank, _ = a_rank(tmp_path, models=tmp_path)
+    there = found(rank, "", "a.gguf")
+    assert (there.rank, there.size) == (4, 8 + file.stat().st_size)
