@@ -91,12 +91,14 @@ class RankAdapters:
     """What was said of those."""
     _kept: KeptProducts = field(init=False)
     _lookups: Lookups[_Sought, _Read] = field(init=False)
+    _pieces: Lookups[tuple[Path, int], bytes] = field(init=False)
     _answers: OrderedDict[_Sought, FoundAdapter] = field(default_factory=OrderedDict)
     """What was said last of what was looked for."""
 
     def __post_init__(self) -> None:
         self._kept = KeptProducts(self.slots * self.rank * ELEMENT_BYTES * adapter_elements(self.model))
         self._lookups = Lookups(self._look)
+        self._pieces = Lookups(lambda own, alive: read_piece(*own))
 
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
         """Do what rank 0 says, and say how it went.
@@ -109,10 +111,7 @@ class RankAdapters:
             case FindAdapter(fingerprint, source, again, fetch):
                 return self._find(_Sought(fingerprint, source, fetch and self.number == 0), again)
             case ReadAdapter(holder, fingerprint, start):
-                try:
-                    return Piece(read_piece(self._place(fingerprint), start) if holder == self.number else b"")
-                except AdapterStoreError as error:
-                    return Piece(trouble=str(error))
+                return self._piece(fingerprint, start) if holder == self.number else Piece()
             case WriteAdapter(fingerprint, start, size, data):
                 try:
                     if fingerprint not in self._places:
@@ -203,6 +202,16 @@ class RankAdapters:
                 f" it with --adapter-rank {largest}"
             )
         return adapter
+
+    def _piece(self, fingerprint: str, start: int) -> Piece:
+        """A piece of an adapter's files, which are read beside the steps."""
+        try:
+            read = self._pieces.ask((self._place(fingerprint), start), PATIENCE_S)
+        except AdapterStoreError as error:
+            return Piece(trouble=str(error))
+        if read is None:
+            return Piece(pending=True)
+        return Piece(trouble=read) if isinstance(read, str) else Piece(read)
 
     def _place(self, fingerprint: str) -> Path:
         place = self._places.get(fingerprint) or self.store.find(fingerprint)

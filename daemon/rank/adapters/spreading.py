@@ -144,6 +144,9 @@ class Spreading:
         self._sending = None
         told = _read(self._told(ReadAdapter(sending.holder, found.fingerprint, start)), Piece)
         piece = told[sending.holder]
+        if piece.pending:
+            self._sending = sending
+            return None
         if piece.trouble or not piece.data:
             why = piece.trouble or "its files have become shorter"
             return Spread(sending.wanted, trouble=f"rank {sending.holder}: {why}")

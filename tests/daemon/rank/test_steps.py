@@ -86,6 +86,7 @@ adapters = st.one_of(
     st.builds(ReadAdapter, counts, names, whats),
     st.builds(Piece, st.binary(max_size=20)),
     st.builds(Piece, st.just(b""), st.text(max_size=20)),
+    st.just(Piece(pending=True)),
     st.builds(WriteAdapter, names, whats, whats, st.binary(max_size=20)),
     st.builds(LoadAdapter, names, counts),
 )

@@ -45,6 +45,7 @@ class Disk:
         source: the fingerprint of what it finds where it is told to look; empty: nothing.
         broken: fingerprints of those that it cannot load.
         hanging: of those that it looks for for ever.
+        slow: whether it reads a piece only when it is asked again.
         fetched: what it was told to fetch from the hub, where adapter 9 is.
         damaging: whether what it is sent is wrong afterwards.
     """
@@ -57,6 +58,7 @@ class Disk:
     hanging: Collection[str] = ()
     damaging: bool = False
     fetched: str = ""
+    slow: bool = False
     coming: bytes = b""
     asked: int = 0
 
@@ -74,6 +76,9 @@ class Disk:
                 self.there.add(found)
                 return FoundAdapter(found, 8, 200, SIZE)
             case ReadAdapter(holder, _, start):
+                self.slow = not self.slow
+                if self.slow and holder == self.rank:
+                    return Piece(pending=True)
                 return Piece(bytes(SIZE)[start : start + PIECE] if holder == self.rank else b"")
             case WriteAdapter(name, start, size, data):
                 self.coming = (b"" if start == 0 else self.coming) + data

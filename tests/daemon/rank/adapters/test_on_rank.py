@@ -60,6 +60,14 @@ def a_rank(folder: Path, number: int = 0, models: Path | None = None, rank: int 
     return RankAdapters(cast(Any, engine), MODEL, declared, number, 2, rank, kept, models), engine
 
 
+def piece_of(rank: RankAdapters, read: ReadAdapter) -> Piece:
+    while True:
+        piece = rank.do(read)
+        assert isinstance(piece, Piece)
+        if not piece.pending:
+            return piece
+
+
 def found(rank: RankAdapters, name: str, source: str, fetch: bool = False) -> FoundAdapter:
     again = False
     while True:
@@ -89,8 +97,7 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
     start = 0
     while start < there.size:
         read = ReadAdapter(0, there.fingerprint, start)
-        piece = first.do(read)
-        assert isinstance(piece, Piece)
+        piece = piece_of(first, read)
         assert second.do(read) == Piece()
         for rank in (first, second):
             assert rank.do(WriteAdapter(there.fingerprint, start, there.size, piece.data)) == Moved()
@@ -169,8 +176,7 @@ def test_what_came_damaged_is_told_before_it_is_loaded(folder: Path, tmp_path: P
     """And comes again in place of that."""
     (first, _), (second, _) = a_rank(tmp_path, 0), a_rank(tmp_path, 1)
     there = found(first, "", str(folder))
-    piece = first.do(ReadAdapter(0, there.fingerprint, 0))
-    assert isinstance(piece, Piece)
+    piece = piece_of(first, ReadAdapter(0, there.fingerprint, 0))
     damaged = bytearray(piece.data)
     damaged[-1] ^= 1
     second.do(WriteAdapter(there.fingerprint, 0, there.size, bytes(damaged)))
