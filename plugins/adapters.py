@@ -79,8 +79,11 @@ class AdapterSlots:
             self._check_product(part, product)
         return {part: product for part, product in products.items() if len(product.down)}
 
-    def rows(self, spans: Sequence[Span]) -> dict[int, list[int]]:
+    def rows(self, spans: Sequence[Span], head: bool = False) -> dict[int, list[int]]:
         """The rows of a step that each slot's adapter computes, by the slots.
+
+        Args:
+            head: of the rows that get logits, and have numbers of their own.
 
         Raises:
             EngineError: a span's slot has no adapter.
@@ -91,9 +94,9 @@ class AdapterSlots:
             if span.adapter:
                 if span.adapter not in self.taken:
                     raise EngineError(f"engine {self._engine!r} has no adapter in slot {span.adapter}")
-                rows.setdefault(span.adapter, []).extend(range(begin, begin + span.rows))
-            begin += span.rows
-        return rows
+                rows.setdefault(span.adapter, []).extend(range(begin, begin + (span.wanted if head else span.rows)))
+            begin += span.wanted if head else span.rows
+        return {slot: own for slot, own in rows.items() if own}
 
     def _check_product(self, part: str, product: AdapterProduct) -> None:
         if part not in self._shapes:

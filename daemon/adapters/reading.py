@@ -25,7 +25,7 @@ from motley.daemon.adapters.config import CONFIG, Said, Sides, read_config
 from motley.daemon.adapters.gguf_adapter import GGUF, gguf_adapter
 from motley.daemon.adapters.peft_tensors import peft_tensors
 from motley.daemon.models.description.axes import W
-from motley.daemon.models.description.model import Model
+from motley.daemon.models.description.model import HEAD, Model
 from motley.daemon.models.description.operations import Experts, HeadLinear, Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
 from motley.daemon.weights.spec import Piece
@@ -178,8 +178,7 @@ def _scaled(factor: Factor, scale: float) -> Factor:
 def _places(model: Model) -> dict[str, list[_Place]]:
     """What may be adapted: by the names of the base's modules, the model's matrices that these multiply with."""
     places: dict[str, list[_Place]] = {}
-    for w in _matrices(model):
-        module = w.name.removesuffix(_WEIGHT)
+    for module, w in _matrices(model):
         places[module] = [_Place(w, slice(0, w.out.size), w.out.size)]
         for part in w.parts:
             if not part.transposed and part.tensor.endswith(_WEIGHT):
@@ -192,22 +191,27 @@ def _places(model: Model) -> dict[str, list[_Place]]:
 def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
     """The modules that a config targets, and that an adapter has nothing for; routers may be no modules of the base."""
     known = {_own_name(model, module) for module in given}
-    for w in _matrices(model):
+    for module, w in _matrices(model):
         # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
-        own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {w.name.removesuffix(_WEIGHT)}
-        if w.routes or not known.isdisjoint([*own, w.name.removesuffix(_WEIGHT)]):
+        own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {module}
+        if w.routes or not known.isdisjoint([*own, module]):
             continue
         prefixes = ("model.", *model.prefixes)
-        spelled = (prefix + name.removeprefix("model.") for name in sorted(own) for prefix in prefixes)
+        inner = [name.removeprefix("model.") for name in sorted(own) if name.startswith("model.")]
+        spelled = [prefix + name for name in inner for prefix in prefixes] or own
         yield from list(filter(said.promises, spelled))[:1]
 
 
-def _matrices(model: Model) -> Iterator[W]:
-    """The matrices of the layers' products, but for those of routed experts."""
+def _matrices(model: Model) -> Iterator[tuple[str, W]]:
+    """The matrices of the layers' products, but for those of routed experts, and that of the head, by their modules: a
+    head has its own also where its matrix is the embedding table."""
     for layer in model.layers:
         for each in layer.operations:
             if isinstance(each, Linear):
-                yield from each.ws
+                yield from ((w.name.removesuffix(_WEIGHT), w) for w in each.ws)
+    for each in model.head:
+        if isinstance(each, Linear):
+            yield from ((HEAD.removesuffix(_WEIGHT), w) for w in each.ws)
 
 
 def _why_not(model: Model, module: str) -> str:
@@ -217,7 +221,7 @@ def _why_not(model: Model, module: str) -> str:
     by_heads = (each.w for layer in model.layers for each in layer.operations if isinstance(each, HeadLinear))
     if any(module == part.tensor.removesuffix(_WEIGHT) for w in by_heads for part in w.parts):
         return "adapters for what is multiplied head by head are not computed here"
-    return f"this model ({model.family}) has no such matrix in its layers"
+    return f"this model ({model.family}) has no such matrix in its layers or head"
 
 
 def _expert_modules(model: Model) -> set[str]:

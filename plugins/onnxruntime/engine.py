@@ -122,6 +122,7 @@ class OnnxRuntimeEngine:
         self._slots = AdapterSlots("onnxruntime", graph)
         self._adapts = [part.adapt for part in parts if part.adapt]
         self._adapted = [StepRows(most_rows) for _ in range(2)]
+        self._adapted_head = StepRows(most_rows)
         self._recurring = [DeltaSpans(most_rows) for _ in range(2)] if graph.states else []
         """The same as recurrent layers read them."""
         self._states = {spec.layer: allocated_slots(spec, graph.blocks.slots) for spec in graph.states}
@@ -257,7 +258,9 @@ class OnnxRuntimeEngine:
         head = self._bind_head(count, self._even(len(wanted)), bound[0].places)
         head.wanted[: len(wanted)] = wanted
         head.wanted[len(wanted) :] = wanted[-1]
-        compute(head.actions)
+        in_head = self._slots.rows(spans, head=True)
+        self._adapted_head.set(in_head)
+        compute(head.adapted if in_head else head.actions)
         return head.logits[: len(wanted)]
 
     def _run_by_turns(self, halves: Sequence[Sequence[Bound]], exchange: Exchange) -> None:
@@ -360,7 +363,7 @@ class OnnxRuntimeEngine:
             if isinstance(part.segment.then, Gathering)
         }
         # What adapters add to a product is added where that lies.
-        places |= {own.product: places[own.y] for own in self._adapts}
+        places |= {part.adapt.product: places[part.adapt.y] for part in self._layers if part.adapt}
         places |= self._blocks | self._far_blocks
         steps: list[Bound] = []
         adapted: list[Bound] = []
@@ -446,13 +449,21 @@ class OnnxRuntimeEngine:
             self._heads.move_to_end(key)
             return self._heads[key]
         thens = [part.segment.then for part in self._head if isinstance(part.segment.then, Kernel)]
-        made = {name for part in self._head for name in part.segment.outputs}
-        made.update(name for then in thens for name in then.results)
-        own = {name: self._buffers[name][:count] for name in made if name in self._buffers}
+        computed = {name for part in self._head for name in part.segment.outputs}
+        computed.update(name for then in thens for name in then.results)
+        own = {name: self._buffers[name][:count] for name in computed if name in self._buffers}
         wanted, logits = np.zeros(count, np.int64), self._logits[:count]
         places = {**places, **self._rows_of_buffers(slice(0, rows)), **own, ROWS: wanted, "logits": logits}
-        actions = [bind(places) for part in self._head for bind in (part.run, part.then) if bind]
-        return _kept(self._heads, key, BoundHead(actions, wanted, logits))
+        places |= {part.adapt.product: places[part.adapt.y] for part in self._head if part.adapt}
+        actions: list[Action] = []
+        adding: list[Action] = []
+        for part in self._head:
+            made = [bind(places) for bind in (part.run, part.then) if bind]
+            actions += made
+            adding += made
+            if part.adapt:
+                adding.append(part.adapt.bind(places, self._adapted_head))
+        return _kept(self._heads, key, BoundHead(actions, adding, wanted, logits))
 
     def _rows_of_buffers(self, rows: slice) -> dict[str, Array]:
         return {name: buffer[rows] for name, buffer in self._buffers.items()}

@@ -22,7 +22,7 @@ from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
-from tests.adapters.adapted import AdaptedSession, baked, random_adapter
+from tests.adapters.adapted import AdaptedSession, baked, head_of, random_adapter
 from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, staged_shares, uneven_shares
 from tests.plugins.reference.strict_arrays import STRICT
 
@@ -74,7 +74,8 @@ def test_stages_have_the_adapter_of_their_own_layers(case: Case, tmp_path: Path)
         assert_close(session.adapted(case.tokens, 1), expected, 5e-5)
         for declared, share in zip(session.declared, shares, strict=True):
             assert share.layers is not None
-            assert {int(name.split(".")[2]) for name in declared.adapted} == {*share.layers}
+            layers_of = [name for name in declared.adapted if name.startswith("model.layers.")]
+            assert {int(name.split(".")[2]) for name in layers_of} == {*share.layers}
 
 
 @pytest.mark.parametrize("encoding", ["int8", "int4"])
@@ -101,6 +102,40 @@ def test_narrow_matrices_are_used_as_they_are(kind: type, tmp_path: Path) -> Non
     with AdaptedSession(case.folder, OnnxRuntimeEngine, shares, tmp_path / "ranks") as session:
         session.load(1, adapter)
         assert_close(session.adapted(case.tokens, 1), expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["llama-mqa", "qwen2-some-windows", "llama-llama3-rope-tied", "gemma3-softcaps"])
+def test_the_head_may_be_adapted(name: str, engine: str, tmp_path: Path) -> None:
+    """Also one that is the embedding table, which it leaves alone; rows without an adapter stay as they are."""
+    case = golden_case(name)
+    quantisation = "int8" if name == COMPANY.folder.name else "fp32"
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=8, head=True)
+    assert head_of(case.model).name in adapter.products
+    expected = logits_in_weights(case, adapter, quantisation, tmp_path / "baked")
+    others = logits_in_weights(case, random_adapter(tmp_path / "other", case.model, 8), quantisation, tmp_path / "less")
+    assert np.abs(others - expected).max() > 0.01 * np.abs(expected).max()
+    for ranks in (1, 3):
+        shares = uneven_shares(units(case.model, quantisation, 32), ranks)
+        folder = tmp_path / str(ranks)
+        with AdaptedSession(case.folder, ENGINES[engine], shares, folder, quantisation, slots=2) as session:
+            plain = session.adapted(case.tokens[:5], 0, sequence=1)
+            session.load(2, adapter)
+            alone = session.adapted(case.tokens, 2)
+            if quantisation == "fp32" or engine == "reference":
+                assert_close(alone, expected, 5e-5)
+            else:  # whose products round activations, too
+                assert np.abs(alone - expected).max() < 0.03 * np.abs(expected).max()
+            for number in (0, 1):
+                session.sequences.close(number)
+            spans = [
+                session.sequences.span(number, 0, 5, wanted) for number, wanted in ((0, 2), (1, 5), (2, 1), (3, 0))
+            ]
+            spans = [span._replace(adapter=slot) for span, slot in zip(spans, (2, 0, 2, 2), strict=True)]
+            got = session.run(spans, case.tokens[:5] * 4)
+            assert_close(got[:2], expected[3:5], 5e-5)
+            assert_close(got[2:7], plain)
+            assert_close(got[7:], expected[4:5], 5e-5)
 
 
 def test_engines_and_devices_mix(tmp_path: Path) -> None:

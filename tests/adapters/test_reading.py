@@ -120,7 +120,7 @@ def put(name: str, *shape: int, value: float = 1.0, kind: type = np.float32) -> 
         (put(f"{PREFIX}.self_attn.q_proj.lora_magnitude_vector", 32), "lora_magnitude_vector' is no matrix of LoRA"),
         (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "no embeddings"),
         (put("base_model.model.lm_head.weight", 9, 9), "lm_head.weight' is no matrix of LoRA"),
-        (put("base_model.model.lm_head.lora_A.weight", 4, 32), r"lm_head\.lora_A.*no such matrix in its layers"),
+        (put("base_model.model.lm_head.lora_A.weight", 4, 64), r"lm_head\.lora_B\.weight' is absent"),
         (put("base_model.model.model.layers.99.mlp.up_proj.lora_A.weight", 4, 32), "no such matrix in its layers"),
         (put("base_model.model.model.layers.0.mlp.experts.0.lora_A.weight", 4, 32), "no such matrix in its layers"),
     ],

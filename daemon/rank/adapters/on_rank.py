@@ -96,7 +96,7 @@ class RankAdapters:
     """What was said last of what was looked for."""
 
     def __post_init__(self) -> None:
-        self._kept = KeptProducts(self.slots * self.rank * ELEMENT_BYTES * adapter_elements(self.model))
+        self._kept = KeptProducts(self.slots * self._room)
         self._lookups = Lookups(self._look)
         self._pieces = Lookups(lambda own, alive: read_piece(*own))
 
@@ -201,7 +201,17 @@ class RankAdapters:
                 f"{place} has matrices of rank {largest}; this session has room for adapters of rank {self.rank}: start"
                 f" it with --adapter-rank {largest}"
             )
+        if adapter.bytes > self._room:
+            raise AdapterStoreError(
+                f"{place} has matrices of {adapter.bytes} bytes, as it adds to more than the layers; this session has"
+                f" room for {self._room} bytes of an adapter: start it with a larger --adapter-rank than {self.rank}"
+            )
         return adapter
+
+    @property
+    def _room(self) -> int:
+        """Bytes that the planner has left for an adapter."""
+        return self.rank * ELEMENT_BYTES * adapter_elements(self.model)
 
     def _piece(self, fingerprint: str, start: int) -> Piece:
         """A piece of an adapter's files, which are read beside the steps."""

@@ -106,7 +106,7 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
     assert second.do(FindAdapter(there.fingerprint, "mine")) == there, "at once, as it is in memory"
     for rank, engine in ((first, one), (second, other)):
         assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
-        assert [*engine.slots[2].parts] == [*rank.declared.adapted]
+        assert [*engine.slots[2].parts] == [name for name in rank.declared.adapted if "layers" in name]
     assert not list((tmp_path / "kept-0").glob("*"))
 
 
@@ -212,3 +212,11 @@ def test_one_in_gguf_is_found(tmp_path: Path) -> None:
     rank, _ = a_rank(tmp_path, models=tmp_path)
     there = found(rank, "", "a.gguf")
     assert (there.rank, there.size) == (4, 8 + file.stat().st_size)
+
+
+def test_one_that_adds_to_more_than_the_layers_must_fit_into_their_room(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "head", MODEL, seed=3, rank=2, head=True)
+    assert found(a_rank(tmp_path, rank=3)[0], "", str(adapter)).rank == 2
+    told = found(a_rank(tmp_path, rank=2)[0], "", str(adapter)).trouble
+    assert "adds to more than the layers" in told
+    assert "larger --adapter-rank than 2" in told
