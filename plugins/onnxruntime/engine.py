@@ -49,7 +49,7 @@ from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.held import HeldAttention
-from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_slots
+from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_blocks, allocated_slots
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.packing import pack_adapter
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
@@ -103,7 +103,7 @@ class OnnxRuntimeEngine:
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         most_rows = options.max_rows + options.max_rows % 2
-        self._blocks = _allocated_blocks(graph)
+        self._blocks = allocated_blocks(graph)
         movable = graph.blocks.movable(graph.caches)
         self._movable = {name: self._blocks[name] for name in graph.blocks.arrays(movable)}
         """Those that can be copied to far ones."""
@@ -480,18 +480,6 @@ class OnnxRuntimeEngine:
         places.update(zip(gathering.gathered, terms, strict=True))
         places.update(zip(gathering.own, parts[self._collectives.rank], strict=True))
         return parts
-
-
-def _allocated_blocks(graph: RankGraph) -> dict[str, Array]:
-    """[count, *shape] of each of `CacheBlocks.arrays`, by its name. All pages are there."""
-    blocks = {
-        name: np.empty((graph.blocks.count_of(spec), *shape), dtype)
-        for spec in graph.caches
-        for name, (shape, dtype) in graph.blocks.arrays([spec]).items()
-    }
-    for own in blocks.values():
-        own.fill(0)
-    return blocks
 
 
 def _kept(bound: OrderedDict[tuple[int, int], B], key: tuple[int, int], new: B) -> B:

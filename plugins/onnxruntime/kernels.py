@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from motley.plugins.adapters import parts_of
 from motley.plugins.block_holder import HeldLayer
-from motley.plugins.engine import MOST_GUESSES, SCALES, EngineError, StateSpec
+from motley.plugins.engine import MOST_GUESSES, SCALES, EngineError, RankGraph, StateSpec
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.adapted import AdaptedProduct, StepRows
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
@@ -90,6 +92,18 @@ class Recur:
 
     bind: Callable[[Mapping[str, Array], DeltaSpans, Slots], Action]
     layer: int
+
+
+def allocated_blocks(graph: RankGraph) -> dict[str, Array]:
+    """[count, *shape] of each of `CacheBlocks.arrays`, by its name. All pages are there."""
+    blocks = {
+        name: np.empty((graph.blocks.count_of(spec), *shape), dtype)
+        for spec in graph.caches
+        for name, (shape, dtype) in graph.blocks.arrays([spec]).items()
+    }
+    for own in blocks.values():
+        own.fill(0)
+    return blocks
 
 
 def allocated_slots(spec: StateSpec, slots: int) -> Slots:
