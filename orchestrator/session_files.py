@@ -26,7 +26,7 @@ from motley.orchestrator.sessions import ModelKnown, Session, State
 from motley.orchestrator.workers import Away, CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Described, Loan, ModelProfile, ModelSpec, Ready
 
-FORMAT = 2
+FORMAT = 3
 """Files of another format are not read."""
 
 REQUEST = TypeAdapter(SessionRequest)
@@ -63,6 +63,7 @@ def pack(session: Session) -> bytes:
         "copies": {name: _text(each) for name, each in session.known.copies.items()},
         "profile": _text(session.profile),
         "caches": asdict(session.caches),
+        "without": sorted(session.without),
         "adapters": [asdict(adapter) for adapter in session.adapters.values()],
         "forecast": asdict(session.forecast) if session.forecast else None,
         "ranks": [{**_worker(rank), **_rank(rank)} for rank in session.ranks],
@@ -93,6 +94,7 @@ def read(content: bytes, away: Away) -> Session:
             state=State.READY,
             profile=_message(ModelProfile, told["profile"]),
             caches=Caches(**told["caches"]),
+            without=set(map(str, told["without"])),
             adapters={each["name"]: NamedAdapter(**each) for each in told["adapters"]},
             epoch=int(told["epoch"]),
             known=ModelKnown(spec, profiles, copies),

@@ -22,8 +22,8 @@ From every state a failure leads to *failed* and a deletion to *closing*; both r
 Once a session has been ready, it outlives its ranks. When one is lost, whatever has become of it, the others are
 released, and when they are gone the session gets a new plan, of nodes that are left, and with it a new *epoch*
 (`motley.orchestrator.serving.recovery`). Its requests go on from the tokens that they have. When no plan fits, it is
-paused until one does, as a node comes back, say; what was asked ends if ranks were lost, and waits if a device was only
-taken back for a while. It fails when ranks are lost again and again.
+paused until one does, as a node comes back, say; what was asked ends, but waits while a device is only taken back for a
+while. It fails when ranks are lost again and again.
 
 A session may have *expert hosts* besides the ranks of its trunk (`motley.orchestrator.experts`). They come up as
 ranks do, but once it is ready the loss of one does not end it: the trunk is told, and what the host held is placed
@@ -137,6 +137,19 @@ class Interruption:
     avoid: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class Pause:
+    """Why a session is paused.
+
+    Attributes:
+        why: what no plan fits for, and what its requests end with, if they do.
+        brief: a machine that is there has only taken a device back for a while, so requests wait for it.
+    """
+
+    why: Failure
+    brief: bool = False
+
+
 @dataclass
 class Session:
     """One session. Its methods are told what has happened, and return what its workers are to be told."""
@@ -165,7 +178,7 @@ class Session:
     """How often it has been ready again after ranks were lost."""
     interruption: Interruption | None = None
     """Why it was planned anew the last time, or is to be; None: it never was."""
-    pause: Failure | None = None
+    pause: Pause | None = None
     """Why it is paused, or was the last time."""
     without: set[str] = field(default_factory=set)
     """Names of nodes that it does without, as something there was taken back: it grows again when it is given."""
@@ -218,8 +231,8 @@ class Session:
     @property
     def takes_requests(self) -> bool:
         """Whether requests can be given to the session: it is ready or, and then they wait, it recovers, or a device
-        that it needs was taken back."""
-        return self.serves and self.alive and not self.lost_and_paused
+        that it needs was taken back for a while."""
+        return self.serves and self.alive and self.paused_for_long is None
 
     @property
     def replanned(self) -> bool:
@@ -227,9 +240,9 @@ class Session:
         return self.state in (State.RECOVERING, State.PAUSED)
 
     @property
-    def lost_and_paused(self) -> bool:
-        """Whether the session is paused since ranks were lost: nobody knows for how long."""
-        return self.state is State.PAUSED and self.interruption is not None and self.interruption.lost
+    def paused_for_long(self) -> Failure | None:
+        """Why the session is paused, if nobody knows for how long: requests end, and others are refused."""
+        return self.pause.why if self.state is State.PAUSED and self.pause and not self.pause.brief else None
 
     @property
     def answers(self) -> bool:
@@ -485,10 +498,10 @@ class Session:
     def _recovers_from_loss(self) -> bool:
         return self.replanned and self.interruption is not None and self.interruption.lost
 
-    def wait_for_plan(self, why: Failure) -> None:
+    def wait_for_plan(self, pause: Pause) -> None:
         """No plan has fitted for a while: pause until one does. The session must recover, or be paused already."""
         assert self.replanned
-        self.state, self.pause = State.PAUSED, why
+        self.state, self.pause = State.PAUSED, pause
 
     def do_without(self, node_id: str, why: str, now: float) -> list[Command]:
         """Do without the expert hosts, or the cache holders, on a node where there are no ranks. It must be ready."""

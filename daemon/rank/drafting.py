@@ -9,7 +9,7 @@ that it takes and of the time that it saves, and what it may take in advance is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -64,6 +64,19 @@ class Drafter(Protocol[Asked]):
         ...
 
 
+class Drafts(NamedTuple, Generic[R]):
+    """What a draft model has guessed for a step.
+
+    Attributes:
+        guesses: by request its guesses, and the chances that the first one, the first two, ... are right. Nobody who is
+            not there has better ones than those that cost nothing.
+        without: tokens per second that were expected of the step without the draft model; 0: it has no part in it.
+    """
+
+    guesses: Mapping[R, tuple[list[int], list[float]]]
+    without: float
+
+
 class Drafting(Generic[R]):
     """When to ask a draft model."""
 
@@ -83,8 +96,6 @@ class Drafting(Generic[R]):
         """Such numbers that it has guessed for; the first time memory is allocated and plans are made."""
         self._row_s = 0.0
         """Average seconds of a token that it reads; 0: it has read nothing."""
-        self._rate = 0.0
-        """Tokens per second that were expected of the step under way without it; 0: it has no part in that."""
         self._lucks: dict[R, Luck] = {}
 
     def guesses(
@@ -93,7 +104,7 @@ class Drafting(Generic[R]):
         may: Sequence[bool],
         looked_up: Sequence[Sequence[float]],
         seconds: Callable[[int, int], F64],
-    ) -> Mapping[R, tuple[list[int], list[float]]]:
+    ) -> Drafts[R]:
         """Have the draft model guess for those for which that is worth its time, or read what it has to know for it.
 
         Args:
@@ -101,14 +112,10 @@ class Drafting(Generic[R]):
             may: whether each of them may be guessed for.
             looked_up: for each of them, the chances of guesses that cost nothing, as `how_many` has them.
             seconds: see `how_many`.
-
-        Returns:
-            By request its guesses, and the chances that the first one, the first two, ... are right. Nobody who is not
-            there has better ones than those that cost nothing.
         """
         self._steps += 1
         if self._balance <= 0 or self._steps < self._due or not self._steps % REMEASURED:
-            return {}
+            return Drafts({}, 0.0)
         unread = [self.drafter.unread(one) if own else None for one, own in zip(answered, may, strict=True)]
         hopes = [self.luck(one).worth() if left is not None else [] for one, left in zip(answered, unread, strict=True)]
         if self._probes:
@@ -120,39 +127,39 @@ class Drafting(Generic[R]):
             self._declined += 1
             self._probes = 0 if self._declined % PROBE else PROBES
             self._token_s = {number: FADING * took for number, took in self._token_s.items()}
-            return {}
+            return Drafts({}, 0.0)
         self._read([(one, left) for one, _, left in asked if left > CHUNK])
         ready = [(one, number) for one, number, left in asked if left <= CHUNK]
         if not ready:
-            return {}
+            return Drafts({}, 0.0)
         self._probes = max(0, self._probes - 1)
         guessed, took = self.drafter.guess(ready)
-        self._rate = without
         self._balance -= took
         self._learn(len(ready), took / max(1, *(number for _, number in ready)))
         hoped_of = dict(zip(answered, hopes, strict=True))
-        return {one: (own, hoped_of[one][: len(own)]) for (one, _), own in zip(ready, guessed, strict=True) if own}
-
-    def next_step(self) -> None:
-        """The next step is being decided."""
-        self._rate = 0.0
+        guesses = {one: (own, hoped_of[one][: len(own)]) for (one, _), own in zip(ready, guessed, strict=True) if own}
+        return Drafts(guesses, without)
 
     def luck(self, request: R) -> Luck:
         """How often its guesses for a request have been right."""
         return self._lucks.setdefault(request, Luck(self._usual))
 
-    def computed(self, seconds: float, answers: int) -> None:
-        """A step took so long, in which so many requests got a token that was not guessed."""
+    def computed(self, seconds: float, answers: int, without: float) -> None:
+        """A step took so long, in which so many requests got a token that was not guessed; `without` as in `Drafts`."""
         if self._balance < ADVANCE_S:
             self._balance = min(ADVANCE_S, self._balance + SHARE * seconds)
-        if self._rate:
-            self._balance += answers / self._rate - seconds
+        if without:
+            self._balance += answers / without - seconds
 
-    def told(self, request: R, drafted: bool, right: int, wrong: bool) -> None:
+    def told(self, request: R, drafted: bool, right: int, wrong: bool, without: float) -> None:
         """Learn of the guesses for a request, the draft model's or others, that the first ones were `right`, and
-        perhaps the one after them was `wrong`."""
-        if self._rate:
-            self._balance = min(SAVED_S, self._balance + right / self._rate)
+        perhaps the one after them was `wrong`.
+
+        Args:
+            without: of the step in which they were verified, as in `Drafts`.
+        """
+        if without:
+            self._balance = min(SAVED_S, self._balance + right / without)
         if drafted:
             luck = self.luck(request)
             luck.tried(right, wrong)

@@ -45,7 +45,12 @@ class Size(NamedTuple):
 
 
 class Pace:
-    """Chooses the sizes of a session's steps and learns from how long they took. Touches no clock."""
+    """Chooses the sizes of a session's steps and learns from how long they took. Touches no clock.
+
+    Attributes:
+        revisits: whether the size that was chosen last was slower before and is tried again. The time that it takes now
+            replaces what it took, or one step that was held up would make it seem slow for thousands of steps.
+    """
 
     def __init__(self, max_rows: int, halves: bool) -> None:
         """
@@ -66,9 +71,7 @@ class Pace:
         """Average seconds of such steps."""
         self._known: list[int] = []
         """The rows of those that were not in halves, ascending."""
-        self._revisited: Size | None = None
-        """What is tried again in the step that was chosen last. The time that it takes now replaces what it took, or
-        one step that was held up would make it seem slow for thousands of steps."""
+        self.revisits = False
         self._settled: dict[int, int] = {}
         """How often answers were computed the quicker way since the other was tried, by the next power of two."""
         self._mixed: dict[int, float] = {}
@@ -86,7 +89,7 @@ class Pace:
             prompts: rows of prompts that have not been computed.
             fresh: whether the next of these are the first ones of a prompt.
         """
-        self._revisited = None
+        self.revisits = False
         if not prompts:
             return Size(answers, self._halves and answers > 1 and self._halve(answers))
         if answers:
@@ -98,8 +101,13 @@ class Pace:
         rows = min(self._best.rows, prompts)
         return Size(rows, self._best.halved and rows >= WORTH_HALVING)
 
-    def took(self, size: Size, answers: int, fresh: bool, seconds: float) -> None:
-        """Learn how long a step took, of whose rows so many were of answers; `fresh` as in `choose`."""
+    def took(self, size: Size, answers: int, fresh: bool, seconds: float, revisited: bool = False) -> None:
+        """Learn how long a step took, of whose rows so many were of answers.
+
+        Args:
+            fresh: as in `choose`.
+            revisited: what `revisits` was when its size was chosen.
+        """
         if not answers:
             rates = self._rates.get(size)
             if fresh and rates is not None and len(rates) < TRIES:
@@ -110,7 +118,7 @@ class Pace:
             if self._met.get(key):  # the first time memory is allocated and plans are made
                 if not size.halved and size not in self._alone:
                     insort(self._known, size.rows)
-                if key == self._revisited:
+                if revisited:
                     self._alone[key] = seconds
                 else:
                     _average(self._alone, key, seconds)
@@ -164,9 +172,8 @@ class Pace:
                 return size.halved
         self._settled[like] = (self._settled.get(like, 0) + 1) % REVISIT
         quicker, slower = (halved, whole) if self._alone[halved] < self._alone[whole] else (whole, halved)
-        if not self._settled[like]:
-            self._revisited = slower
-        return (slower if self._revisited else quicker).halved
+        self.revisits = not self._settled[like]
+        return (slower if self.revisits else quicker).halved
 
     def _bearable(self, answers: int) -> int:
         """Rows of a step that does not keep so many answers waiting for too long: the most that are known to be, or the

@@ -49,6 +49,7 @@ class Part:
         blocks: those that it has got since the last step that it was in.
         windowed: those that layers with a window have for them, see `BlockStore.windowed`.
         drafted: whether the guesses are a draft model's.
+        without: of its step, see `motley.daemon.rank.drafting.Drafts`.
     """
 
     request: Request
@@ -59,6 +60,7 @@ class Part:
     blocks: Sequence[int]
     windowed: Sequence[int]
     drafted: bool
+    without: float
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Plan:
         halved: whether it is to be computed in two micro-chunks.
         answers: how many of its rows are of requests that are being answered.
         fresh: whether it begins a prompt.
+        revisits: whether its size is tried again, see `Pace`.
+        without: see `motley.daemon.rank.drafting.Drafts`.
     """
 
     moved: list[tuple[int, int]] = field(default_factory=list)
@@ -85,6 +89,8 @@ class Plan:
     halved: bool = False
     answers: int = 0
     fresh: bool = False
+    revisits: bool = False
+    without: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -202,8 +208,6 @@ class Schedule:
     def next(self) -> Plan:
         """Decide the next step; it has no parts if there is nothing to do, or nothing can be done for now."""
         plan = Plan()
-        if self._drafting:
-            self._drafting.next_step()
         if self._grow(plan):
             self._admit(plan)
             self._choose(plan)
@@ -234,9 +238,9 @@ class Schedule:
     def computed(self, plan: Plan, seconds: float) -> None:
         """A step has been computed, in so many seconds."""
         self._under_way.difference_update(part.request for part in plan.parts)
-        self._pace.took(Size(plan.rows, plan.halved), plan.answers, plan.fresh, seconds)
+        self._pace.took(Size(plan.rows, plan.halved), plan.answers, plan.fresh, seconds, plan.revisits)
         if self._drafting:
-            self._drafting.computed(seconds, sum(part.wanted > 0 for part in plan.parts))
+            self._drafting.computed(seconds, sum(part.wanted > 0 for part in plan.parts), plan.without)
         for part in plan.parts:
             request = part.request
             request.position = part.position + len(part.tokens) - part.guesses
@@ -257,7 +261,7 @@ class Schedule:
         if not part.drafted:
             part.request.luck.tried(right, wrong)
         if self._drafting:
-            self._drafting.told(part.request, part.drafted, right, wrong)
+            self._drafting.told(part.request, part.drafted, right, wrong, part.without)
 
     def _needed(self, tokens: int) -> int:
         """Blocks for so many tokens."""
@@ -432,11 +436,11 @@ class Schedule:
             chosen = sorted([*answered, *prompts], key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))
         prompted = sum(map(self._room, prompts))
-        guesses = self._guesses(answered) if not prompts else [_NOTHING for _ in answered]
+        guesses = self._guesses(answered, plan) if not prompts else [_NOTHING for _ in answered]
         plan.answers = len(answered) + sum(len(each.tokens) for each in guesses)
         plan.fresh = bool(prompts) and prompts[0].position == 0
         size = self._pace.choose(plan.answers, prompted, plan.fresh)
-        plan.halved = size.halved
+        plan.halved, plan.revisits = size.halved, self._pace.revisits
         room = size.rows - plan.answers
         for request, guessed in zip(answered, guesses, strict=True):
             self._put(plan, request, 1, guessed)
@@ -459,7 +463,7 @@ class Schedule:
         """How many of a request's tokens can be computed in the blocks that it has."""
         return min(request.left, len(request.blocks) * self._store.tokens - request.position)
 
-    def _guesses(self, answered: Sequence[Request]) -> list[_Guesses]:
+    def _guesses(self, answered: Sequence[Request], plan: Plan) -> list[_Guesses]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""
         if not answered:
             return []
@@ -470,7 +474,7 @@ class Schedule:
         drafted: Mapping[Request, tuple[list[int], list[float]]] = {}
         if self._drafting and self._pace.measured:
             may = [request.lookup is not None for request in answered]
-            drafted = self._drafting.guesses(answered, may, chances, self._pace.seconds_up_to)
+            drafted, plan.without = self._drafting.guesses(answered, may, chances, self._pace.seconds_up_to)
         for index, request in enumerate(answered):
             if request in drafted:
                 found[index], chances[index] = drafted[request]
@@ -495,8 +499,9 @@ class Schedule:
         wanted = 1 + len(guesses.tokens) if rows == request.left else 0
         blocks = request.blocks[request.told :]
         windowed = self._store.windowed(blocks)
+        guessed = len(guesses.tokens)
         plan.parts.append(
-            Part(request, request.position, tokens, wanted, len(guesses.tokens), blocks, windowed, guesses.drafted)
+            Part(request, request.position, tokens, wanted, guessed, blocks, windowed, guesses.drafted, plan.without)
         )
         request.told, request.stepped = len(request.blocks), self._steps
         request.given += len(tokens)

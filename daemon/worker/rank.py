@@ -158,9 +158,7 @@ class Rank:
             tell_steps=lambda: self._tell_steps(loaded.executor),
             draft_model=draft_model,
             held=self._holder is not None,
-            waves=1
-            if loaded.blocks.far or draft_model
-            else stages,  # what guesses cost is counted for a step at a time
+            waves=1 if loaded.blocks.far else stages,
             beside=beside,
             adapters=self._assignment.adapters,
             recurrent=loaded.recurrent,

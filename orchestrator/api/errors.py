@@ -42,6 +42,7 @@ _STATUS = {
     "no_nodes": 503,
     "node_lost": 503,
     "peer_lost": 503,
+    "replanned": 503,
     "peer_timeout": 503,
     "worker_died": 503,
     "device_leased": 503,

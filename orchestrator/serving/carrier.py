@@ -39,8 +39,8 @@ class Carrier:
         self._kept.note(session)
         if session.explained or session.state is State.CLOSING:  # soon: whoever is to blame is released
             self._requests.end(session, session.failure or self.closed(session).failure)
-        elif session.lost_and_paused and session.pause is not None:
-            self._requests.end(session, session.pause)
+        elif why := session.paused_for_long:
+            self._requests.end(session, why)
         elif session.state is State.RECOVERING and session.interruption and session.interruption.lost:
             self._requests.suspend(session)
         elif session.answers:

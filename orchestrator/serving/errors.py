@@ -35,9 +35,9 @@ def refusal(code: str, message: str, param: str = "") -> ServingError:
 
 def unready(session: Session) -> ServingError:
     """The error to raise where a session must be ready and is not."""
-    if session.lost_and_paused and session.pause is not None:
-        message = f"the session of {session.name!r} is paused until a plan fits: {session.pause.message}"
-        return ServingError(Failure(code=session.pause.code, message=message, lost_rank=session.pause.lost_rank))
+    if why := session.paused_for_long:
+        message = f"the session of {session.name!r} is paused until a plan fits: {why.message}"
+        return ServingError(Failure(code=why.code, message=message, lost_rank=why.lost_rank))
     if session.state is State.FAILED and session.failure is not None:
         message = f"the session of {session.name!r} has failed: {session.failure.message}"
         return ServingError(Failure(code=session.failure.code, message=message, lost_rank=session.failure.lost_rank))

@@ -23,6 +23,11 @@ from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol.wording import human_bytes
 
+GROW_S = 10.0
+"""So long a session tries to be where it was again: what a node tells of its free memory is some seconds old."""
+AGAIN_S = 1.0
+"""How often it tries."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,11 +60,9 @@ class MakingWay:
             there = [worker for worker in session.workers if worker.node_id == node.id and not worker.gone]
             if there and self._make_way(session, node, there):
                 return
-        if session.without and session.state is State.READY and session.id not in self._growing:
-            back = {node.name for node in self._nodes if node.name in session.without and self._is_free(node)}
-            if back:
-                task = self._growing[session.id] = asyncio.create_task(self._grow(session, back))
-                task.add_done_callback(lambda _: self._growing.pop(session.id))
+        if session.state is State.READY and session.id not in self._growing and self._given_back(session):
+            task = self._growing[session.id] = asyncio.create_task(self._grow(session))
+            task.add_done_callback(lambda done: self._grown(session, done))
 
     async def finish(self) -> None:
         """Wait until no session is planned any more; those that are must have been closed."""
@@ -115,28 +118,39 @@ class MakingWay:
                 )
         return ""
 
-    def _is_free(self, node: Node) -> bool:
-        """Whether nothing of a node is somebody else's now."""
-        return node.alive and not any(map(node.taken_back, (False, True)))
+    def _given_back(self, session: Session) -> set[str]:
+        """Names of the nodes that a session has done without, and of which nothing is somebody else's now."""
+        there = [node for node in self._nodes if node.alive and node.name in session.without]
+        return {node.name for node in there if not any(map(node.taken_back, (False, True)))}
 
-    async def _grow(self, session: Session, back: set[str]) -> None:
-        """Plan a session anew if it would be on nodes again that it has done without.
+    def _grown(self, session: Session, task: asyncio.Task[None]) -> None:
+        del self._growing[session.id]
+        if not task.cancelled() and (error := task.exception()):
+            session.without.clear()  # so that it does not fail again and again
+            _log.error("planning session %s (%s) with more nodes", session.id, session.name, exc_info=error)
 
-        Args:
-            back: their names.
-        """
-        session.without -= back
+    async def _grow(self, session: Session) -> None:
+        """Plan a session anew if it would be on nodes again that it has done without; look for a while."""
         if session.experts is not None:
-            return  # lost hosts begin again by themselves
-        try:
-            wanted = back & await self._forecasts.members_anew(session)
-        except (PlanError, ServingError) as error:
-            _log.warning("session %s (%s) stays as it is: %s", session.id, session.name, error)
+            session.without -= self._given_back(session)  # lost hosts begin again by themselves
             return
-        except Exception:
-            _log.exception("planning session %s (%s) with %s", session.id, session.name, " and ".join(back))
-            return
-        if wanted and session.state is State.READY and not self._carrier.stopping:
-            why = f"there is room again on {' and '.join(sorted(wanted))}"
-            self._carrier.carry_out(session, session.replan(why, (), self._clock()))
-            self._recovery.look_after(session)
+        until = self._clock() + GROW_S
+        while back := self._given_back(session):
+            wanted, hindrance = set[str](), f"it is as quick without {' and '.join(sorted(back))}"
+            try:
+                wanted = back & await self._forecasts.members_anew(session)
+            except (PlanError, ServingError) as error:
+                hindrance = str(error)
+            if session.state is not State.READY or self._carrier.stopping:
+                return
+            if wanted:
+                session.without -= back
+                why = f"there is room again on {' and '.join(sorted(wanted))}"
+                self._carrier.carry_out(session, session.replan(why, (), self._clock()))
+                self._recovery.look_after(session)
+                return
+            if self._clock() >= until:
+                session.without -= back
+                _log.info("session %s (%s) stays as it is: %s", session.id, session.name, hindrance)
+                return
+            await asyncio.sleep(AGAIN_S)

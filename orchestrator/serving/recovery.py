@@ -29,7 +29,7 @@ from motley.orchestrator.serving.plans.layouts import Layouts
 from motley.orchestrator.serving.plans.participants import choose_participants, participant, taken_back
 from motley.orchestrator.serving.plans.substitutes import substitutes
 from motley.orchestrator.session_request import Place, SessionRequest
-from motley.orchestrator.sessions import ModelKnown, Session, State
+from motley.orchestrator.sessions import ModelKnown, Pause, Session, State
 from motley.protocol.mesh_pb2 import Failure
 
 PATIENCE_S = 20.0
@@ -38,6 +38,8 @@ AGAIN_S = 0.5
 """How often they are."""
 PAUSED_S = 2.0
 """How often they are of a session that is paused, for as long as it is wanted."""
+BRIEF_S = 2 * 60 * 60.0
+"""For no longer, requests wait for a device that was taken back: leases end by then unless they are renewed."""
 LOOK_S = 3.0
 """A node that has joined since the first plan takes part if it says so soon that it has the model."""
 
@@ -99,13 +101,19 @@ class Recovery:
                         return
                     if session.state is State.RECOVERING:
                         _log.warning("session %s (%s) is paused: %s", session.id, session.name, message)
-                    session.wait_for_plan(failure)
+                    session.wait_for_plan(Pause(failure, brief=self._is_brief(session)))
                     self._carrier.carry_out(session, [])
                 await asyncio.sleep(AGAIN_S if session.state is State.RECOVERING else PAUSED_S)
         except Exception as error:
             _log.exception("planning session %s (%s) anew", session.id, session.name)
             message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
             self._fail(session, Failure(code="internal_error", message=message))
+
+    def _is_brief(self, session: Session) -> bool:
+        """Whether a device that a session could have is only taken back for a while."""
+        assert session.interruption is not None
+        lent = any(node.alive and taken_back(session.request, node) for node in self._nodes)
+        return lent and self._clock() - session.interruption.at < BRIEF_S
 
     def _fail(self, session: Session, failure: Failure) -> None:
         """End a session that finds no plan, unless it was closed meanwhile."""

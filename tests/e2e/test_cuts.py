@@ -22,6 +22,8 @@ MEMORY_BYTES = 20e6
 LOG_BYTES = 100e3
 PAUSE_S = 4.0
 """From a cut to the next: by then TCP has repeated for gRPC what the first has lost; else they would be one."""
+BACK_S = 60.0
+"""A machine that can be reached again is in the mesh again so soon."""
 WHOLE_S = 20.0
 """So much later at most an answer is whole that would be in an instant."""
 
@@ -114,7 +116,40 @@ def processes(there: Mesh) -> list[psutil.Process]:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("seconds", [1.0, 3.0])
 @pytest.mark.parametrize("machine", MACHINES)
-async def test_twenty_cuts_of_three_seconds_lose_no_stream(tmp_path: Path, machine: str) -> None:
+async def test_twenty_short_cuts_lose_no_stream(tmp_path: Path, machine: str, seconds: float) -> None:
     async with streamed(tmp_path) as (home, there):
-        await cut(home, there, machine, 20, 3.0)
+        await cut(home, there, machine, 20, seconds)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seconds", [10.0, 30.0])
+@pytest.mark.parametrize("machine", ["a", "c"])
+async def test_answers_go_on_without_a_machine_that_is_cut_off_for_longer(
+    tmp_path: Path, machine: str, seconds: float
+) -> None:
+    """Also without the leader's; and the machine is there again afterwards, by itself."""
+    async with streamed(tmp_path) as (home, there), Client(there.url) as client:
+        stream = Stream(client)
+        await stream.grow(60)
+        until = asyncio.get_running_loop().time() + seconds
+        home.cut_off(machine)
+        await stream.grow(200)
+        await asyncio.sleep(until - asyncio.get_running_loop().time())
+        home.bring_back(machine)
+        async with asyncio.timeout(BACK_S):
+            while not await all_alive(client):  # noqa: ASYNC110  the API tells it, and no event
+                await asyncio.sleep(0.2)
+        await stream.grow(60)
+        await stream.end()
+        assert stream.whole
+        (session,) = await client.sessions()
+        assert session["state"] == "ready"
+        assert session["epoch"] > 1
+
+
+async def all_alive(client: Client) -> bool:
+    """Whether all machines are in the mesh."""
+    nodes = (await client.call("GET", "/api/nodes"))["nodes"]
+    return sorted(node["name"] for node in nodes if node["state"] == "alive") == list(MACHINES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -20,14 +21,13 @@ SAMPLED = {**GREEDY, "temperature": 1.2, "seed": 7, "top_p": 0.95}
 PENALISED = {**SAMPLED, "frequency_penalty": 0.6, "logit_bias": {"7": 3}, "stop": ["\n\n"]}
 
 
-async def answers(there: Mesh, **session: Any) -> tuple[list[str], dict[str, int]]:
-    """What the model says to all of these, one after another, and what its session has come to."""
-    made = await there.session(nodes=["a", "b"], shares=[1, 1], **session)
+async def answers(there: Mesh, *, together: bool = False, **session: Any) -> tuple[list[str], dict[str, int]]:
+    """What the model says to all of these, one after another or together, and what its session has come to."""
+    made = await there.session(nodes=["a", "b"], **session)
     async with Client(there.url) as client:
-        texts = []
-        for asked in (GREEDY, SAMPLED, PENALISED):
-            answer = await client.call("POST", "/v1/completions", asked)
-            texts.append(answer["choices"][0]["text"])
+        asks = [client.call("POST", "/v1/completions", asked) for asked in (GREEDY, SAMPLED, PENALISED)]
+        told = await asyncio.gather(*asks) if together else [await ask for ask in asks]
+        texts = [each["choices"][0]["text"] for each in told]
         told = await client.call("GET", f"/api/sessions/{made['id']}")
         await client.call("DELETE", f"/api/sessions/{made['id']}")
     activity: dict[str, int] = told["activity"]
@@ -36,9 +36,11 @@ async def answers(there: Mesh, **session: Any) -> tuple[list[str], dict[str, int
 
 async def test_a_draft_model_changes_no_text(there: Mesh) -> None:
     """The model itself is always right, unlike repetitions in the text, if it has any."""
-    texts, looked_up = await answers(there)
-    same, itself = await answers(there, draft_model=str(BUNDLED))
-    others, other = await answers(there, draft_model=str(UNLIKE), draft_engine="onnxruntime")
+    texts, looked_up = await answers(there, shares=[1, 1])
+    same, itself = await answers(there, shares=[1, 1], draft_model=str(BUNDLED))
+    others, other = await answers(
+        there, together=True, stages=[1, 1], exact=True, draft_model=str(UNLIKE), draft_engine="onnxruntime"
+    )
     assert texts == same == others
     missed = looked_up["tried_drafts"] - looked_up["accepted_drafts"]
     assert itself["tried_drafts"] > looked_up["tried_drafts"]

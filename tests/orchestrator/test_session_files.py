@@ -97,8 +97,8 @@ def test_a_damaged_file_is_refused_or_read(cut: int, at: int, byte: int) -> None
 
 def test_another_format_is_not_read(session: Session) -> None:
     told = json.loads(pack(session))
-    with pytest.raises(SessionFileError, match="of format 3"):
-        read(json.dumps({**told, "format": 3}).encode(), AWAY)
+    with pytest.raises(SessionFileError, match="of format 4"):
+        read(json.dumps({**told, "format": 4}).encode(), AWAY)
 
 
 def test_files_come_and_go_with_sessions(session: Session, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

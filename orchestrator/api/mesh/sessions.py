@@ -157,7 +157,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
 def _interrupted_by(session: Session) -> str | None:
     """Why a session is planned anew now, or paused; None: it is not."""
     if session.state is State.PAUSED and session.pause:
-        return session.pause.message
+        return session.pause.why.message
     return session.interruption.why.message if session.state is State.RECOVERING and session.interruption else None
 
 

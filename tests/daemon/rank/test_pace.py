@@ -127,7 +127,7 @@ def answered(pace: Pace, answers: int, seconds: Callable[[Size], float], steps: 
     sizes = []
     for _ in range(steps):
         sizes.append(pace.choose(answers, 0, False))
-        pace.took(sizes[-1], answers, False, seconds(sizes[-1]))
+        pace.took(sizes[-1], answers, False, seconds(sizes[-1]), pace.revisits)
     return sizes
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import recovery
-from motley.protocol.mesh_pb2 import Engine, Gpu
+from motley.orchestrator.serving import making_way, recovery
+from motley.orchestrator.serving.plans.forecasts import Forecasts
+from motley.orchestrator.sessions import Session
+from motley.protocol.mesh_pb2 import Budget, Engine, Gpu
 
 from ..conftest import GB, of_kind
 from .conftest import text_of, two_words_at_a_time
@@ -50,6 +53,58 @@ async def test_a_session_that_cannot_do_without_is_paused_and_its_requests_wait(
     await bard.lease("")
     assert await on(mesh, session, 2) == {"pc"}
     assert await task == "Once upon a time"
+
+
+async def test_requests_end_when_nobody_knows_any_more_for_how_long_they_wait(
+    mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine that was lent, so that they waited, is gone."""
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(recovery, "PAUSED_S", 0.01)
+    bard.answer = two_words_at_a_time
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    task = await text_of(mesh)
+    await bard.lease("cpu")
+    await mesh.session(session["id"], "paused")
+    await bard.leave()
+    assert "no node is in the mesh" in await task
+    status, body = await mesh.call("POST", "/v1/completions", {"model": "bard", "prompt": "Tell:"})
+    assert (status, body["error"]["code"]) == (503, "replanned")
+
+
+async def test_requests_end_where_less_memory_leaves_no_plan(
+    mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.0)
+    bard.answer = two_words_at_a_time
+    task = await text_of(mesh)
+    status, _ = await mesh.call("PUT", "/api/nodes/pc/budget", {"memory_bytes": 1000})
+    assert status == 200
+    assert "lets ranks have 1.00 kB of memory" in await task
+
+
+async def test_a_session_grows_back_when_its_memory_is_told_to_be_free_only_later(
+    mesh: Any, trio: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node says of its free memory is older than that its owner has given it back."""
+    monkeypatch.setattr(making_way, "AGAIN_S", 0.01)
+    session = await mesh.serve()
+    await trio[0].lease("all")
+    assert await on(mesh, session, 2) == {"laptop", "box"}
+    trio[0].capabilities.memory_bytes, whole = 1000, trio[0].capabilities.memory_bytes
+    await trio[0].send(budget=Budget(memory_bytes=1000))
+    await trio[0].lease("")
+    looked = asyncio.Event()
+    members_anew = Forecasts.members_anew
+
+    async def look(self: Forecasts, session: Session) -> set[str]:
+        looked.set()
+        return await members_anew(self, session)
+
+    monkeypatch.setattr(Forecasts, "members_anew", look)
+    await looked.wait()
+    await trio[0].send(budget=Budget(memory_bytes=whole))
+    assert await on(mesh, session, 3) == {"pc", "laptop", "box"}
 
 
 async def test_only_what_computes_on_the_device_makes_way(mesh: Any, new_node: Any) -> None:
