@@ -131,7 +131,7 @@ def test_the_head_may_be_adapted(name: str, engine: str, tmp_path: Path) -> None
             asked = enumerate(((2, 2), (0, 5), (2, 1), (2, 0)))  # the slot and the logits of each
             spans = [session.sequences.span(at, 0, 5, wanted)._replace(adapter=slot) for at, (slot, wanted) in asked]
             got = session.run(spans, case.tokens[:5] * 4)
-            np.testing.assert_allclose(got, np.concatenate([alone[3:5], plain, alone[4:5]]), atol=1e-5)
+            np.testing.assert_allclose(got, np.concatenate([alone[3:5], plain, alone[4:5]]), atol=1e-4)
 
 
 def test_engines_and_devices_mix(tmp_path: Path) -> None:
