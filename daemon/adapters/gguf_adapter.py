@@ -2,7 +2,7 @@
 
 ``general.type`` is ``adapter``, ``adapter.type`` is ``lora``. A tensor ``X.lora_a`` is the A of the base's tensor X,
 ``X.lora_b`` its B, the rows of which are in the order of a base's in GGUF
-(`motley.daemon.weights.checkpoints.gguf_checkpoint`).
+(`motley.daemon.weights.checkpoints.gguf_order`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from motley.daemon.adapters.config import Sides
 from motley.daemon.models.description.model import Model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf_blocks import READABLE, dequantise
-from motley.daemon.weights.checkpoints.gguf_checkpoint import INTERLEAVED, hugging_face_name
+from motley.daemon.weights.checkpoints.gguf_checkpoint import hugging_face_name
 from motley.daemon.weights.checkpoints.gguf_header import read_header
+from motley.daemon.weights.checkpoints.gguf_order import INTERLEAVED, RECURRENT, TILED
 from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
 from motley.plugins.engine import Factor
 
@@ -78,7 +79,8 @@ def gguf_adapter(file: Path, content: npt.NDArray[np.uint8], model: Model) -> tu
     """
     header = read_header(file)
     alpha = _alpha(file, header.metadata)
-    interleaved = header.metadata.get("general.architecture") in INTERLEAVED
+    architecture = str(header.metadata.get("general.architecture"))
+    interleaved = architecture in INTERLEAVED
     sides: Sides = {}
     names: dict[str, str] = {}
     ranks: dict[str, int] = {}
@@ -89,7 +91,12 @@ def gguf_adapter(file: Path, content: npt.NDArray[np.uint8], model: Model) -> tu
                 f"{file}: tensor {name!r} is no matrix of LoRA for one matrix of the base; of adapters, only those are"
                 " computed here: no vectors, and no matrices of routed experts"
             )
-        module = hugging_face_name(base, str(header.metadata.get("general.architecture"))).removesuffix(_WEIGHT)
+        module = hugging_face_name(base, architecture).removesuffix(_WEIGHT)
+        if architecture in TILED and RECURRENT in module:
+            raise CheckpointError(
+                f"{file}: tensor {name!r} is for a layer with a recurrent state, whose heads {architecture} has in another"
+                " order; give the adapter in PEFT's format"
+            )
         matrix = _matrix(file, name, info, content)
         if side == "B" and interleaved and module.endswith((".q_proj", ".k_proj")):
             matrix = _in_halves(file, name, matrix, model)
