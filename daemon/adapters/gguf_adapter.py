@@ -94,8 +94,8 @@ def gguf_adapter(file: Path, content: npt.NDArray[np.uint8], model: Model) -> tu
         module = hugging_face_name(base, architecture).removesuffix(_WEIGHT)
         if architecture in TILED and RECURRENT in module:
             raise CheckpointError(
-                f"{file}: tensor {name!r} is for a layer with a recurrent state, whose heads {architecture} has in another"
-                " order; give the adapter in PEFT's format"
+                f"{file}: tensor {name!r} is for a layer with a recurrent state, whose heads {architecture} has in"
+                " another order; give the adapter in PEFT's format"
             )
         matrix = _matrix(file, name, info, content)
         if side == "B" and interleaved and module.endswith((".q_proj", ".k_proj")):
