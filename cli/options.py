@@ -245,8 +245,8 @@ AdapterFolders = Annotated[
     typer.Option(
         "--adapter",
         metavar="NAME[=FOLDER]",
-        help="Answer with this LoRA adapter; with a folder (PEFT's format), the session gets to know it. May be"
-        " repeated: the first one answers.",
+        help="Answer with this LoRA adapter; with a folder (PEFT's format), a GGUF file or a hub id, the"
+        " session gets to know it. May be repeated: the first one answers.",
     ),
 ]
 Adapters = Annotated[

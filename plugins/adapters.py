@@ -69,19 +69,21 @@ class AdapterSlots:
                 f"engine {self._engine!r} has no slot {slot} for an adapter; it has {self._count}, numbered from 1"
             )
 
-    def fitting(self, slot: int, products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
-        """What a slot is to have, without products of rank 0.
+    def fitting(self, products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
+        """What an adapter has for the parts of the graph, without products of rank 0.
 
         Raises:
-            EngineError: see `motley.plugins.engine.AdaptedEngine.load_adapter`.
+            EngineError: a product fits no part.
         """
-        self.check(slot)
         for part, product in products.items():
             self._check_product(part, product)
         return {part: product for part, product in products.items() if len(product.down)}
 
-    def rows(self, spans: Sequence[Span]) -> dict[int, list[int]]:
+    def rows(self, spans: Sequence[Span], head: bool = False) -> dict[int, list[int]]:
         """The rows of a step that each slot's adapter computes, by the slots.
+
+        Args:
+            head: of the rows that get logits, and have numbers of their own.
 
         Raises:
             EngineError: a span's slot has no adapter.
@@ -92,9 +94,9 @@ class AdapterSlots:
             if span.adapter:
                 if span.adapter not in self.taken:
                     raise EngineError(f"engine {self._engine!r} has no adapter in slot {span.adapter}")
-                rows.setdefault(span.adapter, []).extend(range(begin, begin + span.rows))
-            begin += span.rows
-        return rows
+                rows.setdefault(span.adapter, []).extend(range(begin, begin + (span.wanted if head else span.rows)))
+            begin += span.wanted if head else span.rows
+        return {slot: own for slot, own in rows.items() if own}
 
     def _check_product(self, part: str, product: AdapterProduct) -> None:
         if part not in self._shapes:
@@ -102,12 +104,9 @@ class AdapterSlots:
         width, columns = self._shapes[part]
         rank = len(product.down)
         down, up = product
-        for factor, shape, by_lines in (
-            (down, (rank, columns), down.flags.c_contiguous),
-            (up, (width, rank), up.flags.f_contiguous),
-        ):
-            if factor.shape != shape or factor.dtype not in FACTOR_TYPES or not by_lines:
+        for factor, shape in ((down, (rank, columns)), (up, (width, rank))):
+            if factor.shape != shape or factor.dtype not in FACTOR_TYPES:
                 raise EngineError(
-                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, A row"
-                    f" by row and B column by column, and is {factor.dtype}{list(factor.shape)}"
+                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, and is"
+                    f" {factor.dtype}{list(factor.shape)}"
                 )

@@ -442,13 +442,25 @@ class AdapterProduct(NamedTuple):
     Engines compute it in float32, whatever its matrices are kept as.
 
     Attributes:
-        down: [R, K], of the K columns of x that are here; row by row (C-contiguous).
-        up: [N, R], of the N columns of y that are here, with the adapter's scale in it; column by column
-            (Fortran-contiguous).
+        down: [R, K], of the K columns of x that are here.
+        up: [N, R], of the N columns of y that are here, with the adapter's scale in it.
     """
 
     down: Factor
     up: Factor
+
+
+@dataclass(frozen=True)
+class PreparedAdapter:
+    """An adapter as an engine computes with it, see `AdaptedEngine.prepare_adapter`.
+
+    Attributes:
+        parts: what it has for each part of a product; what that is, the engine alone knows.
+        nbytes: memory that it takes.
+    """
+
+    parts: Mapping[str, Any]
+    nbytes: int
 
 
 class AdaptedEngine(Engine, Protocol):
@@ -458,17 +470,28 @@ class AdaptedEngine(Engine, Protocol):
     rows; a product of rank 0, or of zeros alone, changes no bit of them.
     """
 
-    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
-        """Put an adapter in a slot, between two steps; what was there before is forgotten.
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        """Copy an adapter to where and how this engine computes with it. Any thread may call this, also while the
+        engine computes.
+
+        Args:
+            products: by the names that the graph's Adapted nodes have for their parts; parts that are absent stay as
+                they are.
+
+        Raises:
+            EngineError: a product fits no part.
+            EngineMemoryError: there is no room.
+        """
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        """Put an adapter in a slot, between two steps; what was there before is forgotten. Nothing is copied.
 
         Args:
             slot: 1 to `RankGraph.adapters`.
-            products: by the names that the graph's Adapted nodes have for their parts; parts that are absent stay as
-                they are. The arrays are used where they are: nobody may write to them while they are loaded.
+            adapter: what this engine has prepared.
 
         Raises:
-            EngineError: there is no such slot, or a product fits no part; the slot is then as before.
-            EngineMemoryError: there is no room.
+            EngineError: there is no such slot.
         """
 
     def unload_adapter(self, slot: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import sys
 from collections.abc import Iterable
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from motley.plugins.huge_pages import huge_pages
+
 Array = np.ndarray[Any, Any]
 
-HUGE_PAGE = 2 << 20
 CACHE_LINE = 64
 
 
@@ -44,7 +44,7 @@ class MappedShare:
 
     def make_room(self, tensors: Iterable[TensorProto]) -> None:
         """Take memory that these weights can be moved to, side by side, see `move`."""
-        self._room = _huge_pages(sum(_aligned(place_of(tensor)[1]) for tensor in tensors))
+        self._room = huge_pages(sum(_aligned(place_of(tensor)[1]) for tensor in tensors))
 
     def move(self, tensor: TensorProto) -> Array:
         """The same as `view`, in memory that `make_room` has taken instead of the file's pages.
@@ -93,20 +93,6 @@ def nibbles(packed: Array, xp: Any = np) -> Array:
     """
     unpacked: Array = xp.stack((packed & 15, packed >> 4), axis=-1).reshape(-1)
     return unpacked
-
-
-def _huge_pages(size: int) -> Array:
-    """u8[size], in huge pages as far as it fills them and the system has them. Memory is taken as it is written to."""
-    if sys.platform == "linux" and size >= HUGE_PAGE:
-        # Private: most systems give huge pages to no shared memory.
-        pages = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        start = -np.frombuffer(pages, np.uint8).ctypes.data % HUGE_PAGE
-        whole = size // HUGE_PAGE * HUGE_PAGE
-        with contextlib.suppress(OSError):  # a system without them
-            pages.madvise(mmap.MADV_HUGEPAGE, start, whole)
-            pages.madvise(mmap.MADV_NOHUGEPAGE, start + whole)  # or the rest would be one, too
-        return np.frombuffer(pages, np.uint8)[start : start + size]
-    return np.empty(size, np.uint8)
 
 
 def _aligned(size: int) -> int:

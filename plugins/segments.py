@@ -184,7 +184,7 @@ def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable])
     A buffer is used again once no later segment reads the value in it. A segment's outputs never share a buffer with
     its inputs. The result of a collective takes the buffer of its operand, the sum of experts that of its base, if that
     has one, and an adapted product that of the product: nobody reads those later. Logits, caches and the terms of a
-    gathering have places of their own, and no number.
+    gathering have places of their own, and no number, and so has the product that becomes logits by an adapter.
 
     Args:
         kind: tells the kind of a value by its name; only values of equal kinds share a buffer.
@@ -193,6 +193,8 @@ def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable])
     for index, segment in enumerate(segments):
         operands = segment.then.operands if isinstance(segment.then, Mixture | Kernel) else ()
         last_read.update(dict.fromkeys([*segment.inputs, *operands], index))
+    adapted = (each.then for each in segments if isinstance(each.then, Kernel) and is_adapted(each.then.node))
+    logits = {"logits", *(each.operands[1] for each in adapted if "logits" in each.results)}
     numbers = {"hidden": 0}
     free: dict[Hashable, list[int]] = {}
     fresh = count(1)
@@ -204,7 +206,7 @@ def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable])
     for index, segment in enumerate(segments):
         gathered = segment.then.own if isinstance(segment.then, Gathering) else ()
         for name in segment.outputs:
-            if name != "logits" and not name.endswith(".out") and name not in gathered:
+            if name not in logits and not name.endswith(".out") and name not in gathered:
                 place(name)
         dead = {name for name, last in last_read.items() if last == index and name in numbers}
         match segment.then:
@@ -217,13 +219,14 @@ def buffer_numbers(segments: Sequence[Segment], kind: Callable[[str], Hashable])
                         dead.discard(base)
                     else:
                         place(total)
-            case Kernel(node, operands, (adapted,)) if is_adapted(node):
+            case Kernel(node, operands, (result,)) if is_adapted(node):
                 product = operands[1]
-                numbers[adapted] = numbers[product]
+                if product in numbers:
+                    numbers[result] = numbers[product]
                 dead.discard(product)
             case Kernel():
                 for name in segment.then.results:
-                    if name != "logits":
+                    if name not in logits:
                         place(name)
         for name in sorted(dead):
             free.setdefault(kind(name), []).append(numbers[name])

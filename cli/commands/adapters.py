@@ -38,7 +38,10 @@ def _adapters() -> None:
 
 @adapters.command(epilog="Example: motley adapters add poems=./poems/adapter --model tinyllama")
 def add(
-    named: Annotated[str, typer.Argument(metavar="NAME=FOLDER", help="What requests call it, and its PEFT folder.")],
+    named: Annotated[
+        str,
+        typer.Argument(metavar="NAME=FOLDER", help="What requests call it, and its PEFT folder, GGUF file or hub id."),
+    ],
     model: Model = "",
     pin: Annotated[bool, typer.Option("--pin", help="Keep it loaded.")] = False,
     url: Url = "",

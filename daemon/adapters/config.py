@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from functools import cache
 from math import isfinite, sqrt
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from motley.daemon.models.keys import ConfigError, Keys
+from motley.plugins.engine import Factor
 
 CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."
+"""Of the names of tensors in PEFT's files."""
 ALL_LINEAR = "all-linear"
 _LONGEST_PATTERN = 500
 _REPEATS = {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}
@@ -40,6 +43,29 @@ _SILENT = {
 """Keys that say nothing about the numbers of an adapter that was trained."""
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 """What ``init_lora_weights`` may be: other ways to begin a training change the base model's weights."""
+
+
+Sides = dict[str, dict[str, Factor]]
+"""By the modules of the base and the letters ``A`` and ``B``: its A, [R, K], and its B, [N, R]."""
+
+
+class Said(Protocol):
+    """What is said of an adapter's matrices beside them."""
+
+    def adapts(self, module: str) -> bool:
+        """Whether a module of the base model has matrices."""
+
+    def promises(self, module: str) -> bool:
+        """Whether an adapter without a module's matrices is half a one."""
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module's matrices."""
+
+    def scale_of(self, module: str) -> float:
+        """What the product of a module's matrices is multiplied by."""
+
+    def called(self, module: str, side: str) -> str:
+        """What the file calls a module's A or B."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +104,10 @@ class AdapterConfig:
             return True
         return _layer(self.layers_patterns, module) in self.layers
 
+    def promises(self, module: str) -> bool:
+        """Whether an adapter without a module's matrices is half a one."""
+        return self.targets != ALL_LINEAR and self.adapts(module)
+
     def rank_of(self, module: str) -> int:
         """The rank of a module's matrices."""
         return _by_pattern(self.ranks, module, self.rank)
@@ -87,6 +117,10 @@ class AdapterConfig:
         rank = self.rank_of(module)
         alpha = _by_pattern(self.alphas, module, self.alpha)
         return alpha / (sqrt(rank) if self.rslora else rank) if rank else 0.0
+
+    def called(self, module: str, side: str) -> str:
+        """What the file calls a module's A or B."""
+        return f"{PREFIX}{module}.lora_{side}.weight"
 
 
 def read_config(file: Path) -> AdapterConfig:

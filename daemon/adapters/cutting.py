@@ -15,9 +15,9 @@ from motley.plugins.engine import AdapterProduct
 
 
 def cut_adapter(adapter: Adapter, declared: Declared) -> dict[str, AdapterProduct]:
-    """What a rank loads (`motley.plugins.engine.AdaptedEngine.load_adapter`), given its graph.
+    """What a rank prepares (`motley.plugins.engine.AdaptedEngine.prepare_adapter`), given its graph.
 
-    Matrices that it needs as a whole are not copied.
+    Nothing is copied but rows that lie apart in the whole matrix.
     """
     cut = {}
     for part, pieces in declared.adapted.items():
@@ -28,7 +28,7 @@ def cut_adapter(adapter: Adapter, declared: Declared) -> dict[str, AdapterProduc
         assert columns is not None
         rows = [product.up[piece.rows.start : piece.rows.stop] for piece in pieces]
         cut[part] = AdapterProduct(
-            np.ascontiguousarray(product.down[:, columns.start : columns.stop]),
-            np.asfortranarray(rows[0] if len(rows) == 1 else np.concatenate(rows)),
+            product.down[:, columns.start : columns.stop],
+            rows[0] if len(rows) == 1 else np.concatenate(rows),
         )
     return cut

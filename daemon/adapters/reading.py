@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: a folder with a config and low-rank matrices for some of a model's, checked against it.
+"""Adapters, in PEFT's format or in a GGUF file: low-rank matrices for some of a model's, checked against it.
 
 What an adapter adds to the product with a matrix W is ``scale * B @ A``. Every tensor of its file must be a matrix of
 one of the model's, of the right shape, and every matrix that its config promises must be there: an adapter of another
@@ -10,8 +10,9 @@ has one A for all of them then, and its B is cut as the base's rows are.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -20,17 +21,19 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.adapters.config import ALL_LINEAR, CONFIG, AdapterConfig, read_config
+from motley.daemon.adapters.config import CONFIG, Said, Sides, read_config
+from motley.daemon.adapters.gguf_adapter import GGUF, gguf_adapter
+from motley.daemon.adapters.peft_tensors import peft_tensors
 from motley.daemon.models.description.axes import W
-from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Experts, Linear
+from motley.daemon.models.description.model import HEAD, Model
+from motley.daemon.models.description.operations import Experts, HeadLinear, Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
-from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, parse_header
+from motley.daemon.weights.spec import Piece
 from motley.plugins.engine import AdapterProduct, Factor
 
 WEIGHTS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-_MATRIX = re.compile(re.escape(_PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+PIECE_BYTES = 8 << 20
+"""Of a file that are read at once."""
 _WEIGHT = ".weight"
 
 
@@ -63,90 +66,74 @@ class _Place:
     """A matrix of the model, as the rows of what a module of the base multiplies with."""
 
     weight: W
-    rows: range
+    rows: slice | npt.NDArray[np.int64]
     height: int
     """Rows of all that the module multiplies with."""
 
 
-def read_adapter(folder: Path, model: Model) -> Adapter:
+def read_adapter(place: Path, model: Model, alive: Callable[[], None] = lambda: None) -> Adapter:
     """Read an adapter of a model.
+
+    Args:
+        place: a folder in PEFT's format, or a GGUF file.
+        alive: is called after each piece that the disk has given.
 
     Raises:
         ConfigError: its config cannot be read, or asks for something that is not computed here.
         CheckpointError: its file is broken, or does not fit the model or the config; the message names the tensors.
     """
-    config = read_config(folder / CONFIG)
-    file = folder / WEIGHTS
+    gguf = place.suffix == GGUF
+    file = place if gguf else place / WEIGHTS
+    config = None if gguf else read_config(place / CONFIG)
     try:
-        told = (folder / CONFIG).read_bytes()
-        content = np.fromfile(file, np.uint8)
+        told = (place / CONFIG).read_bytes() if config else b""
+        content = _content(file, alive)
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
-    matrices = _tensors(file, content)
-    sides: dict[str, dict[str, Factor]] = {}
-    for name in matrices:
-        found = _MATRIX.fullmatch(name)
-        if found is None:
-            raise CheckpointError(
-                f"{file}: tensor {name!r} is no matrix of LoRA for a linear module; of adapters, only those are"
-                " computed here: no embeddings, no whole modules, no biases, no magnitudes of DoRA"
-            )
-        sides.setdefault(found["module"], {})[found["side"]] = matrices[name]
-    products = _products(file, sides, config, model)
+    if config:
+        products = _products(file, peft_tensors(file, content), config, model)
+    else:
+        products = _products(file, *gguf_adapter(file, content, model), model)
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
     return Adapter(digest.hexdigest(), products)
 
 
-def _tensors(file: Path, content: npt.NDArray[np.uint8]) -> dict[str, Factor]:
-    """The tensors of a safetensors file, by their names, given its content."""
-    size = len(content)
-    length = int.from_bytes(content[:8].tobytes(), "little")
-    if size < 8 or 8 + length > size:
-        raise CheckpointError(f"{file}: truncated: {size} bytes, fewer than its header alone should have")
-    infos = parse_header(file, content[8 : 8 + length].tobytes(), size)
-    tensors = {}
-    for name, info in infos.items():
-        if info.dtype not in READABLE:
-            raise CheckpointError(f"{file}: tensor {name!r} is {info.dtype}; supported: {', '.join(READABLE)}")
-        # A copy: what lies at odd places of a file cannot be computed with.
-        values = content[info.offset : info.offset + info.size].copy()
-        tensors[name] = values.view(READABLE[info.dtype]).reshape(info.shape)
-    return tensors
+def _content(file: Path, alive: Callable[[], None]) -> npt.NDArray[np.uint8]:
+    """u8[bytes]: what a file has."""
+    with file.open("rb", buffering=0) as opened:
+        content = np.empty(os.fstat(opened.fileno()).st_size, np.uint8)
+        done = 0
+        while read := opened.readinto(content.data[done : done + PIECE_BYTES]):
+            done += read
+            alive()
+    return content[:done]
 
 
-def _products(
-    file: Path, sides: Mapping[str, Mapping[str, Factor]], config: AdapterConfig, model: Model
-) -> dict[str, AdapterProduct]:
+def _products(file: Path, sides: Sides, said: Said, model: Model) -> dict[str, AdapterProduct]:
     """What the matrices of modules, each with its A and B, add to the products with the model's matrices."""
     places = _places(model)
-    experts = _expert_modules(model)
     problems = []
     products: dict[str, AdapterProduct] = {}
     for module, pair in sides.items():
         own = _own_name(model, module)
         if own not in places:
-            reason = (
-                "adapters for the matrices of routed experts are not computed here yet"
-                if re.sub(r"\d+", "#", own) in experts
-                else f"this model ({model.family}) has no such matrix in its layers"
-            )
-            problems.append(f"{file}: {_called(module, next(iter(pair)))}: {reason}")
+            problems.append(f"{file}: {said.called(module, next(iter(pair)))!r}: {_why_not(model, own)}")
             continue
-        if not config.adapts(module):
-            problems.append(f"{file}: {_called(module, next(iter(pair)))} is not among what {CONFIG} targets")
+        if not said.adapts(module):
+            problems.append(f"{file}: {said.called(module, next(iter(pair)))!r} is not among what {CONFIG} targets")
             continue
         try:
-            made = _product(file, module, pair, config, places[own])
+            made = _product(file, module, pair, said, places[own])
         except CheckpointError as error:
             problems.append(str(error))
             continue
         if twice := made.keys() & products.keys():
-            problems.append(f"{file}: two tensors are for {min(twice)!r}: {_called(module, 'A')} is the second")
+            problems.append(f"{file}: two tensors are for {min(twice)!r}: {said.called(module, 'A')!r} is the second")
         products |= made
     problems += [
-        f"{file}: tensor {_called(module, 'A')} is absent, which {CONFIG} targets"
-        for module in _missing(model, config, sides)
+        f"{file}: tensor {said.called(module, 'A')!r} is absent, which {CONFIG} targets"
+        for module in _missing(model, said, sides)
     ]
     refuse_all(problems)
     if not products:
@@ -155,7 +142,7 @@ def _products(
 
 
 def _product(
-    file: Path, module: str, pair: Mapping[str, Factor], config: AdapterConfig, places: list[_Place]
+    file: Path, module: str, pair: Mapping[str, Factor], said: Said, places: list[_Place]
 ) -> dict[str, AdapterProduct]:
     """What a module's A and B add, for each of the model's matrices that it multiplies with.
 
@@ -164,23 +151,20 @@ def _product(
     """
     inner = places[0].weight.in_
     assert inner is not None
-    rank = config.rank_of(module)
+    rank = said.rank_of(module)
     for side, shape, what in (("A", (rank, inner.size), "rows"), ("B", (places[0].height, rank), "columns")):
         if side not in pair:
-            raise CheckpointError(f"{file}: tensor {_called(module, side)} is absent")
+            raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} is absent")
         if pair[side].shape != shape:
             raise CheckpointError(
-                f"{file}: tensor {_called(module, side)} has shape {list(pair[side].shape)}; the model and the config"
-                f" make it {list(shape)}, {rank} {what} being the adapter's rank"
+                f"{file}: tensor {said.called(module, side)!r} has shape {list(pair[side].shape)}; the model and"
+                f" the config make it {list(shape)}, {rank} {what} being the adapter's rank"
             )
-    down, up = pair["A"], _scaled(pair["B"], config.scale_of(module))
+    down, up = pair["A"], _scaled(pair["B"], said.scale_of(module))
     for side, factor in (("A", down), ("B", up)):
         if not np.isfinite(factor).all():
-            raise CheckpointError(f"{file}: tensor {_called(module, side)} has values that are no finite numbers")
-    return {
-        place.weight.name: AdapterProduct(down, np.asfortranarray(up[place.rows.start : place.rows.stop]))
-        for place in places
-    }
+            raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} has values that are no finite numbers")
+    return {place.weight.name: AdapterProduct(down, up[place.rows]) for place in places}
 
 
 def _scaled(factor: Factor, scale: float) -> Factor:
@@ -194,37 +178,50 @@ def _scaled(factor: Factor, scale: float) -> Factor:
 def _places(model: Model) -> dict[str, list[_Place]]:
     """What may be adapted: by the names of the base's modules, the model's matrices that these multiply with."""
     places: dict[str, list[_Place]] = {}
-    for w in _matrices(model):
-        module = w.name.removesuffix(_WEIGHT)
-        places[module] = [_Place(w, range(w.out.size), w.out.size)]
+    for module, w in _matrices(model):
+        places[module] = [_Place(w, slice(0, w.out.size), w.out.size)]
         for part in w.parts:
-            if not part.transposed and part.step == 1 and part.tensor.endswith(_WEIGHT):
-                rows = range(part.start, part.start + w.out.size)
+            if not part.transposed and part.tensor.endswith(_WEIGHT):
+                stretches = (piece.rows for piece in part.pieces(Piece(w.name, range(w.out.size))))
+                rows = np.concatenate([np.arange(own.start, own.stop, own.step) for own in stretches])
                 places.setdefault(part.tensor.removesuffix(_WEIGHT), []).append(_Place(w, rows, part.shape[0]))
     return places
 
 
-def _missing(model: Model, config: AdapterConfig, given: Collection[str]) -> Iterator[str]:
+def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
     """The modules that a config targets, and that an adapter has nothing for; routers may be no modules of the base."""
-    if config.targets == ALL_LINEAR:
-        return
     known = {_own_name(model, module) for module in given}
-    for w in _matrices(model):
+    for module, w in _matrices(model):
         # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
-        own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {w.name.removesuffix(_WEIGHT)}
-        if w.routes or not known.isdisjoint([*own, w.name.removesuffix(_WEIGHT)]):
+        own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {module}
+        if w.routes or not known.isdisjoint([*own, module]):
             continue
         prefixes = ("model.", *model.prefixes)
-        spelled = (prefix + name.removeprefix("model.") for name in sorted(own) for prefix in prefixes)
-        yield from list(filter(config.adapts, spelled))[:1]
+        inner = [name.removeprefix("model.") for name in sorted(own) if name.startswith("model.")]
+        spelled = [prefix + name for name in inner for prefix in prefixes] or own
+        yield from list(filter(said.promises, spelled))[:1]
 
 
-def _matrices(model: Model) -> Iterator[W]:
-    """The matrices of the layers' products, but for those of routed experts."""
+def _matrices(model: Model) -> Iterator[tuple[str, W]]:
+    """The matrices of the layers' products, but for those of routed experts, and that of the head, by their modules: a
+    head has its own also where its matrix is the embedding table."""
     for layer in model.layers:
         for each in layer.operations:
             if isinstance(each, Linear):
-                yield from each.ws
+                yield from ((w.name.removesuffix(_WEIGHT), w) for w in each.ws)
+    for each in model.head:
+        if isinstance(each, Linear):
+            yield from ((HEAD.removesuffix(_WEIGHT), w) for w in each.ws)
+
+
+def _why_not(model: Model, module: str) -> str:
+    """Why a module, which is none of those that may be adapted, is none."""
+    if re.sub(r"\d+", "#", module) in _expert_modules(model):
+        return "adapters for the matrices of routed experts are not computed here"
+    by_heads = (each.w for layer in model.layers for each in layer.operations if isinstance(each, HeadLinear))
+    if any(module == part.tensor.removesuffix(_WEIGHT) for w in by_heads for part in w.parts):
+        return "adapters for what is multiplied head by head are not computed here"
+    return f"this model ({model.family}) has no such matrix in its layers or head"
 
 
 def _expert_modules(model: Model) -> set[str]:
@@ -240,7 +237,3 @@ def _own_name(model: Model, module: str) -> str:
         if module.startswith(prefix):
             return "model." + module.removeprefix(prefix)
     return module
-
-
-def _called(module: str, side: str) -> str:
-    return repr(f"{_PREFIX}{module}.lora_{side}{_WEIGHT}")

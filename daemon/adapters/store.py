@@ -1,11 +1,13 @@
 """Adapters that other nodes have sent to this one, by fingerprint, in a folder that ranks here share.
 
-An adapter's two files travel as one stretch of bytes, in pieces: the length of its config, the config, the weights.
+An adapter is a folder with two files, or a GGUF file. It travels as one stretch of bytes, in pieces: the length of its
+config (0 in GGUF, where it is none of the files), the config, the weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import shutil
 import struct
@@ -14,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from motley.daemon.adapters.config import CONFIG
+from motley.daemon.adapters.gguf_adapter import GGUF
 from motley.daemon.adapters.reading import WEIGHTS
 
 FOLDER = "adapters"
 """What the folder of the adapters is called, in that of the shares."""
 PIECE_BYTES = 1 << 20
+_GGUF_FILE = f"adapter{GGUF}"
 _LENGTH = struct.Struct("<Q")
 
 
@@ -26,28 +30,36 @@ class AdapterStoreError(Exception):
     """An adapter cannot be read or kept; the message says why."""
 
 
+def is_adapter(place: Path) -> bool:
+    """Whether there are an adapter's files in a place: in a folder, or it is one in GGUF."""
+    if place.suffix == GGUF:
+        return place.is_file()
+    return (place / CONFIG).is_file() and (place / WEIGHTS).is_file()
+
+
 def size_of(adapter: Path) -> int:
-    """Bytes of the stretch that a folder's adapter travels as.
+    """Bytes of the stretch that an adapter travels as.
 
     Raises:
         AdapterStoreError: a file of it cannot be read.
     """
     with _told(adapter):
-        return _LENGTH.size + sum((adapter / name).stat().st_size for name in (CONFIG, WEIGHTS))
+        config, weights = _files(adapter)
+        return _LENGTH.size + len(config) + weights.stat().st_size
 
 
 def read_piece(adapter: Path, start: int) -> bytes:
-    """The bytes of a folder's adapter from a place in the stretch on, `PIECE_BYTES` at most.
+    """The bytes of an adapter from a place in the stretch on, `PIECE_BYTES` at most.
 
     Raises:
         AdapterStoreError: it cannot be read.
     """
     with _told(adapter):
-        config = (adapter / CONFIG).read_bytes()
+        config, weights = _files(adapter)
         head = _LENGTH.pack(len(config)) + config
         piece = head[start : start + PIECE_BYTES]
         if len(piece) < PIECE_BYTES:
-            with (adapter / WEIGHTS).open("rb") as file:
+            with weights.open("rb") as file:
                 file.seek(max(0, start - len(head)))
                 piece += file.read(PIECE_BYTES - len(piece))
         return piece
@@ -63,13 +75,13 @@ class AdapterStore:
         """The fingerprint of the adapter that is coming, and the file that has what has come."""
 
     def find(self, fingerprint: str) -> Path | None:
-        """The folder of an adapter, which counts as used now; None: it is not here."""
+        """The folder or GGUF file of an adapter, which counts as used now; None: it is not here."""
         folder = self._folder / fingerprint
-        if not (folder / WEIGHTS).is_file() or not (folder / CONFIG).is_file():
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(folder)
-        return folder
+        found = next((place for place in (folder, folder / _GGUF_FILE) if is_adapter(place)), None)
+        if found:
+            with contextlib.suppress(OSError):
+                os.utime(folder)
+        return found
 
     def write(self, fingerprint: str, start: int, size: int, data: bytes) -> None:
         """Take the next piece of an adapter; with the last one it is here. The first one begins anew.
@@ -105,8 +117,9 @@ class AdapterStore:
             own = Path(name) / fingerprint
             own.mkdir()
             (length,) = _LENGTH.unpack(stretch.read(_LENGTH.size))
-            (own / CONFIG).write_bytes(stretch.read(length))
-            with (own / WEIGHTS).open("wb") as weights:
+            if length:
+                (own / CONFIG).write_bytes(stretch.read(length))
+            with (own / (WEIGHTS if length else _GGUF_FILE)).open("wb") as weights:
                 shutil.copyfileobj(stretch, weights)
             there = self._folder / fingerprint
             try:
@@ -114,7 +127,7 @@ class AdapterStore:
             except OSError:
                 if not there.is_dir():
                     raise
-                if _sizes(there) != _sizes(own):  # it is damaged; else another rank here was quicker
+                if not _alike(there, own):  # it is damaged; else another rank here was quicker
                     shutil.rmtree(there)
                     own.rename(there)
         self.close()
@@ -136,6 +149,13 @@ class AdapterStore:
                 total -= sizes[folder][1]
 
 
+def _files(adapter: Path) -> tuple[bytes, Path]:
+    """An adapter's config, and the file with its weights."""
+    if adapter.suffix == GGUF:
+        return b"", adapter
+    return (adapter / CONFIG).read_bytes(), adapter / WEIGHTS
+
+
 @contextlib.contextmanager
 def _told(where: Path) -> Iterator[None]:
     """Errors say what could not be read or kept."""
@@ -145,6 +165,7 @@ def _told(where: Path) -> Iterator[None]:
         raise AdapterStoreError(f"{where}: {error}") from error
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of the files in a folder, by name."""
-    return {file.name: file.stat().st_size for file in folder.iterdir()}
+def _alike(one: Path, other: Path) -> bool:
+    """Whether two folders have the same adapter, to the byte."""
+    names = sorted(file.name for file in other.iterdir())
+    return filecmp.cmpfiles(one, other, names, shallow=False)[0] == names

@@ -144,15 +144,16 @@ class Scheduler:
                 self._fail_for(self._adapters.advance())
                 if not self._adapters.busy:
                     self.tell(activity=self._activity())
+            more_to_do = False
             if self._kept and self._kept.restoring:
                 self._kept.restore()
                 more_to_do = True
             elif self._busy:
                 self._advance(self._made_schedule())
-                more_to_do = spreads
             else:
                 self.check()
-                more_to_do = self._keep() or spreads
+                more_to_do = self._keep()
+            more_to_do |= self._adapters is not None and self._adapters.busy
             self._show_life(time.perf_counter())
 
     def keep_prefixes(self, seconds: float) -> None:

@@ -110,6 +110,30 @@ def find_here(source: str, models_dir: Path | None = None) -> Path | None:
     )
 
 
+def is_hub_id(source: str) -> bool:
+    """Whether a source may be one on the hub, and is no path."""
+    return not _PATH.match(source) and _HUB_ID.fullmatch(source) is not None
+
+
+def fetch(hub_id: str, files: list[str]) -> Path:
+    """Fetch some files from the hub, as far as there are any and they are not here.
+
+    Args:
+        hub_id: as `resolve` has it; one that names a GGUF file is that alone.
+
+    Returns:
+        The folder with the files, or the GGUF file.
+
+    Raises:
+        ModelNotFound: it is no hub id; the hub has no such thing, refuses, or cannot be reached.
+    """
+    found = _HUB_ID.fullmatch(hub_id)
+    if found is None:
+        raise ModelNotFound(f"{hub_id!r} is no hub id; give owner/name or owner/name:file.gguf")
+    place = _from_hub(found["repo"], found["revision"], [found["file"]] if found["file"] else files)
+    return place / (found["file"] or "")
+
+
 def find_fetched(source: str) -> Path | None:
     """Find a hub model that has been fetched, without asking the hub whether there is a newer one.
 

@@ -13,21 +13,24 @@
 #include "pool.h"
 #include "rounding.h"
 
-enum { DOWN_COLUMNS = 8, UP_COLUMNS = 1024 }; /* of a pass's results, that a thread takes at a time */
+#include <stdatomic.h>
+
+enum { DOWN_COLUMNS = 8, UP_COLUMNS = 1024 }; /* of a pass's results, that a thread takes at a time: whole panels */
 
 #define BEYOND ((int64_t)1 << 40) /* all chunks */
 
-struct pass {
+struct job {
     const struct adapted *a;
-    float *between; /* what the first pass makes of each group and part, one after another: [rows of the group, rank] */
-    int up;         /* whether it is the second one */
+    float *between;         /* what the first pass makes of each group and part, one after another: [rows, rank] */
+    int64_t downs;          /* chunks of the first pass, which come first */
+    _Atomic int64_t *done; /* of those */
 };
 
 /* Compute a chunk of a pass; beyond the last one, nothing. Returns how many chunks were counted, all of them in that
  * case, and says in *needed how much there is between the passes. */
-static int64_t pass_chunk(const struct pass *pass, int64_t chunk, int64_t *needed) {
-    const struct adapted *a = pass->a;
-    const int64_t size = pass->up ? UP_COLUMNS : DOWN_COLUMNS;
+static int64_t pass_chunk(const struct job *job, int up, int64_t chunk, int64_t *needed) {
+    const struct adapted *a = job->a;
+    const int64_t size = up ? UP_COLUMNS : DOWN_COLUMNS;
     int64_t chunks = 0;
     *needed = 0;
     for (int64_t g = 0; g < a->step->count; g++) {
@@ -36,22 +39,21 @@ static int64_t pass_chunk(const struct pass *pass, int64_t chunk, int64_t *neede
             const struct adapted_part *part = a->parts + p;
             const struct factors *own = part->slots + group->slot;
             if (!own->rank) continue;
-            const int64_t all = pass->up ? part->width : own->rank, begin = (chunk - chunks) * size;
+            const int64_t all = up ? part->width : own->rank, begin = (chunk - chunks) * size;
             if (chunk >= chunks && begin < all) {
                 const struct adapted_piece piece = {
                     .own = own,
                     .x = a->x,
-                    .between = pass->between + *needed,
+                    .between = job->between + *needed,
                     .y = a->y + part->first,
                     .rows = a->step->rows + group->first,
                     .tokens = group->count,
                     .columns = a->columns,
-                    .width = part->width,
                     .y_apart = a->width,
                     .begin = begin,
                     .end = begin + size < all ? begin + size : all,
                 };
-                if (pass->up) kernels->adapt_up(&piece);
+                if (up) kernels->adapt_up(&piece);
                 else kernels->adapt_down(&piece);
                 return chunks;
             }
@@ -62,9 +64,17 @@ static int64_t pass_chunk(const struct pass *pass, int64_t chunk, int64_t *neede
     return chunks;
 }
 
-static void work(const void *job, int64_t chunk) {
+/* Chunks are claimed in their order, so those that one of the second pass waits for are being computed. */
+static void work(const void *given, int64_t chunk) {
+    const struct job *job = given;
     int64_t needed;
-    pass_chunk(job, chunk, &needed);
+    if (chunk < job->downs) {
+        pass_chunk(job, 0, chunk, &needed);
+        atomic_fetch_add_explicit(job->done, 1, memory_order_release);
+    } else {
+        pool_await(job->done, job->downs);
+        pass_chunk(job, 1, chunk - job->downs, &needed);
+    }
 }
 
 /* Add what the adapters of a step's rows make of them. Returns -1, or -2 if there is no memory, or the number of a group
@@ -75,14 +85,15 @@ EXPORT int64_t motley_adapted(const struct adapted *a) {
             const int64_t row = a->step->rows[a->step->groups[g].first + i];
             if (row < 0 || row >= a->tokens) return g;
         }
-    struct pass down = {a, NULL, 0}, up = {a, NULL, 1};
+    _Atomic int64_t done = 0;
+    struct job job = {a, NULL, 0, &done};
     int64_t needed;
-    const int64_t downs = pass_chunk(&down, BEYOND, &needed), ups = pass_chunk(&up, BEYOND, &needed);
-    if (!downs) return -1;
+    job.downs = pass_chunk(&job, 0, BEYOND, &needed);
+    const int64_t ups = pass_chunk(&job, 1, BEYOND, &needed);
+    if (!job.downs) return -1;
     if (!pool_reserve(a->pool, (size_t)needed * sizeof(float))) return -2;
-    down.between = up.between = (float *)pool_enter(a->pool);
-    pool_run(a->pool, work, &down, downs);
-    pool_run(a->pool, work, &up, ups);
+    job.between = (float *)pool_enter(a->pool);
+    pool_run(a->pool, work, &job, job.downs + ups);
     pool_leave(a->pool);
     return -1;
 }

@@ -7,8 +7,13 @@ struct pool;
 
 enum factor_kind { FACTOR_FP32, FACTOR_FP16, FACTOR_BF16 }; /* SHARED with library.py */
 
-/* SHARED with library.py. What an adapter has for a part of a product: down[rank, columns], row by row, and up[width,
- * rank], column by column. */
+/* SHARED with adapted.py. How far the panels go in which matrices lie. */
+enum { PANEL_ROWS = 4, PANEL_STRETCH = 16, PANEL_COLUMNS = 64 };
+
+/* SHARED with library.py. What an adapter has for a part of a product, each matrix in the order in which it is read:
+ * down[rank, columns] by panels of PANEL_ROWS rows (the last one has what is left), in each PANEL_STRETCH columns of one
+ * row after another; up[width, rank] by panels of PANEL_COLUMNS of its rows, in each column by column. Zeros fill up
+ * columns of down and rows of up that are none. */
 struct factors {
     const void *down, *up;
     int64_t rank; /* 0: nothing */
@@ -50,6 +55,6 @@ struct adapted_piece {
     const float *x;
     float *between, *y; /* y at the part's first column */
     const int64_t *rows;
-    int64_t tokens, columns, width, y_apart, begin, end;
+    int64_t tokens, columns, y_apart, begin, end;
 };
 #endif

@@ -10,12 +10,13 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .library import F32, Adapted, AdaptedGroup, AdaptedPart, AdaptedRows, Factors, address, library, place
+from .library import F32, U8, Adapted, AdaptedGroup, AdaptedPart, AdaptedRows, Factors, address, library, place
 from .matmul import Pool
 from .rows import Action
 
@@ -25,6 +26,77 @@ KINDS: Mapping[np.dtype[np.generic], int] = {
     np.dtype(ml_dtypes.bfloat16): 2,
 }
 """What matrices may be kept as: the numbers that adapted.h calls them by."""
+PANEL_ROWS, PANEL_STRETCH, PANEL_COLUMNS = 4, 16, 64
+"""As in adapted.h: the order in which matrices are read."""
+CACHE_LINE = 64
+
+Matrix = npt.NDArray[np.generic]
+
+
+class Packed(NamedTuple):
+    """A matrix, u8, in the order in which it is read, and what its elements are."""
+
+    data: U8
+    dtype: np.dtype[np.generic]
+
+
+class PackedFactors(NamedTuple):
+    """What an adapter adds to a part of a product.
+
+    Attributes:
+        rank: of its matrices.
+        down: [rank, columns].
+        up: [width, rank].
+    """
+
+    rank: int
+    columns: int
+    width: int
+    down: Packed
+    up: Packed
+
+
+def packed_bytes(down: Matrix, up: Matrix) -> tuple[int, int]:
+    """The bytes that `pack_down` and `pack_up` need for a pair of matrices, in whole cache lines."""
+    rank, columns = down.shape
+    elements = rank * -(-columns // PANEL_STRETCH) * PANEL_STRETCH, rank * -(-len(up) // PANEL_COLUMNS) * PANEL_COLUMNS
+    sizes = (count * each.itemsize for count, each in zip(elements, (down, up), strict=True))
+    down_bytes, up_bytes = (-(-size // CACHE_LINE) * CACHE_LINE for size in sizes)
+    return down_bytes, up_bytes
+
+
+def pack_down(matrix: Matrix, place: U8) -> Packed:
+    """Lay out ``down``, [R, K], as adapted.h says, in a place that is aligned."""
+    rank, columns = matrix.shape
+    stretches = -(-columns // PANEL_STRETCH)
+    whole = rank // PANEL_ROWS * PANEL_ROWS
+    bits = _padded(_bits(matrix), rank, stretches * PANEL_STRETCH).reshape(rank, stretches, PANEL_STRETCH)
+    into = place[: bits.nbytes].view(bits.dtype)
+    panels = into[: whole * stretches * PANEL_STRETCH].reshape(-1, stretches, PANEL_ROWS, PANEL_STRETCH)
+    panels[...] = bits[:whole].reshape(-1, PANEL_ROWS, stretches, PANEL_STRETCH).swapaxes(1, 2)
+    rest = into[whole * stretches * PANEL_STRETCH :].reshape(stretches, rank - whole, PANEL_STRETCH)
+    rest[...] = bits[whole:].swapaxes(0, 1)
+    return Packed(place, matrix.dtype)
+
+
+def pack_up(matrix: Matrix, place: U8) -> Packed:
+    """Lay out ``up``, [N, R], as adapted.h says, in a place that is aligned."""
+    width, rank = matrix.shape
+    panels = -(-width // PANEL_COLUMNS)
+    bits = _padded(_bits(matrix), panels * PANEL_COLUMNS, rank)
+    into = place[: bits.nbytes].view(bits.dtype).reshape(panels, rank, PANEL_COLUMNS)
+    into[...] = bits.reshape(panels, PANEL_COLUMNS, rank).swapaxes(1, 2)
+    return Packed(place, matrix.dtype)
+
+
+def _bits(matrix: Matrix) -> Matrix:
+    """A matrix's elements as whole numbers, which are moved faster."""
+    return matrix.view(np.uint16 if matrix.itemsize == 2 else np.uint32)
+
+
+def _padded(matrix: Matrix, rows: int, columns: int) -> Matrix:
+    more = rows - len(matrix), columns - matrix.shape[1]
+    return np.pad(matrix, ((0, more[0]), (0, more[1]))) if any(more) else matrix
 
 
 class StepRows:
@@ -70,30 +142,28 @@ class AdaptedProduct:
         starts = accumulate(widths, initial=0)
         parts = zip(self._factors, starts, widths, strict=False)
         self._parts = (AdaptedPart * len(self._widths))(*(AdaptedPart(*part) for part in parts))
-        self._kept: dict[tuple[int, int], tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]] = {}
-        """The matrices that are in slots, by these and the numbers of the parts."""
+        self._kept: dict[tuple[int, int], PackedFactors] = {}
+        """What is in slots, by these and the numbers of the parts."""
 
-    def load(self, slot: int, part: int, down: npt.NDArray[np.generic], up: npt.NDArray[np.generic]) -> None:
+    def load(self, slot: int, part: int, factors: PackedFactors) -> None:
         """Have an adapter's matrices for a part. They are used where they are.
 
-        Args:
-            down: [R, K], C-contiguous.
-            up: [N, R], Fortran-contiguous.
-
         Raises:
-            ValueError: one has another shape, type or order, or is not aligned.
+            ValueError: they are of other shapes or types, or not aligned.
         """
-        rank = len(down)
+        rank, columns, width, down, up = factors
         if not {down.dtype, up.dtype} <= {*KINDS}:
             raise ValueError(f"down and up must be of {', '.join(map(str, KINDS))}, not {down.dtype} and {up.dtype}")
+        if (columns, width) != (self._columns, self._widths[part]):
+            raise ValueError(f"an adapter's {width} by {columns} is not {self._widths[part]} by {self._columns}")
         self._factors[part][slot] = Factors(
-            address("down", down, down.dtype, rank, self._columns),
-            address("up transposed", up.T, up.dtype, rank, self._widths[part]),
+            address("down", down.data, np.uint8, len(down.data)),
+            address("up", up.data, np.uint8, len(up.data)),
             rank,
             KINDS[down.dtype],
             KINDS[up.dtype],
         )
-        self._kept[slot, part] = down, up
+        self._kept[slot, part] = factors
 
     def unload(self, slot: int) -> None:
         """Forget what is in a slot."""

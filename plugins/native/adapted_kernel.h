@@ -1,29 +1,38 @@
 /* The kernels of adapted.c, of one level. */
 
-/* `count` elements of a matrix from the one numbered `at` on, or as many as there are lanes; the lanes left are 0. */
-ALWAYS floats load_factors(const void *matrix, int64_t at, int64_t count, const int kind) {
-    if (kind == FACTOR_FP32) return load_floats((const float *)matrix + at, count);
-    halves bits = {0};
-    const uint16_t *from = (const uint16_t *)matrix + at;
-    if (count < LANES) memcpy(&bits, from, (size_t)count * 2);
-    else memcpy(&bits, from, sizeof bits);
+enum { AHEAD = 4096 }; /* bytes, that a matrix is fetched before it is used: it is read from its beginning to its end */
+
+/* A vector of elements of a matrix, from the one numbered `at` on. */
+ALWAYS floats load_factors(const void *matrix, int64_t at, const int kind) {
+    if (kind == FACTOR_FP32) return load_floats((const float *)matrix + at, LANES);
+    halves bits;
+    memcpy(&bits, (const uint16_t *)matrix + at, sizeof bits);
     if (kind == FACTOR_FP16) return widen(bits);
     return (floats)(__builtin_convertvector(bits, unsigneds) << 16);
 }
 
-#define ADAPTED_VECTORS 2 /* of columns of y, by TILE_TOKENS tokens; by one token, as many more as there are registers */
+ALWAYS void fetch(const void *matrix, int64_t at, const int count, const int kind) {
+    const int bytes = kind == FACTOR_FP32 ? 4 : 2;
+    UNROLL for (int line = 0; line < count * bytes; line += 64)
+        __builtin_prefetch((const uint8_t *)matrix + at * bytes + AHEAD + line);
+}
 
-/* Add the products of up to 16 elements, `left` of which are there, to the lanes of `rows` rows of the matrix by `tokens`
- * rows of x. */
-ALWAYS void add_elements(const struct adapted_piece *s, floats lanes[PARTS][TILE], const float *const *x, int64_t row,
-                         int64_t at, int64_t left, const int rows, const int tokens, const int kind) {
+#define ADAPTED_VECTORS 2 /* of columns of y, by TILE_TOKENS tokens */
+#define PANEL_VECTORS (PANEL_COLUMNS / LANES)
+#define MORE_VECTORS \
+    (ADAPTED_VECTORS * TILE_TOKENS < PANEL_VECTORS ? ADAPTED_VECTORS * TILE_TOKENS : PANEL_VECTORS) /* by one token */
+
+/* Add the products of 16 elements, `left` of which are there, to the lanes of `rows` rows of the matrix, which begin at
+ * element `at` of it, by `tokens` rows of x. */
+ALWAYS void add_elements(const void *down, int64_t at, floats lanes[PARTS][TILE], const float *const *x, int64_t column,
+                         int64_t left, const int rows, const int tokens, const int kind) {
     UNROLL for (int p = 0; p < PARTS; p++) {
         const int64_t count = left - p * LANES;
         if (count <= 0) continue;
         floats values[TILE_TOKENS];
-        UNROLL for (int t = 0; t < tokens; t++) values[t] = load_floats(x[t] + at + p * LANES, count);
+        UNROLL for (int t = 0; t < tokens; t++) values[t] = load_floats(x[t] + column + p * LANES, count);
         UNROLL for (int r = 0; r < rows; r++) {
-            const floats own = load_factors(s->own->down, (row + r) * s->columns + at + p * LANES, count, kind);
+            const floats own = load_factors(down, at + r * LANES_IN_ALL + p * LANES, kind);
             UNROLL for (int t = 0; t < tokens; t++)
                 lanes[p][t * rows + r] = fused(own, values[t], lanes[p][t * rows + r]);
         }
@@ -32,19 +41,20 @@ ALWAYS void add_elements(const struct adapted_piece *s, floats lanes[PARTS][TILE
 
 ALWAYS void down_tile(const struct adapted_piece *s, int64_t row, int64_t token, const int rows, const int tokens,
                       const int kind) {
-    const int64_t whole = s->columns / LANES_IN_ALL * LANES_IN_ALL, apart = s->columns * (kind == FACTOR_FP32 ? 4 : 2);
+    const int64_t whole = s->columns / LANES_IN_ALL * LANES_IN_ALL, first = row / PANEL_ROWS * PANEL_ROWS;
+    const int64_t height = s->own->rank - first < PANEL_ROWS ? s->own->rank - first : PANEL_ROWS;
+    const void *down = s->own->down;
     const float *x[TILE_TOKENS];
     for (int t = 0; t < tokens; t++) x[t] = s->x + s->rows[token + t] * s->columns;
     floats lanes[PARTS][TILE];
     UNROLL for (int p = 0; p < PARTS; p++)
         UNROLL for (int i = 0; i < rows * tokens; i++) lanes[p][i] = (floats){0};
-    for (int64_t at = 0; at < whole; at += LANES_IN_ALL) {
-        UNROLL for (int r = 0; r < rows; r++) /* what the next tile reads */
-            __builtin_prefetch((const uint8_t *)s->own->down + (row + rows + r) * apart +
-                               at * (kind == FACTOR_FP32 ? 4 : 2));
-        add_elements(s, lanes, x, row, at, LANES_IN_ALL, rows, tokens, kind);
+    int64_t at = first * ((s->columns + LANES_IN_ALL - 1) / LANES_IN_ALL * LANES_IN_ALL) + (row - first) * LANES_IN_ALL;
+    for (int64_t column = 0; column < whole; column += LANES_IN_ALL, at += height * LANES_IN_ALL) {
+        fetch(down, at, rows * LANES_IN_ALL, kind);
+        add_elements(down, at, lanes, x, column, LANES_IN_ALL, rows, tokens, kind);
     }
-    if (whole < s->columns) add_elements(s, lanes, x, row, whole, s->columns - whole, rows, tokens, kind);
+    if (whole < s->columns) add_elements(down, at, lanes, x, whole, s->columns - whole, rows, tokens, kind);
     float totals[TILE];
     add_lanes(lanes, rows * tokens, totals);
     for (int t = 0; t < tokens; t++)
@@ -71,20 +81,20 @@ static void adapt_down(const struct adapted_piece *s) {
     else down_rows(s, FACTOR_FP32);
 }
 
-/* Add to `vectors` vectors of columns, the last of which has `last` columns, of `tokens` rows of y. */
+/* Add to `vectors` vectors of columns of one panel, the last of which has `last` columns, of `tokens` rows of y. */
 ALWAYS void up_tile(const struct adapted_piece *s, int64_t column, int64_t token, int64_t last, const int vectors,
                     const int tokens, const int kind) {
-    const int64_t rank = s->own->rank, bytes = kind == FACTOR_FP32 ? 4 : 2;
-    floats sums[TILE_TOKENS * ADAPTED_VECTORS];
+    const int64_t rank = s->own->rank, first = column / PANEL_COLUMNS * PANEL_COLUMNS;
+    const void *up = s->own->up;
+    floats sums[TILE_TOKENS * ADAPTED_VECTORS > MORE_VECTORS ? TILE_TOKENS * ADAPTED_VECTORS : MORE_VECTORS];
     UNROLL for (int i = 0; i < vectors * tokens; i++) sums[i] = (floats){0};
-    for (int64_t r = 0; r < rank; r++) {
-        const int64_t at = r * s->width + column;
-        UNROLL for (int64_t line = 0; line < vectors * LANES * bytes; line += 64) /* what the next tile reads */
-            __builtin_prefetch((const uint8_t *)s->own->up + (at + vectors * LANES) * bytes + line);
+    int64_t at = first * rank + column - first;
+    for (int64_t r = 0; r < rank; r++, at += PANEL_COLUMNS) {
+        fetch(up, at, vectors * LANES, kind);
         floats values[TILE_TOKENS];
         UNROLL for (int t = 0; t < tokens; t++) values[t] = all_lanes(s->between[(token + t) * rank + r]);
         UNROLL for (int v = 0; v < vectors; v++) {
-            const floats own = load_factors(s->own->up, at + v * LANES, v < vectors - 1 ? LANES : last, kind);
+            const floats own = load_factors(up, at + v * LANES, kind);
             UNROLL for (int t = 0; t < tokens; t++) sums[t * vectors + v] = fused(own, values[t], sums[t * vectors + v]);
         }
     }
@@ -97,8 +107,6 @@ ALWAYS void up_tile(const struct adapted_piece *s, int64_t column, int64_t token
         }
     }
 }
-
-#define MORE_VECTORS (ADAPTED_VECTORS * TILE_TOKENS)
 
 ALWAYS void up_rows(const struct adapted_piece *s, const int kind) {
     for (int64_t token = 0, next; token < s->tokens; token = next) {

@@ -49,6 +49,12 @@ static void pause_briefly(void) {
 #endif
 }
 
+/* Wait a little for another thread inside; after so many times the core of which may be ours. */
+static void pause_longer(int spins) {
+    if (spins < 1000) pause_briefly();
+    else sched_yield();
+}
+
 static int64_t now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -118,12 +124,11 @@ void pool_run(struct pool *pool, void (*work)(const void *job, int64_t chunk), c
     wake_sleepers(pool);
     claim_chunks(pool);
     atomic_fetch_and(&pool->state, ~OPEN);
-    for (int spins = 0; atomic_load(&pool->state) & INSIDE; spins++) {
-        if (spins < 1000)
-            pause_briefly();
-        else
-            sched_yield(); /* the core of a thread inside may be ours */
-    }
+    for (int spins = 0; atomic_load(&pool->state) & INSIDE; spins++) pause_longer(spins);
+}
+
+void pool_await(const _Atomic int64_t *counter, int64_t least) {
+    for (int spins = 0; atomic_load_explicit(counter, memory_order_acquire) < least; spins++) pause_longer(spins);
 }
 
 uint8_t *pool_enter(struct pool *pool) {

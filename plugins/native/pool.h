@@ -18,4 +18,7 @@ void pool_leave(struct pool *pool);
 
 /* Between the two: work(job, chunk) for every chunk in [0, chunks), on any thread, in any order; returns after all. */
 void pool_run(struct pool *pool, void (*work)(const void *job, int64_t chunk), const void *job, int64_t chunks);
+
+/* Within a job: wait until other chunks, which were claimed before, have raised a counter (memory_order_release) so far. */
+void pool_await(const _Atomic int64_t *counter, int64_t least);
 #endif

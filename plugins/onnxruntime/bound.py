@@ -48,11 +48,13 @@ class BoundHead:
     """The head bound to some rows of the buffers.
 
     Attributes:
-        actions: what computes it; none if this rank has nothing of it.
+        actions: what computes it if no row has an adapter; none if this rank has nothing of it.
+        adapted: what does if any has.
         wanted: i64[R], the rows that get logits, set before each step.
         logits: f32[R, V]{tp}, where these are.
     """
 
     actions: Sequence[Action]
+    adapted: Sequence[Action]
     wanted: Array
     logits: F32

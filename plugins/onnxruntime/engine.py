@@ -35,6 +35,7 @@ from motley.plugins.engine import (
     EngineError,
     EngineOptions,
     Pending,
+    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,
@@ -48,8 +49,9 @@ from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.held import HeldAttention
-from motley.plugins.onnxruntime.kernels import FAR, Attend
+from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_blocks
 from motley.plugins.onnxruntime.lowering import lower
+from motley.plugins.onnxruntime.packing import pack_adapter
 from motley.plugins.onnxruntime.recurrences import allocated_slots
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
@@ -103,7 +105,7 @@ class OnnxRuntimeEngine:
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         most_rows = options.max_rows + options.max_rows % 2
-        self._blocks = _allocated_blocks(graph)
+        self._blocks = allocated_blocks(graph)
         movable = graph.blocks.movable(graph.caches)
         self._movable = {name: self._blocks[name] for name in graph.blocks.arrays(movable)}
         """Those that can be copied to far ones."""
@@ -122,6 +124,7 @@ class OnnxRuntimeEngine:
         self._slots = AdapterSlots("onnxruntime", graph)
         self._adapts = [part.adapt for part in parts if part.adapt]
         self._adapted = [StepRows(most_rows) for _ in range(2)]
+        self._adapted_head = StepRows(most_rows)
         self._recurring = [RecurrentSpans(most_rows) for _ in range(2)] if graph.states else []
         """The same as recurrent layers read them."""
         self._states = {spec.layer: allocated_slots(spec, graph.blocks.states) for spec in graph.states}
@@ -162,13 +165,16 @@ class OnnxRuntimeEngine:
             for source, target in pairs:
                 states.copy(source, target)
 
-    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
-        fitting = self._slots.fitting(slot, products)
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        return pack_adapter(self._slots.fitting(products), [each.parts for each in self._adapts])
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        self._slots.check(slot)
         for each in self._adapts:
             each.factors.unload(slot)
             for number, part in enumerate(each.parts):
-                if part in fitting:
-                    each.factors.load(slot, number, *fitting[part])
+                if part in adapter.parts:
+                    each.factors.load(slot, number, adapter.parts[part])
         self._slots.taken.add(slot)
 
     def unload_adapter(self, slot: int) -> None:
@@ -259,7 +265,9 @@ class OnnxRuntimeEngine:
         head = self._bind_head(count, self._even(len(wanted)), bound[0].places)
         head.wanted[: len(wanted)] = wanted
         head.wanted[len(wanted) :] = wanted[-1]
-        compute(head.actions)
+        in_head = self._slots.rows(spans, head=True)
+        self._adapted_head.set(in_head)
+        compute(head.adapted if in_head else head.actions)
         return head.logits[: len(wanted)]
 
     def _run_by_turns(self, halves: Sequence[Sequence[Bound]], exchange: Exchange) -> None:
@@ -362,7 +370,7 @@ class OnnxRuntimeEngine:
             if isinstance(part.segment.then, Gathering)
         }
         # What adapters add to a product is added where that lies.
-        places |= {own.product: places[own.y] for own in self._adapts}
+        places |= {part.adapt.product: places[part.adapt.y] for part in self._layers if part.adapt}
         places |= self._blocks | self._far_blocks
         steps: list[Bound] = []
         adapted: list[Bound] = []
@@ -448,13 +456,21 @@ class OnnxRuntimeEngine:
             self._heads.move_to_end(key)
             return self._heads[key]
         thens = [part.segment.then for part in self._head if isinstance(part.segment.then, Kernel)]
-        made = {name for part in self._head for name in part.segment.outputs}
-        made.update(name for then in thens for name in then.results)
-        own = {name: self._buffers[name][:count] for name in made if name in self._buffers}
+        computed = {name for part in self._head for name in part.segment.outputs}
+        computed.update(name for then in thens for name in then.results)
+        own = {name: self._buffers[name][:count] for name in computed if name in self._buffers}
         wanted, logits = np.zeros(count, np.int64), self._logits[:count]
         places = {**places, **self._rows_of_buffers(slice(0, rows)), **own, ROWS: wanted, "logits": logits}
-        actions = [bind(places) for part in self._head for bind in (part.run, part.then) if bind]
-        return _kept(self._heads, key, BoundHead(actions, wanted, logits))
+        places |= {part.adapt.product: places[part.adapt.y] for part in self._head if part.adapt}
+        actions: list[Action] = []
+        adding: list[Action] = []
+        for part in self._head:
+            made = [bind(places) for bind in (part.run, part.then) if bind]
+            actions += made
+            adding += made
+            if part.adapt:
+                adding.append(part.adapt.bind(places, self._adapted_head))
+        return _kept(self._heads, key, BoundHead(actions, adding, wanted, logits))
 
     def _rows_of_buffers(self, rows: slice) -> dict[str, Array]:
         return {name: buffer[rows] for name, buffer in self._buffers.items()}
@@ -471,18 +487,6 @@ class OnnxRuntimeEngine:
         places.update(zip(gathering.gathered, terms, strict=True))
         places.update(zip(gathering.own, parts[self._collectives.rank], strict=True))
         return parts
-
-
-def _allocated_blocks(graph: RankGraph) -> dict[str, Array]:
-    """[count, *shape] of each of `CacheBlocks.arrays`, by its name. All pages are there."""
-    blocks = {
-        name: np.empty((graph.blocks.count_of(spec), *shape), dtype)
-        for spec in graph.caches
-        for name, (shape, dtype) in graph.blocks.arrays([spec]).items()
-    }
-    for own in blocks.values():
-        own.fill(0)
-    return blocks
 
 
 def _kept(bound: OrderedDict[tuple[int, int], B], key: tuple[int, int], new: B) -> B:

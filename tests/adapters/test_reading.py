@@ -120,7 +120,7 @@ def put(name: str, *shape: int, value: float = 1.0, kind: type = np.float32) -> 
         (put(f"{PREFIX}.self_attn.q_proj.lora_magnitude_vector", 32), "lora_magnitude_vector' is no matrix of LoRA"),
         (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "no embeddings"),
         (put("base_model.model.lm_head.weight", 9, 9), "lm_head.weight' is no matrix of LoRA"),
-        (put("base_model.model.lm_head.lora_A.weight", 4, 32), r"lm_head\.lora_A.*no such matrix in its layers"),
+        (put("base_model.model.lm_head.lora_A.weight", 4, 64), r"lm_head\.lora_B\.weight' is absent"),
         (put("base_model.model.model.layers.99.mlp.up_proj.lora_A.weight", 4, 32), "no such matrix in its layers"),
         (put("base_model.model.model.layers.0.mlp.experts.0.lora_A.weight", 4, 32), "no such matrix in its layers"),
     ],
@@ -168,7 +168,7 @@ def test_matrices_of_routed_experts(tmp_path: Path) -> None:
     model = golden_case("olmoe").model
     name = "base_model.model.model.layers.1.mlp.experts.3.up_proj.lora_A.weight"
     write_adapter(tmp_path, model, seed=0, change=put(name, 4, model.hidden))
-    with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj.* routed experts are not computed here yet"):
+    with pytest.raises(CheckpointError, match=r"experts\.3\.up_proj.* routed experts are not computed here"):
         read_adapter(tmp_path, model)
 
 
@@ -194,3 +194,10 @@ def test_a_config_is_read_first(tmp_path: Path) -> None:
     write_adapter(tmp_path, LLAMA, seed=0, use_dora=True)
     with pytest.raises(ConfigError, match="use_dora"):
         read_adapter(tmp_path, LLAMA)
+
+
+def test_a_matrix_of_heads_is_refused_by_name(tmp_path: Path) -> None:
+    model = golden_case("deepseek-v3").model
+    write_adapter(tmp_path, model, 0, change=put(f"{PREFIX}.self_attn.kv_b_proj.lora_A.weight", 4, 8))
+    with pytest.raises(CheckpointError, match=r"kv_b_proj\.lora_A\.weight': .* head by head"):
+        read_adapter(tmp_path, model)

@@ -16,7 +16,8 @@ from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.reading import read_model
 from motley.plugins.engine import CacheBlocks, EngineOptions
-from motley.plugins.mapped_share import HUGE_PAGE, MappedShare
+from motley.plugins.huge_pages import HUGE_PAGE
+from motley.plugins.mapped_share import MappedShare
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from tests.models.cases import LocalSession, whole_share
 

@@ -140,8 +140,8 @@ def build_rank_graph(
         experts_elsewhere: the ranks are a trunk without routed experts.
         beside: how other ranks hold the matrices, which their units suit too.
         blocks: of the KV caches; None: as many of the usual size as one sequence may need.
-        adapters: how many slots for adapters there are. They may add to every product of the layers with a matrix of
-            the model, but those of routed experts.
+        adapters: how many slots for adapters there are. They may add to every product of the layers and the head with
+            a matrix of the model, but those of routed experts.
         cut: the units that shares are of, where the model is some layers of another; None: the model's own.
         embeds: nothing follows the head's norm: the results are its rows, the same on all ranks, and no rank has a
             weight of the head.
@@ -186,7 +186,6 @@ class _RankNodes(RankSums):
         self.adapts = adapters > 0
         for layer in self.layers:
             self._lower_layer(layer)
-        self.adapts = False
         width = self._lower_end(self.read(self.layers[-1].y), embeds)
 
         placed, share_bytes = lay_out(self.weights)

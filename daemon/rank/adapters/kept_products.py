@@ -5,12 +5,7 @@ So an adapter that takes turns with others is loaded without its file being read
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from motley.plugins.engine import AdapterProduct
-
-Products = Mapping[str, AdapterProduct]
-"""As `motley.plugins.engine.AdaptedEngine.load_adapter` takes them."""
+from motley.plugins.engine import PreparedAdapter
 
 
 class KeptProducts:
@@ -22,27 +17,26 @@ class KeptProducts:
             limit: bytes that all of them together may have, unless those in slots alone have more.
         """
         self._limit = limit
-        self._kept: dict[str, Products] = {}
+        self._kept: dict[str, PreparedAdapter] = {}
         """The one that was used longest ago first."""
         self._in_slots: dict[int, str] = {}
 
     @property
     def bytes(self) -> int:
         """What all of them have together."""
-        arrays = {id(factor): factor.nbytes for own in self._kept.values() for each in own.values() for factor in each}
-        return sum(arrays.values())
+        return sum(own.nbytes for own in self._kept.values())
 
-    def get(self, adapter: str) -> Products | None:
+    def get(self, adapter: str) -> PreparedAdapter | None:
         """The share of an adapter, which is used now; None: it is not here."""
         own = self._kept.pop(adapter, None)
         if own is not None:
             self.put(adapter, own)
         return own
 
-    def put(self, adapter: str, products: Products) -> None:
+    def put(self, adapter: str, share: PreparedAdapter) -> None:
         """Keep a share, in place of others that are in no slot and were used longest ago."""
         self._kept.pop(adapter, None)
-        self._kept[adapter] = products
+        self._kept[adapter] = share
         self._make_room()
 
     def loaded(self, slot: int, adapter: str) -> None:

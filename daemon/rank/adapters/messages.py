@@ -9,9 +9,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-_FIND = struct.Struct("<B32sB")
+_FIND = struct.Struct("<B32sBB")
 _FOUND = struct.Struct("<B32sIQQB")
 _READ = struct.Struct("<BI32sQ")
+_PIECE = struct.Struct("<BBB")
 _WRITE = struct.Struct("<B32sQQ")
 _LOAD = struct.Struct("<B32sI")
 _NOBODY = bytes(32)
@@ -25,15 +26,17 @@ class FindAdapter:
         fingerprint: of the one that is wanted; empty: whichever is there.
         source: a folder where it may be; empty: it is only looked for among those that ranks have sent.
         again: some rank was still reading when this was asked last: who was not says the same as then.
+        fetch: rank 0 is to fetch it from the hub: no rank has found it, and the source is a hub id.
     """
 
     fingerprint: str
     source: str
     again: bool = False
+    fetch: bool = False
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _FIND.pack(14, bytes.fromhex(self.fingerprint) or _NOBODY, self.again) + self.source.encode()
+        return _FIND.pack(14, bytes.fromhex(self.fingerprint) or _NOBODY, self.again, self.fetch) + self.source.encode()
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,16 @@ class Piece:
     Attributes:
         data: empty: this rank was not asked, or could not read it.
         trouble: why it could not.
+        pending: it still reads: ask again, after the next step.
     """
 
     data: bytes = b""
     trouble: str = ""
+    pending: bool = False
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return bytes((17, bool(self.trouble))) + (self.trouble.encode() or self.data)
+        return _PIECE.pack(17, bool(self.trouble), self.pending) + (self.trouble.encode() or self.data)
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,8 @@ def decode(data: bytes) -> AdapterMessage:
     """
     match data[0]:
         case 14:
-            _, name, again = _FIND.unpack_from(data)
-            return FindAdapter(_named(name), data[_FIND.size :].decode(), _truth(again))
+            _, name, again, fetch = _FIND.unpack_from(data)
+            return FindAdapter(_named(name), data[_FIND.size :].decode(), _truth(again), _truth(fetch))
         case 15:
             _, name, rank, weights, size, pending = _FOUND.unpack_from(data)
             trouble = data[_FOUND.size :].decode()
@@ -148,10 +153,11 @@ def decode(data: bytes) -> AdapterMessage:
             _, holder, name, start = _READ.unpack(data)
             return ReadAdapter(holder, name.hex(), start)
         case 17:
-            failed = _truth(data[1])
-            if failed and not data[2:]:
-                raise ValueError("a Piece with trouble of which it says nothing")
-            return Piece(trouble=data[2:].decode()) if failed else Piece(data[2:])
+            _, failed, pending = _PIECE.unpack_from(data)
+            told = data[_PIECE.size :]
+            if (_truth(pending) and (failed or told)) or (_truth(failed) and not told):
+                raise ValueError("a Piece with trouble of which it says nothing, or of what is still read")
+            return Piece(trouble=told.decode()) if failed else Piece(told, pending=bool(pending))
         case 18:
             _, name, start, size = _WRITE.unpack_from(data)
             return WriteAdapter(name.hex(), start, size, data[_WRITE.size :])

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from motley.daemon.adapters.config import CONFIG
 from motley.daemon.adapters.cutting import cut_adapter
+from motley.daemon.adapters.fetching import fetched_adapter
 from motley.daemon.adapters.reading import Adapter, read_adapter
-from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, read_piece, size_of
+from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, read_piece, size_of
 from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.rank.adapters.kept_products import KeptProducts, Products
+from motley.daemon.rank.adapters.kept_products import KeptProducts
+from motley.daemon.rank.adapters.lookups import Alive, Lookups
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -30,25 +28,38 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import stays_inside
-from motley.plugins.engine import AdaptedEngine, AdapterProduct, EngineMemoryError, Factor
+from motley.plugins.engine import AdaptedEngine, PreparedAdapter
 
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
 PATIENCE_S = 0.002
 """An adapter that is not read so soon is asked for again, after the next step."""
+ANSWERS_KEPT = 64
 _WRONG = (AdapterStoreError, CheckpointError, ConfigError)
+
+
+class _Sought(NamedTuple):
+    """An adapter that is looked for.
+
+    Attributes:
+        fingerprint, source, fetch: as in `FindAdapter`; this rank fetches.
+    """
+
+    fingerprint: str
+    source: str
+    fetch: bool
 
 
 class _Read(NamedTuple):
     """An adapter that was read.
 
     Attributes:
-        products: this rank's share of it.
+        share: this rank's.
     """
 
     told: FoundAdapter
     place: Path
-    products: Products
+    share: PreparedAdapter
 
 
 @dataclass
@@ -79,14 +90,15 @@ class RankAdapters:
     _found: dict[str, FoundAdapter] = field(default_factory=dict)
     """What was said of those."""
     _kept: KeptProducts = field(init=False)
-    _reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "adapters"))
-    _reading: Future[_Read | str] | None = None
-    """What is looked for."""
-    _answered: FoundAdapter | None = None
-    """What was said when that was found."""
+    _lookups: Lookups[_Sought, _Read] = field(init=False)
+    _pieces: Lookups[tuple[Path, int], bytes] = field(init=False)
+    _answers: OrderedDict[_Sought, FoundAdapter] = field(default_factory=OrderedDict)
+    """What was said last of what was looked for."""
 
     def __post_init__(self) -> None:
-        self._kept = KeptProducts(self.slots * self.rank * ELEMENT_BYTES * adapter_elements(self.model))
+        self._kept = KeptProducts(self.slots * self._room)
+        self._lookups = Lookups(self._look)
+        self._pieces = Lookups(lambda own, alive: read_piece(*own))
 
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
         """Do what rank 0 says, and say how it went.
@@ -96,13 +108,10 @@ class RankAdapters:
             motley.plugins.engine.EngineError: the engine cannot have what every other rank has.
         """
         match message:
-            case FindAdapter(fingerprint, source, again):
-                return self._find(fingerprint, source, again)
+            case FindAdapter(fingerprint, source, again, fetch):
+                return self._find(_Sought(fingerprint, source, fetch and self.number == 0), again)
             case ReadAdapter(holder, fingerprint, start):
-                try:
-                    return Piece(read_piece(self._place(fingerprint), start) if holder == self.number else b"")
-                except AdapterStoreError as error:
-                    return Piece(trouble=str(error))
+                return self._piece(fingerprint, start) if holder == self.number else Piece()
             case WriteAdapter(fingerprint, start, size, data):
                 try:
                     if fingerprint not in self._places:
@@ -116,75 +125,103 @@ class RankAdapters:
                 return self._load(fingerprint, slot)
 
     def close(self) -> None:
-        """Forget what has come of an adapter of which the rest does not come, and read nothing more."""
-        self._reader.shutdown(wait=False, cancel_futures=True)
+        """Forget what has come of an adapter of which the rest does not come."""
         self.store.close()
 
-    def _find(self, fingerprint: str, source: str, again: bool) -> FoundAdapter:
+    def _find(self, sought: _Sought, again: bool) -> FoundAdapter:
         """Look for an adapter, and have it in memory; that is read beside the steps."""
+        fingerprint = sought.fingerprint
         known = self._found.get(fingerprint)
         if known is not None and self._kept.get(fingerprint) is not None:
             return known
-        if again and self._answered is not None:
-            return self._answered
-        if not again or self._reading is None:
-            self._answered, self._reading = None, self._reader.submit(self._look, fingerprint, source)
-        try:
-            read = self._reading.result(PATIENCE_S)
-        except TimeoutError:
+        if again and sought in self._answers:
+            return self._answers[sought]
+        self._answers.pop(sought, None)
+        read = self._lookups.ask(sought, PATIENCE_S)
+        if read is None:
             return FoundAdapter("", pending=True)
-        self._reading = None  # which would keep what was read
+        answer = FoundAdapter("", trouble=read) if isinstance(read, str) else read.told
         if isinstance(read, str):
             self._places.pop(fingerprint, None)
-            self._answered = FoundAdapter("", trouble=read)
-            return self._answered
-        name = read.told.fingerprint
-        self._found[name], self._places[name] = read.told, read.place
-        self._kept.put(name, read.products)
-        self._answered = read.told
-        return read.told
+        else:
+            self._found[answer.fingerprint], self._places[answer.fingerprint] = answer, read.place
+            self._kept.put(answer.fingerprint, read.share)
+        self._answers[sought] = answer
+        if len(self._answers) > ANSWERS_KEPT:
+            self._answers.popitem(last=False)
+        return answer
 
-    def _look(self, fingerprint: str, source: str) -> _Read | str:
-        """An adapter and this rank's share of it; or why there is none."""
-        trouble = f"no node of this session has a folder {source!r} with an adapter"
-        for place in self._candidates(fingerprint, source):
+    def _look(self, sought: _Sought, alive: Alive) -> _Read:
+        """An adapter and this rank's share of it, in a thread of its own.
+
+        Raises:
+            AdapterStoreError, CheckpointError, ConfigError: there is none; or the one in the last place is not right.
+            motley.daemon.weights.hub.ModelNotFound: it cannot be fetched.
+            EngineMemoryError: there is no room for it.
+        """
+        trouble: Exception = AdapterStoreError(
+            f"no node of this session has a folder {sought.source!r} with an adapter"
+        )
+        for place in [fetched_adapter(sought.source, alive)] if sought.fetch else self._candidates(sought):
+            alive()
             try:
-                adapter = self._read(place)
+                adapter = self._read(place, alive)
                 size = size_of(place)
             except _WRONG as error:
-                trouble = str(error)
+                trouble = error
                 continue
-            if fingerprint and adapter.fingerprint != fingerprint:
-                trouble = f"{place} has changed: it is another adapter than it was; add it again"
+            if sought.fingerprint and adapter.fingerprint != sought.fingerprint:
+                trouble = AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
                 continue
             told = FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
-            return _Read(told, place, _own(cut_adapter(adapter, self.declared)))
-        return trouble
+            return _Read(told, place, self.engine.prepare_adapter(cut_adapter(adapter, self.declared)))
+        raise trouble
 
-    def _candidates(self, fingerprint: str, source: str) -> list[Path]:
+    def _candidates(self, sought: _Sought) -> list[Path]:
         """The folders in which an adapter may be."""
-        kept = self.store.find(fingerprint) if fingerprint else None
-        places = [kept] if kept else []
+        source = sought.source
+        kept = self.store.find(sought.fingerprint) if sought.fingerprint else None
+        places = [each for each in (self._places.get(sought.fingerprint), kept) if each]
         if source and not source.startswith(("//", "\\\\")):  # a network path would make this machine log in there
             places.append(Path(source).absolute())
             if self.models is not None and stays_inside(source):
                 places.append((self.models / source).absolute())
-        return [place for place in places if (place / CONFIG).is_file()]
+        return [place for place in dict.fromkeys(places) if is_adapter(place)]
 
-    def _read(self, place: Path) -> Adapter:
+    def _read(self, place: Path, alive: Alive) -> Adapter:
         """An adapter that fits the model and a slot.
 
         Raises:
             AdapterStoreError, CheckpointError, ConfigError: it does not.
         """
-        adapter = read_adapter(place, self.model)
+        adapter = read_adapter(place, self.model, alive)
         largest = max(adapter.ranks, default=0)
         if largest > self.rank:
             raise AdapterStoreError(
                 f"{place} has matrices of rank {largest}; this session has room for adapters of rank {self.rank}: start"
                 f" it with --adapter-rank {largest}"
             )
+        if adapter.bytes > self._room:
+            raise AdapterStoreError(
+                f"{place} has matrices of {adapter.bytes} bytes, as it adds to more than the layers; this session has"
+                f" room for {self._room} bytes of an adapter: start it with a larger --adapter-rank than {self.rank}"
+            )
         return adapter
+
+    @property
+    def _room(self) -> int:
+        """Bytes that the planner has left for an adapter."""
+        return self.rank * ELEMENT_BYTES * adapter_elements(self.model)
+
+    def _piece(self, fingerprint: str, start: int) -> Piece:
+        """A piece of an adapter's files, which are read beside the steps."""
+        try:
+            read = self._pieces.ask((self._place(fingerprint), start), PATIENCE_S)
+        except AdapterStoreError as error:
+            return Piece(trouble=str(error))
+        if read is None:
+            return Piece(pending=True)
+        return Piece(trouble=read) if isinstance(read, str) else Piece(read)
 
     def _place(self, fingerprint: str) -> Path:
         place = self._places.get(fingerprint) or self.store.find(fingerprint)
@@ -193,28 +230,9 @@ class RankAdapters:
         return place
 
     def _load(self, fingerprint: str, slot: int) -> Moved:
-        try:
-            products = self._kept.get(fingerprint)
-            if products is None:
-                place = self._place(fingerprint)
-                adapter = self._read(place)
-                if adapter.fingerprint != fingerprint:
-                    raise AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
-                products = _own(cut_adapter(adapter, self.declared))
-                self._kept.put(fingerprint, products)
-            self.engine.load_adapter(slot, products)
-            self._kept.loaded(slot, fingerprint)
-        except (*_WRONG, EngineMemoryError) as error:
-            self._places.pop(fingerprint, None)
-            return Moved(str(error))
+        share = self._kept.get(fingerprint)
+        if share is None:
+            return Moved(f"adapter {fingerprint[:12]} is not in memory any more")
+        self.engine.load_adapter(slot, share)
+        self._kept.loaded(slot, fingerprint)
         return Moved()
-
-
-def _own(products: Mapping[str, AdapterProduct]) -> dict[str, AdapterProduct]:
-    """The same in memory of their own: a slice keeps all of the matrix that it is of."""
-
-    def owned(factor: Factor) -> Factor:
-        whole = factor.base
-        return factor if not isinstance(whole, np.ndarray) or whole.nbytes == factor.nbytes else factor.copy("K")
-
-    return {part: AdapterProduct(owned(each.down), owned(each.up)) for part, each in products.items()}

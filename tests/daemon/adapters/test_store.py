@@ -64,7 +64,7 @@ def test_a_piece_that_does_not_follow_is_refused(tmp_path: Path) -> None:
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     kept = AdapterStore(tmp_path / "kept", 250)
     for at, name in enumerate("abc"):
-        send(an_adapter(tmp_path / name, b"", bytes(100)), kept, name)
+        send(an_adapter(tmp_path / name, b"x", bytes(99)), kept, name)
         if kept.find("a") and at == 1:
             for used, each in ((5, "b"), (9, "a")):
                 os.utime(tmp_path / "kept" / each, (used, used))
@@ -77,3 +77,30 @@ def test_a_disk_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
         AdapterStore(tmp_path / "file" / "kept", A_LOT).write("a", 0, 1, b"a")
     with pytest.raises(AdapterStoreError, match="none"):
         size_of(tmp_path / "none")
+
+
+def test_a_damaged_folder_is_replaced(tmp_path: Path) -> None:
+    """One with half a file is not as it was sent; one without is not found at all."""
+    adapter = an_adapter(tmp_path / "mine", b"config", b"weights")
+    kept = AdapterStore(tmp_path / "kept", A_LOT)
+    send(adapter, kept, "a")
+    there = kept.find("a")
+    assert there is not None
+    (there / WEIGHTS).write_bytes(b"wei")
+    send(adapter, kept, "a")
+    assert (there / WEIGHTS).read_bytes() == b"weights"
+    (there / CONFIG).unlink()
+    assert kept.find("a") is None
+    send(adapter, kept, "a")
+    assert kept.find("a") == there
+
+
+def test_a_gguf_file_is_one_again(tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.write_bytes(os.urandom(1000))
+    kept = AdapterStore(tmp_path / "kept", A_LOT)
+    for _ in range(2):
+        send(file, kept, "a")
+        there = kept.find("a")
+        assert there is not None
+        assert (there.suffix, there.read_bytes()) == (".gguf", file.read_bytes())

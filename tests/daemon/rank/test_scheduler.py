@@ -23,7 +23,7 @@ from motley.daemon.rank import drafts, scheduler
 from motley.daemon.rank.blocks import far_caches
 from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.draft_model import DraftModel
-from motley.daemon.rank.drafting import Drafting
+from motley.daemon.rank.drafting import Drafting, Drafts
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.rank.request import Request
@@ -243,7 +243,8 @@ class Eager(Drafting[Request]):
         wanted = [(one, 1 + len(one.tokens) * 7 % 5) for one, unread in left.items() if unread is not None]
         guessed, _ = self.drafter.guess(wanted)
         assert all(len(own) <= number for own, (_, number) in zip(guessed, wanted, strict=True))
-        return {one: (own, [1.0] * len(own)) for (one, _), own in zip(wanted, guessed, strict=True) if own}
+        told = zip(wanted, guessed, strict=True)
+        return Drafts({one: (own, [1.0] * len(own)) for (one, _), own in told if own}, 0.0)
 
 
 class Session:

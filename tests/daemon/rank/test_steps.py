@@ -81,11 +81,12 @@ pairs = columns(2).map(lambda fields: np.ascontiguousarray(np.array(fields, np.i
 names = st.binary(min_size=32, max_size=32).map(bytes.hex)
 names_or_none = names.map(lambda name: "" if name == "00" * 32 else name)
 adapters = st.one_of(
-    st.builds(FindAdapter, names_or_none, st.text(max_size=20), st.booleans()),
+    st.builds(FindAdapter, names_or_none, st.text(max_size=20), st.booleans(), st.booleans()),
     st.builds(FoundAdapter, names_or_none, counts, whats, whats, st.text(max_size=20), st.booleans()),
     st.builds(ReadAdapter, counts, names, whats),
     st.builds(Piece, st.binary(max_size=20)),
     st.builds(Piece, st.just(b""), st.text(max_size=20)),
+    st.just(Piece(pending=True)),
     st.builds(WriteAdapter, names, whats, whats, st.binary(max_size=20)),
     st.builds(LoadAdapter, names, counts),
 )

@@ -154,6 +154,14 @@ async def test_pinned_ones_are_loaded_again_after_a_loss(mesh: Any, leader: Any)
     assert status == 200, "all are known in the next epoch"
 
 
+async def test_a_pinned_adapter_that_is_added_again_stays_pinned(mesh: Any, leader: Any) -> None:
+    await add(mesh, "poems", "/poems", pinned=True)
+    assert (await add(mesh, "poems", "/poems"))["pinned"]
+    assert not any(each.adapter.unpin for each in of_kind(leader, "adapter"))
+    assert (await mesh.call("POST", "/api/adapters/bard/poems/pin", {"pinned": False}))[1]["pinned"] is False
+    assert not (await add(mesh, "poems", "/poems"))["pinned"]
+
+
 async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, leader: Any) -> None:
     for name in ("poems", "verses"):
         await add(mesh, name, "/poems", pinned=True)

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.plugins.native.adapted import KINDS, AdaptedProduct, StepRows
+from motley.plugins.native.adapted import (
+    KINDS,
+    AdaptedProduct,
+    PackedFactors,
+    StepRows,
+    pack_down,
+    pack_up,
+    packed_bytes,
+)
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
 from tests.plugins.native.native_levels import assert_same, at_all_levels, at_the_end, normal
@@ -21,6 +29,14 @@ from tests.plugins.native.native_levels import assert_same, at_all_levels, at_th
 POOL = Pool(1)
 Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 WIDTHS = (5, 0, 37)
+
+
+def packed(down: npt.NDArray[Any], up: npt.NDArray[Any]) -> PackedFactors:
+    """A and B as the kernel reads them, at the end of pages."""
+    sizes = packed_bytes(down, up)
+    places = [at_the_end(np.full(size, 0xFF, np.uint8)) for size in sizes]
+    (rank, columns), width = down.shape, len(up)
+    return PackedFactors(rank, columns, width, pack_down(down, places[0]), pack_up(up, places[1]))
 
 
 def pair(random: np.random.Generator, rank: int, columns: int, width: int, kind: np.dtype[Any]) -> Pair:
@@ -33,7 +49,7 @@ def loaded(slots: dict[int, dict[int, Pair]], columns: int, widths: tuple[int, .
     product = AdaptedProduct(columns, widths, max(slots, default=1), pool)
     for slot, pairs in slots.items():
         for part, (down, up) in pairs.items():
-            product.load(slot, part, down, up)
+            product.load(slot, part, packed(down, up))
     return product
 
 
@@ -118,7 +134,6 @@ def test_nothing_is_read_beyond_the_end(kind: np.dtype[Any]) -> None:
     random = np.random.default_rng(2)
     x, y = at_the_end(normal(random, 3, 21)), normal(random, 3, 7)
     down, up = pair(random, 5, 21, 7, kind)
-    down, up = at_the_end(down), at_the_end(up.T).T
     product = loaded({1: {0: (down, up)}}, 21, (7,), POOL)
     at_all_levels(lambda: adapted(product, x, y, {1: [0, 1, 2]}))
 
@@ -134,9 +149,9 @@ def test_misfits_are_told() -> None:
         product.bind(x, y, rows)()
     with pytest.raises(ValueError, match="at most 4 rows"):
         rows.set({1: [0, 1, 2], 2: [3, 4]})
-    with pytest.raises(ValueError, match="down must be float32"):
-        product.load(1, 0, normal(random, 2, 9), up)
+    with pytest.raises(ValueError, match="6 by 9 is not 6 by 8"):
+        product.load(1, 0, packed(normal(random, 2, 9), up))
     with pytest.raises(ValueError, match="not int32"):
-        product.load(1, 0, down.astype(np.int32), up)
+        product.load(1, 0, packed(down.astype(np.int32), up))
     with pytest.raises(ValueError, match="y must be"):
         product.bind(x, normal(random, 2, 7), rows)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.rank.adapters.kept_products import KeptProducts
-from motley.plugins.engine import AdapterProduct
+from motley.plugins.engine import PreparedAdapter
 
 LIMIT = 100
 NAMES = st.sampled_from("abcdef")
@@ -20,9 +19,8 @@ def test_they_are_not_more_than_there_is_room_for_but_for_those_in_slots(what: l
     slots: dict[int, str] = {}
     for name, slot, size in what:
         if kept.get(name) is None:
-            down = np.zeros((1, size), np.float32)
-            kept.put(name, {part: AdapterProduct(down, np.zeros((1, 1), np.float32)) for part in "xy"})
-            sizes[name] = 4 * size + 8
+            sizes[name] = 4 * size
+            kept.put(name, PreparedAdapter({}, sizes[name]))
         if slot:
             kept.loaded(slot, name)
             slots[slot] = name
@@ -35,7 +33,7 @@ def test_they_are_not_more_than_there_is_room_for_but_for_those_in_slots(what: l
 def test_the_one_that_was_used_longest_ago_goes() -> None:
     kept = KeptProducts(30)
     for name in "abc":
-        kept.put(name, {"x": AdapterProduct(np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32))})
+        kept.put(name, PreparedAdapter({}, 8))
     kept.get("a")
-    kept.put("d", {"x": AdapterProduct(np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32))})
+    kept.put("d", PreparedAdapter({}, 8))
     assert [name for name in "abcd" if kept.get(name)] == ["a", "c", "d"]

@@ -44,6 +44,10 @@ class Disk:
         slots: what the engine has, by number of the adapter.
         source: the fingerprint of what it finds where it is told to look; empty: nothing.
         broken: fingerprints of those that it cannot load.
+        hanging: of those that it looks for for ever.
+        slow: whether it reads a piece only when it is asked again.
+        fetched: what it was told to fetch from the hub, where adapter 9 is.
+        damaging: whether what it is sent is wrong afterwards.
     """
 
     rank: int
@@ -51,14 +55,20 @@ class Disk:
     slots: dict[int, int] = field(default_factory=dict)
     source: str = ""
     broken: Collection[str] = ()
+    hanging: Collection[str] = ()
+    damaging: bool = False
+    fetched: str = ""
+    slow: bool = False
     coming: bytes = b""
     asked: int = 0
 
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
         match message:
-            case FindAdapter(name, source, again):
+            case FindAdapter(name, source, again, fetch):
+                if fetch and self.rank == 0:
+                    self.fetched, self.source = source, name_of(9)
                 self.asked = self.asked + 1 if again else 0
-                if self.asked < self.rank % 2:  # it still reads
+                if self.asked < self.rank % 2 or name in self.hanging:  # it still reads
                     return FoundAdapter("", pending=True)
                 found = name if name in self.there else self.source if source and not name else ""
                 if not found:
@@ -66,11 +76,14 @@ class Disk:
                 self.there.add(found)
                 return FoundAdapter(found, 8, 200, SIZE)
             case ReadAdapter(holder, _, start):
+                self.slow = not self.slow
+                if self.slow and holder == self.rank:
+                    return Piece(pending=True)
                 return Piece(bytes(SIZE)[start : start + PIECE] if holder == self.rank else b"")
             case WriteAdapter(name, start, size, data):
                 self.coming = (b"" if start == 0 else self.coming) + data
                 assert len(self.coming) == start + len(data)
-                if len(self.coming) == size:
+                if len(self.coming) == size and not self.damaging:
                     self.there.add(name)
                 return Moved()
             case LoadAdapter(name, slot):
@@ -196,3 +209,46 @@ def test_a_session_without_slots_refuses() -> None:
     session = Session()
     session.run([adapted(request("a", [1], 3), 1)])
     assert session.failure_codes == {"a": "invalid_request"}
+
+
+def test_one_that_is_looked_for_for_ever_keeps_no_other_waiting() -> None:
+    both = disks({1, 2}, {2})
+    both[0].hanging = {name_of(1)}
+    session = Session((16, 16), adapted=both, slots=2)
+    asked = [adapted(request(str(adapter), [1, 2], 5), adapter) for adapter in (1, 2)]
+    with pytest.raises(AssertionError):  # the first one's text has no end
+        session.run(asked)
+    assert len(session.texts["2"]) == 5
+    assert "1" not in session.ends
+
+
+def test_what_was_sent_is_looked_at_before_anybody_is_told_that_it_is_there() -> None:
+    both = disks({5}, set())
+    both[0].source, both[1].damaging = name_of(5), True
+    session = Session((16, 16), adapted=both, slots=1)
+    session.run([], orders=[(0, order("a"))])
+    assert session.adapter_events["a"].failure.message == "rank 1: no folder /somewhere"
+
+
+def test_a_pin_that_fails_is_none() -> None:
+    both = disks({1, 2}, {1, 2})
+    both[1].broken = {name_of(1)}
+    session = Session((16, 16), adapted=both, slots=2)
+    session.run([], orders=[(0, order("a", 1, pin=True)), (0, order("b", 2, pin=True))])
+    assert session.adapter_events["a"].failure.message == "rank 1: 1 cannot be read"
+    assert not session.adapter_events["b"].HasField("failure"), "its place among the pinned is free"
+    assert loaded(session) == [name_of(2)]
+    both[1].broken = ()
+    session.run([adapted(request("c", [1], 3), 1)])
+    assert len(session.texts["c"]) == 3
+
+
+def test_what_no_rank_has_comes_from_the_hub() -> None:
+    both = disks(set(), set())
+    session = Session((16, 16), adapted=both, slots=1)
+    hub = pb.AdapterOrder(id="a", adapter=pb.Adapter(source="owner/name"))
+    session.run([], orders=[(0, hub), (0, order("b"))])
+    assert session.adapter_events["a"].fingerprint == name_of(9)
+    assert "no folder /somewhere" in session.adapter_events["b"].failure.message, "a path is none of the hub's"
+    assert [disk.fetched for disk in both] == ["owner/name", ""]
+    assert all(name_of(9) in disk.there for disk in both)

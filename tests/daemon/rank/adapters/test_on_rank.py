@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
+import huggingface_hub
 import pytest
 
 from motley.daemon.adapters import store
@@ -15,6 +16,7 @@ from motley.daemon.adapters.reading import WEIGHTS
 from motley.daemon.adapters.store import AdapterStore
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
+from motley.daemon.rank.adapters import lookups
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -25,8 +27,9 @@ from motley.daemon.rank.adapters.messages import (
 )
 from motley.daemon.rank.adapters.on_rank import RankAdapters
 from motley.daemon.rank.steps import Moved, StepError
-from motley.plugins.engine import AdapterProduct
+from motley.plugins.engine import AdapterProduct, PreparedAdapter
 from tests.adapters.adapted import write_adapter
+from tests.adapters.test_gguf_adapter import Type, to_gguf
 from tests.models.cases import golden_case, uneven_shares
 
 MODEL = golden_case("llama-mqa").model
@@ -37,11 +40,14 @@ class Engine:
     """Remembers what is in its slots."""
 
     def __init__(self) -> None:
-        self.slots: dict[int, Mapping[str, AdapterProduct]] = {}
+        self.slots: dict[int, PreparedAdapter] = {}
         self.loads = 0
 
-    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
-        self.slots[slot] = products
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        return PreparedAdapter(products, sum(factor.nbytes for each in products.values() for factor in each))
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        self.slots[slot] = adapter
         self.loads += 1
 
 
@@ -54,13 +60,21 @@ def a_rank(folder: Path, number: int = 0, models: Path | None = None, rank: int 
     return RankAdapters(cast(Any, engine), MODEL, declared, number, 2, rank, kept, models), engine
 
 
-def found(rank: RankAdapters, name: str, source: str) -> FoundAdapter:
+def piece_of(rank: RankAdapters, read: ReadAdapter) -> Piece:
+    while True:
+        piece = rank.do(read)
+        assert isinstance(piece, Piece)
+        if not piece.pending:
+            return piece
+
+
+def found(rank: RankAdapters, name: str, source: str, fetch: bool = False) -> FoundAdapter:
     again = False
     while True:
-        answer = rank.do(FindAdapter(name, source, again))
+        answer = rank.do(FindAdapter(name, source, again, fetch))
         assert isinstance(answer, FoundAdapter)
         if not answer.pending:
-            assert rank.do(FindAdapter(name, source, True)) == answer, "while others still read"
+            assert rank.do(FindAdapter(name, source, True, fetch)) == answer, "while others still read"
             return answer
         again = True
 
@@ -83,8 +97,7 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
     start = 0
     while start < there.size:
         read = ReadAdapter(0, there.fingerprint, start)
-        piece = first.do(read)
-        assert isinstance(piece, Piece)
+        piece = piece_of(first, read)
         assert second.do(read) == Piece()
         for rank in (first, second):
             assert rank.do(WriteAdapter(there.fingerprint, start, there.size, piece.data)) == Moved()
@@ -93,12 +106,7 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
     assert second.do(FindAdapter(there.fingerprint, "mine")) == there, "at once, as it is in memory"
     for rank, engine in ((first, one), (second, other)):
         assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
-        assert [*engine.slots[2]] == [*rank.declared.adapted]
-        for product in engine.slots[2].values():
-            assert product.down.flags.c_contiguous
-            assert product.up.flags.f_contiguous
-            for factor in product:
-                assert not isinstance(factor.base, np.ndarray) or factor.base.nbytes == factor.nbytes, "it keeps more"
+        assert [*engine.slots[2].parts] == [name for name in rank.declared.adapted if "layers" in name]
     assert not list((tmp_path / "kept-0").glob("*"))
 
 
@@ -122,8 +130,93 @@ def test_what_cannot_be_had_is_told(folder: Path, tmp_path: Path) -> None:
     other = write_adapter(tmp_path / "other", MODEL, seed=4, rank=2)
     (folder / WEIGHTS).write_bytes((other / WEIGHTS).read_bytes())
     assert "has changed" in found(again, name, str(folder)).trouble
-    assert again.do(LoadAdapter(name, 1)) == Moved(f"the files of adapter {name[:12]} are not here any more")
+    assert again.do(LoadAdapter(name, 1)) == Moved(f"adapter {name[:12]} is not in memory any more")
     assert again.do(ReadAdapter(0, name, 0)) == Piece(trouble=f"the files of adapter {name[:12]} are not here any more")
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9])
     assert "truncated" in found(again, "", str(folder)).trouble
     assert not engine.loads
+
+
+def test_what_was_dropped_is_read_again_beside_the_steps(folder: Path, tmp_path: Path) -> None:
+    """Where it was, though nobody says where that is; loading reads nothing."""
+    rank, _ = a_rank(tmp_path)
+    others = [write_adapter(tmp_path / str(seed), MODEL, seed=seed) for seed in (5, 6, 7)]
+    name, *more = (found(rank, "", str(each)).fingerprint for each in (folder, *others))
+    assert rank.do(LoadAdapter(name, 1)) == Moved(f"adapter {name[:12]} is not in memory any more")
+    assert found(rank, name, "").fingerprint == name
+    assert rank.do(LoadAdapter(name, 1)) == Moved()
+    assert rank.do(LoadAdapter(more[-1], 2)) == Moved()
+    (folder / CONFIG).unlink()
+    assert "has matrices" not in found(rank, more[0], "").trouble
+
+
+def test_a_folder_that_never_answers_keeps_no_other_waiting(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, _ = a_rank(tmp_path)
+    answers, is_file = threading.Event(), Path.is_file
+
+    def slowly(path: Path) -> bool:
+        if "network" in path.parts:
+            answers.wait(30)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", slowly)
+    hanging = FindAdapter("", "/network/adapter")
+    assert rank.do(hanging) == FoundAdapter("", pending=True)
+    assert found(rank, "", str(folder)).fingerprint
+    monkeypatch.setattr(lookups, "SILENT_S", 0.0)
+    answer = rank.do(FindAdapter("", "/network/adapter", True))
+    assert isinstance(answer, FoundAdapter)
+    assert "a disk has not answered" in answer.trouble
+    answers.set()
+
+
+def test_what_came_damaged_is_told_before_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+    """And comes again in place of that."""
+    (first, _), (second, _) = a_rank(tmp_path, 0), a_rank(tmp_path, 1)
+    there = found(first, "", str(folder))
+    piece = piece_of(first, ReadAdapter(0, there.fingerprint, 0))
+    damaged = bytearray(piece.data)
+    damaged[-1] ^= 1
+    second.do(WriteAdapter(there.fingerprint, 0, there.size, bytes(damaged)))
+    assert "has changed: it is another adapter" in found(second, there.fingerprint, "").trouble
+    second.do(WriteAdapter(there.fingerprint, 0, there.size, piece.data))
+    assert found(second, there.fingerprint, "") == there
+
+
+def test_rank_0_alone_fetches_from_the_hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only if it is told to, as no rank has the folder."""
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(repo: str, **more: Any) -> str:
+        asked.append({"repo": repo, **more})
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    first, second = (a_rank(tmp_path, number)[0] for number in (0, 1))
+    assert not found(first, "", "owner/name").fingerprint
+    assert not found(second, "", "owner/name", fetch=True).fingerprint
+    assert not asked
+    assert found(first, "", "owner/name@main", fetch=True).rank == 2
+    assert (asked[0]["repo"], asked[0]["revision"], asked[0]["allow_patterns"]) == (
+        "owner/name",
+        "main",
+        [CONFIG, WEIGHTS],
+    )
+
+
+def test_one_in_gguf_is_found(tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    file = to_gguf(case, write_adapter(tmp_path / "peft", MODEL, seed=1), tmp_path / "a.gguf", Type.F32)
+    rank, _ = a_rank(tmp_path, models=tmp_path)
+    there = found(rank, "", "a.gguf")
+    assert (there.rank, there.size) == (4, 8 + file.stat().st_size)
+
+
+def test_one_that_adds_to_more_than_the_layers_must_fit_into_their_room(tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "head", MODEL, seed=3, rank=2, head=True)
+    assert found(a_rank(tmp_path, rank=3)[0], "", str(adapter)).rank == 2
+    told = found(a_rank(tmp_path, rank=2)[0], "", str(adapter)).trouble
+    assert "adds to more than the layers" in told
+    assert "larger --adapter-rank than 2" in told
