@@ -407,7 +407,7 @@ class JobPeer(_message.Message):
     def __init__(self, member: _Optional[int] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., left_out: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ...) -> None: ...
 
 class JobEvent(_message.Message):
-    __slots__ = ("job", "epoch", "member", "waits", "listening", "progress", "says", "failed", "died", "done")
+    __slots__ = ("job", "epoch", "member", "waits", "listening", "progress", "says", "failed", "died", "done", "broke")
     JOB_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +418,7 @@ class JobEvent(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DIED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    BROKE_FIELD_NUMBER: _ClassVar[int]
     job: str
     epoch: int
     member: int
@@ -428,7 +429,8 @@ class JobEvent(_message.Message):
     failed: str
     died: str
     done: str
-    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ..., waits: _Optional[str] = ..., listening: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., says: _Optional[str] = ..., failed: _Optional[str] = ..., died: _Optional[str] = ..., done: _Optional[str] = ...) -> None: ...
+    broke: str
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ..., waits: _Optional[str] = ..., listening: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., says: _Optional[str] = ..., failed: _Optional[str] = ..., died: _Optional[str] = ..., done: _Optional[str] = ..., broke: _Optional[str] = ...) -> None: ...
 
 class JobProgress(_message.Message):
     __slots__ = ("step", "steps", "loss", "rate", "held_out", "tokens_per_s", "peak_bytes")
