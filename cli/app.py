@@ -15,6 +15,7 @@ from motley.cli.commands import (
     devices,
     doctor,
     experts,
+    jobs,
     join,
     lease,
     plan,
@@ -56,7 +57,7 @@ def motley(
 
 GROUPS = (
     *(up, join, plan, run, chat, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
-    *(train, adapters, demo, bench),
+    *(train, jobs, adapters, demo, bench),
 )
 for group in GROUPS:
     group.register(app)

@@ -22,14 +22,11 @@ from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
-from motley.daemon.node.training import Trainings, cannot_train
+from motley.daemon.node.training import Trainings, cannot_train, tickets_of
 from motley.daemon.node.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
-
-TICKETS = "tickets"
-"""The folder, beside the lease's file, in which programs of this machine leave what they want trained."""
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +159,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     ranks = Ranks(settings, observer.rank)
     leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
     relays = Relays()
-    trainings = Trainings(settings, leasing, config.lease.path.parent / TICKETS)
+    trainings = Trainings(settings, leasing, tickets_of(config.lease))
     await leasing.look()
     following = asyncio.create_task(leasing.follow())
     began = time.monotonic()

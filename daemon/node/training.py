@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from motley.daemon.lease.file import LeaseFile
 from motley.daemon.node.address import listening_host
 from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.settings import NodeSettings
@@ -42,6 +43,11 @@ def cannot_train() -> str:
     """What training lacks on this machine, and what to install; empty: nothing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     return f"it lacks {', '.join(missing)}: pip install 'motley[train]'" if missing else ""
+
+
+def tickets_of(lease: LeaseFile) -> Path:
+    """The folder in which programs of a machine leave what they want trained: beside its lease."""
+    return lease.path.parent / "tickets"
 
 
 @dataclass
