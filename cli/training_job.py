@@ -98,7 +98,9 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
 
 async def _node_of(client: Client, here: list[str]) -> str:
     """The node of this machine that is in the mesh."""
-    alive = [node["name"] for node in (await client.call("GET", "/api/nodes"))["nodes"] if node["state"] == "alive"]
+    alive: list[str] = [
+        node["name"] for node in (await client.call("GET", "/api/nodes"))["nodes"] if node["state"] == "alive"
+    ]
     own = [name for name in alive if name in here]
     if len(own) != 1:
         which = f"which of {', '.join(own)} is it (--owner)?" if own else "run `motley up` or `motley join` here first"

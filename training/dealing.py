@@ -32,11 +32,11 @@ def need_bytes(model: Path, examples: Sequence[Example], settings: Settings) -> 
     Raises:
         TrainingError: its weights cannot be read.
     """
-    weights = sum(tensor.size for file in model.glob("*.safetensors") for tensor in tensors_of(file).values())
+    weights: int = sum(tensor.size for file in model.glob("*.safetensors") for tensor in tensors_of(file).values())
     config = json.loads((model / "config.json").read_bytes())
     width, layers = (max(config.get(name) or 0 for name in names) for names in (_WIDTHS, _LAYERS))
     rows = settings.batch * max(len(example.tokens) for example in examples)
-    kept = rows * (3 * config.get("vocab_size", 0) + LAYER_ROWS * width * layers)
+    kept: int = rows * (3 * config.get("vocab_size", 0) + LAYER_ROWS * width * layers)
     return RUNTIME_BYTES + 4 * (weights + kept)
 
 

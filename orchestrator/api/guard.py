@@ -24,9 +24,8 @@ from motley.protocol.address import is_loopback
 
 CALLER = web.RequestKey("caller", Caller)
 """Where a request has its `Caller`."""
-ADMIN_PATHS = ("/api/keys", "/api/tokens", "/api/members", "/api/pairings", "/api/usage", "/api/jobs")
-"""Who belongs to the mesh, who has used it how much, and what machines train: these, and what is below them, are for
-admins."""
+ADMIN_PATHS = ("/api/keys", "/api/tokens", "/api/members", "/api/pairings", "/api/usage")
+"""Who belongs to the mesh, and who has used it how much: these, and what is below them, are for admins."""
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:]+)]|(?P<name>[^:\[\]]+))(?::\d+)?")
 
 
@@ -85,8 +84,7 @@ def _admitted(request: web.Request, caller: Caller) -> Caller:
         ApiError: 403, the path is not for this caller.
     """
     if caller.scope is not Scope.ADMIN and _is_below(request.path, ADMIN_PATHS):
-        what = "say who belongs to it or what it trains"
-        message = f"{caller.name} may use the mesh, but not {what}: that takes a key of scope admin"
+        message = f"{caller.name} may use the mesh, but not say who belongs to it: that takes a key of scope admin"
         raise ApiError(403, message, code="insufficient_scope")
     return caller
 

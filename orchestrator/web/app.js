@@ -3,6 +3,7 @@
 import { drawModels } from "./chat.js";
 import { $, ApiError, apiKey, get, joined, plural, scaled, tell, words } from "./common.js";
 import { drawOrder, listen as listenToForm } from "./create.js";
+import { drawJobs, listen as listenToJobs } from "./jobs.js";
 import { drawMesh, listen as listenToMachines } from "./mesh.js";
 import { drawRequests, drawSessions, listen as listenToSessions, readMaps, readSteps } from "./sessions.js";
 
@@ -15,13 +16,14 @@ async function refresh() {
   if (refreshing || document.hidden || $("key").open) return;
   refreshing = true;
   try {
-    const [{ nodes }, { sessions }, { requests }] = await Promise.all(["nodes", "sessions", "requests"].map((each) => get(`api/${each}`)));
+    const [{ nodes }, { sessions }, { requests }, { jobs }] = await Promise.all(["nodes", "sessions", "requests", "jobs"].map((each) => get(`api/${each}`)));
     await Promise.all([readSteps(sessions), readMaps(sessions)]);
     const alive = drawMesh(nodes, sessions);
     drawOrder(alive);
     drawSummary(alive, sessions);
     drawSessions(sessions);
     drawRequests(requests);
+    drawJobs(jobs);
     if (!seen) $("new").open = !sessions.length; // from then on it is as the user wants it
     drawModels(sessions);
     seen = new Date();
@@ -58,6 +60,7 @@ $("key").addEventListener("close", refresh);
 listenToForm(refresh);
 listenToMachines(refresh);
 listenToSessions(refresh);
+listenToJobs(refresh);
 document.addEventListener("visibilitychange", refresh);
 new ResizeObserver(refresh).observe($("picture"));
 setInterval(refresh, POLL_MS);

@@ -75,4 +75,5 @@ def read_settings(told: dict[str, Any]) -> Settings:
         TypeError, ValueError: they are none.
     """
     lists = {field.name for field in fields(Settings) if isinstance(getattr(Settings, field.name), tuple)}
-    return Settings(**{name: tuple(value) if name in lists else value for name, value in told.items()})
+    read: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in told.items()}
+    return Settings(**read)

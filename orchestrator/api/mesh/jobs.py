@@ -1,4 +1,4 @@
-"""Trainings as clients begin, see and stop them."""
+"""Trainings as clients begin, see and stop them. Who may use the mesh sees how they stand; the rest is for admins."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.jobs.job import Job, Mode, Request
 from motley.orchestrator.jobs.running import Jobs
 from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.store.keys import Scope
 
 NodeName = Annotated[Text, Field(min_length=1, max_length=64)]
 
@@ -59,6 +60,7 @@ class JobsApi:
 
     async def create(self, request: web.Request) -> web.Response:
         """Begin a job: 201 at once."""
+        _check_admin(request, "have machines train")
         asked = read(JOB, await read_json(request))
         if len(set(asked.nodes)) < len(asked.nodes):
             raise ApiError(400, "nodes must not have a name twice", param="nodes", code="invalid_value")
@@ -71,11 +73,13 @@ class JobsApi:
 
     async def job(self, request: web.Request) -> web.Response:
         """A job, with its log."""
+        _check_admin(request, "read a job's log")
         job = self._found(request)
         return web.json_response({**_job_json(job), "log": job.log})
 
     async def stop(self, request: web.Request) -> web.Response:
         """End a job: workers end, and nodes remove what they have of it. What the owner's node has is left."""
+        _check_admin(request, "stop a job")
         job = self._found(request)
         self._jobs.stop(job)
         return web.json_response(_job_json(job))
@@ -85,6 +89,16 @@ class JobsApi:
             return self._jobs.find(request.match_info["id"])
         except ServingError as error:
             raise ApiError.from_failure(error.failure) from error
+
+
+def _check_admin(request: web.Request, what: str) -> None:
+    """
+    Raises:
+        ApiError: 403, the caller is no admin.
+    """
+    caller = request[CALLER]
+    if caller.scope is not Scope.ADMIN:
+        raise ApiError(403, f"{caller.name} may not {what}: that takes a key of scope admin", code="insufficient_scope")
 
 
 def _job_json(job: Job) -> dict[str, Any]:
