@@ -32,6 +32,7 @@ class Mode(StrEnum):
     """How several nodes train together."""
 
     MERGE = "merge"
+    CHAIN = "chain"
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,8 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
 
 async def _node_of(client: Client, here: list[str]) -> str:
     """The node of this machine that is in the mesh."""
-    alive: list[str] = [
-        node["name"] for node in (await client.call("GET", "/api/nodes"))["nodes"] if node["state"] == "alive"
-    ]
+    nodes = (await client.call("GET", "/api/nodes"))["nodes"]
+    alive: list[str] = [node["name"] for node in nodes if node["state"] == "alive"]
     own = [name for name in alive if name in here]
     if len(own) != 1:
         which = f"which of {', '.join(own)} is it (--owner)?" if own else "run `motley up` or `motley join` here first"

@@ -374,8 +374,10 @@ class Job:
         return [Order(node, JobOrder(job=self.id, forget=Empty())) for node in sorted(self.nodes)]
 
     def _tell_peers(self) -> list[Order]:
-        """Tell the leader where the others are, once it and each of them is there or given up."""
-        if any(each.step in (Step.STARTING, Step.WAITING) and not each.deaths for each in self.members):
+        """Tell the leader where the others are, once it and each of them is there or given up; in a chain, tell all."""
+        chained = self.request.mode is Mode.CHAIN
+        late = {Step.STARTING, Step.WAITING} | ({Step.AWAY} if chained else set())
+        if any(each.step in late and (chained or not each.deaths) for each in self.members):
             return []
         if self.members[LEADER].step is not Step.THERE:
             return []
@@ -390,9 +392,10 @@ class Job:
                 speed=self.places.get(each.node, nowhere).speed,
             )
             for number, each in enumerate(self.members)
-            if number != LEADER
+            if chained or number != LEADER
         ]
-        return [self._order(self.request.owner, LEADER, peers=JobPeers(peers=peers))]
+        told = range(len(self.members)) if chained else [LEADER]
+        return [self._order(self.members[number].node, number, peers=JobPeers(peers=peers)) for number in told]
 
     def _start(self, number: int) -> Order:
         assert self._papers is not None, "an epoch has papers"

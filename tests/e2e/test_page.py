@@ -22,7 +22,7 @@ from tests.e2e.processes import BUNDLED, Mesh, chatting_model
 from tests.e2e.test_experts import CONTEXT, SMALL
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Browser, Page, Route
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
@@ -419,12 +419,15 @@ async def test_a_training_is_a_card_with_curves(browser: Browser, there: Mesh) -
             assert shown in words
         label = await card.locator("svg").get_attribute("aria-label")
         assert label == "Loss on b: 4.000 at step 1, 0.133 at step 30"
-        if folder := os.environ.get("MOTLEY_SHOTS"):
+        if folder := os.environ.get("MOTLEY_SCREENSHOTS"):
             await page.screenshot(path=f"{folder}/jobs.png", full_page=True)
         stopped: list[str] = []
-        await page.route(
-            "**/api/jobs/*", lambda route: (stopped.append(route.request.method), route.fulfill(json={}))[1]
-        )
+
+        async def stop(route: Route) -> None:
+            stopped.append(route.request.method)
+            await route.fulfill(json={})
+
+        await page.route("**/api/jobs/*", stop)
         await card.get_by_role("button", name="Stop").click()
         await page.get_by_role("button", name="Stop training").click()
         async with asyncio.timeout(30):

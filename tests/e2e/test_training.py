@@ -103,6 +103,40 @@ async def test_nodes_train_alone_and_one_that_is_killed_resumes(tmp_path: Path) 
         assert "perplexity of" in shown
 
 
+async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -> None:
+    """Three nodes have the layers, the worker of one is killed for good; the curve is that of one process."""
+    from motley.training.settings import Settings
+    from motley.training.training import train
+
+    data, out = written(tmp_path), tmp_path / "out"
+    steps = 24
+    settings = Settings(steps=steps, batch=4, rate=5e-3, context=64, warm_up=2, rank=4)
+    async with three_machines(tmp_path, a="3GB", b="3GB", c="3GB") as there:
+        words = ("--out", str(out), "--mode", "chain", "--nodes", "b,c", "--steps", str(steps), "--keep-every", "2")
+        told = await in_thread(
+            *("train", str(BUNDLED), str(data), *words, *SETTINGS, "--detach", "--json", "--url", there.url),
+            *("--patience", "2s"),
+            MOTLEY_LEASE=str(tmp_path / "a" / "lease.json"),
+        )
+        assert told[0] == 0, told[2]
+        number = json.loads(told[1].splitlines()[-1])["id"]
+
+        def led_to(step: int) -> Any:
+            return lambda job: (job["members"][0]["latest"] or {"step": 0})["step"] >= step
+
+        alone = await asyncio.to_thread(train, BUNDLED, data, tmp_path / "alone", settings)
+        await until(there, number, "it trains", led_to(5))
+        await there.nodes["c"].kill()
+        done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+        assert done["epoch"] > 1
+        assert [each["node"] for each in done["members"]] == ["a", "b"]
+        assert sum(stop - start for start, stop in done["result"]["layers"].values()) == 4
+        losses = [loss for loss in done["result"]["losses"] if loss is not None]
+        assert losses == pytest.approx([point.loss for point in alone.points if point.loss is not None], rel=1e-4)
+        assert done["result"]["perplexity"] == pytest.approx(alone.perplexity, rel=1e-3)
+        assert (out / "adapter" / "adapter_model.safetensors").is_file()
+
+
 async def _removed(folder: Path) -> None:
     async with asyncio.timeout(20):
         while True:

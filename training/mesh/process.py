@@ -17,7 +17,14 @@ def main() -> int:
     try:
         order = WorkerOrder.read(pipe.order())
         require_extra("torch", "transformers", "peft")
-        if order.member == LEADER:
+        if order.mode == "chain":
+            from motley.training.mesh.chained import take_part
+
+            try:
+                take_part(order, pipe)
+            except TransportError as error:  # another rank's death, which is not this one's fault
+                pipe.say(broke=str(error))
+        elif order.member == LEADER:
             from motley.training.mesh.owner import deal_and_merge
 
             deal_and_merge(order, pipe)
