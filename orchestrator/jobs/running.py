@@ -95,6 +95,7 @@ class Jobs:
         over = [each for each in self if not each.runs]
         for old in over[: max(0, len(over) - KEPT)]:
             del self._jobs[old.id]
+            self._unwritten.pop(old.id, None)
             (self._folder / f"{old.id}.json").unlink(missing_ok=True)
         self._carry_out(job, job.begin(self._clock()))
         return job

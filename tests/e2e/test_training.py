@@ -59,9 +59,9 @@ async def test_nodes_train_alone_and_one_that_is_killed_resumes(tmp_path: Path) 
     data, out = written(tmp_path), tmp_path / "out"
     async with three_machines(tmp_path, a="4GB", b="3GB", c="300MB") as there:
         await there.session(nodes=["a"], adapters=2)
-        words = ("--out", str(out), "--mode", "merge", "--nodes", "a,b,c", "--serve", "papers", "--steps", "60")
+        words = ("--out", str(out), "--mode", "merge", "--nodes", "a,b,c", "--serve", "papers", "--steps", "40")
         told = await in_thread(
-            *("train", str(BUNDLED), str(data), *words, *SETTINGS, "--keep-every", "5", "--detach", "--json"),
+            *("train", str(BUNDLED), str(data), *words, *SETTINGS, "--keep-every", "2", "--detach", "--json"),
             *("--url", there.url),
             MOTLEY_LEASE=str(tmp_path / "a" / "lease.json"),
         )
@@ -71,7 +71,7 @@ async def test_nodes_train_alone_and_one_that_is_killed_resumes(tmp_path: Path) 
         def at(node: str, step: int) -> Any:
             return lambda job: (member(job, node)["latest"] or {"step": 0})["step"] >= step
 
-        await until(there, number, "it trains", at("b", 8))
+        await until(there, number, "it trains", at("b", 4))
         lease = json.loads((tmp_path / "b" / "lease.json").read_bytes())
         assert lease["device"] == "cpu"
         assert f"({number})" in lease["holder"]["name"]
@@ -79,7 +79,7 @@ async def test_nodes_train_alone_and_one_that_is_killed_resumes(tmp_path: Path) 
         worker.kill()
         killed = await until(there, number, "its death is known", lambda job: member(job, "b")["deaths"] == 1)
         assert killed["state"] == "running"
-        await until(there, number, "it resumes", at("b", 15))
+        await until(there, number, "it resumes", at("b", 12))
         await there.nodes["b"].kill()
         await until(there, number, "its node is away", lambda job: member(job, "b")["state"] == "away")
         await there.join("b", "3GB", tmp_path / "b" / "cache", MOTLEY_LEASE=str(tmp_path / "b" / "lease.json"))
@@ -109,7 +109,7 @@ async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -
     from motley.training.training import train
 
     data, out = written(tmp_path), tmp_path / "out"
-    steps = 24
+    steps = 16
     settings = Settings(steps=steps, batch=4, rate=5e-3, context=64, warm_up=2, rank=4)
     async with three_machines(tmp_path, a="3GB", b="3GB", c="3GB") as there:
         words = ("--out", str(out), "--mode", "chain", "--nodes", "b,c", "--steps", str(steps), "--keep-every", "2")
@@ -124,13 +124,13 @@ async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -
         def led_to(step: int) -> Any:
             return lambda job: (job["members"][0]["latest"] or {"step": 0})["step"] >= step
 
-        alone = await asyncio.to_thread(train, BUNDLED, data, tmp_path / "alone", settings)
         await until(there, number, "it trains", led_to(5))
         await there.nodes["c"].kill()
         done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+        alone = await asyncio.to_thread(train, BUNDLED, data, tmp_path / "alone", settings)
         assert done["epoch"] > 1
         assert [each["node"] for each in done["members"]] == ["a", "b"]
-        assert sum(stop - start for start, stop in done["result"]["layers"].values()) == 4
+        assert sum(stop - start for start, stop in done["result"]["layers"].values()) == 6
         losses = [loss for loss in done["result"]["losses"] if loss is not None]
         assert losses == pytest.approx([point.loss for point in alone.points if point.loss is not None], rel=1e-4)
         assert done["result"]["perplexity"] == pytest.approx(alone.perplexity, rel=1e-3)
