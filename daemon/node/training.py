@@ -31,6 +31,8 @@ from motley.protocol.address import join_address
 from motley.protocol.devices import CPU
 
 LEADER = 0
+LAST = ("failed", "died", "done", "broke")
+"""What a worker ends with: fields of `JobEvent`."""
 PACKAGES = ("torch", "transformers", "peft")
 """Of the extra ``train``."""
 _JOB = re.compile(r"[0-9a-f]{8}")
@@ -73,11 +75,13 @@ class Trainings:
         self._say: Callable[..., None] | None = None
         self._held: dict[tuple[str, int], _Held] = {}
         self._one_by_one = asyncio.Lock()
+        self._unsaid: dict[tuple[str, int], pb.JobEvent] = {}
+        """What workers have ended with between two stays."""
 
     @property
     def told(self) -> list[pb.JobEvent]:
-        """How each worker stands, for the beginning of a stay."""
-        return [held.latest for held in self._held.values()]
+        """How each worker stands, or has ended while nobody could be told, for the beginning of a stay."""
+        return [*(held.latest for held in self._held.values()), *self._unsaid.values()]
 
     @property
     def kept(self) -> list[str]:
@@ -111,6 +115,7 @@ class Trainings:
         match order.WhichOneof("body"):
             case "start":
                 await self._end(key)
+                self._unsaid.pop(key, None)
                 latest = pb.JobEvent(job=order.job, epoch=order.epoch, member=order.member, waits="it begins")
                 self._held[key] = held = _Held(order, asyncio.create_task(self._hold(order)), latest)
                 held.task.add_done_callback(lambda _: self._forget(key, held))
@@ -122,6 +127,8 @@ class Trainings:
             case "forget":
                 for other in [own for own in self._held if own[0] == order.job]:
                     await self._end(other)
+                for other in [own for own in self._unsaid if own[0] == order.job]:
+                    del self._unsaid[other]
                 await asyncio.to_thread(shutil.rmtree, self._folder() / order.job, ignore_errors=True)
 
     async def end(self) -> None:
@@ -147,6 +154,8 @@ class Trainings:
             held.latest = event
         if self._say is not None:
             self._say(job=event)
+        elif event.WhichOneof("body") in LAST:
+            self._unsaid[order.job, order.member] = event
 
     async def _hold(self, order: pb.JobOrder) -> None:
         """Run a worker to its end, which is told."""
@@ -198,7 +207,7 @@ class Trainings:
                         value = pb.JobProgress(**value)
                     if kind != "beat":
                         self._tell(order, **{kind: value})
-                    last = last or kind in ("failed", "done", "broke")
+                    last = last or kind in LAST
         except SilentWorker as error:
             self._tell(order, died=str(error))
             return
