@@ -155,6 +155,10 @@ def train(
         near=near,
     )
     if mode is not None:
+        if plot:
+            raise CliError("--plot is for a training on this machine; `motley jobs show` draws the curves of a job")
+        if mode is Mode.CHAIN and settings.memory:
+            raise CliError(f"--memory is not for --mode {mode}, in which each node has some of the layers")
         ticket = Ticket(
             data=data.absolute(),
             held_out=held_out.absolute() if held_out else None,

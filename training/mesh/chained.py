@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import exp
 from typing import Any
 
@@ -149,14 +149,15 @@ class _Led:
             self._add(Point(0, held_out=mean_loss(model, evaluated, settings.batch)), points)
 
         def told(point: Point) -> None:
+            every = settings.evaluate_every
+            if evaluated and (point.step == settings.steps or (every and point.step % every == 0)):
+                point = replace(point, held_out=mean_loss(model, evaluated, settings.batch))
             self._add(point, points)
             if point.step % ticket.keep_every == 0 or point.step == settings.steps:
                 state = leader.state()
                 self._checkpoints.save(point.step, lambda folder: torch.save(state, folder / "state.pt"))
 
         lead(leader, model, learnt, settings, told, begin_at)
-        if evaluated:
-            self._add(Point(settings.steps, held_out=mean_loss(model, evaluated, settings.batch)), points)
         leader.end()
         with written_whole(ticket.out / "adapter") as partial:
             save_adapter(model, partial)
