@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -150,9 +150,17 @@ class Curve:
             TrainingError: the file cannot be written.
         """
         points = [point for point in self.read() if point.step <= step]
+        self.write(points)
+        return points
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Have these points, and no others.
+
+        Raises:
+            TrainingError: the file cannot be written.
+        """
         with written_whole(self._file) as partial:
             partial.write_text("".join(f"{json.dumps(asdict(point))}\n" for point in points), encoding="utf-8")
-        return points
 
     def add(self, point: Point) -> None:
         """Write down a point.

@@ -31,10 +31,10 @@ WAIT_S = 6 * 3600.0
 """A member waits for its device so long at most."""
 DEATHS = 3
 """A worker that has died so often is not started again."""
-POINTS = 256
+POINTS = 128
 """Of a member's curve so many points are kept; of a longer one every second, fourth and so on."""
-LINES = 200
-"""Of a job's log so many lines are kept, the latest ones."""
+LINES, LINE = 200, 500
+"""Of a job's log so many lines are kept, the latest ones, and so many characters of each."""
 LEAST = 2
 """Members of a job: the leader, and one that trains."""
 EPOCHS = 32
@@ -123,8 +123,8 @@ class Member:
         address: ``host:port`` of its data plane; empty: it has not told.
         why: it waits, or is left out.
         deaths: how often its process has ended without a word.
-        latest: what it has told of its progress last.
-        curve: `JobProgress` that had a loss, as told by `point`; thinned out as it grows.
+        latest: what it has told of its progress last, see `point`.
+        curve: steps with their losses, as `latest` has them; thinned out as it grows.
     """
 
     node: str
@@ -155,7 +155,7 @@ class Member:
         while self.curve and self.curve[-1]["step"] >= told["step"] and "loss" in told:
             self.curve.pop()  # it died, and has gone back to its checkpoint
         if self.heard % self.stride == 0 or "held_out" in told:
-            self.curve.append(told)
+            self.curve.append({name: told[name] for name in ("step", "loss", "held_out") if name in told})
         self.heard += 1
         if len(self.curve) > POINTS:
             self.curve, self.stride = self.curve[::2], self.stride * 2
@@ -228,7 +228,7 @@ class Job:
 
     def say(self, line: str) -> None:
         """Add a line to the log."""
-        self.log = [*self.log, line][-LINES:]
+        self.log = [*self.log, line[:LINE]][-LINES:]
 
     def begin(self, now: float) -> list[Order]:
         """Start all workers in a new epoch; those of the one before end by that."""

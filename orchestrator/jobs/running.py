@@ -23,7 +23,7 @@ from motley.protocol.mesh_pb2 import Empty, HeldRank, JobOrder, NodeMessage, Orc
 TICK_S = 0.5
 KEEP_S = 5.0
 """Progress is written down so often."""
-KEPT = 100
+KEPT = 20
 """So many jobs that are over are remembered, the latest ones."""
 MOST = 16
 """So many jobs may run at a time."""

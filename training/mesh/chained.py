@@ -161,11 +161,12 @@ class _Led:
         leader.end()
         with written_whole(ticket.out / "adapter") as partial:
             save_adapter(model, partial)
+        Curve(ticket.out / CURVE).write(points)
         held_out = [point.held_out for point in points if point.held_out is not None]
         layers = {self._peers[rank]["node"]: [part.start, part.stop] for rank, part in zip(ranks, parts, strict=True)}
         report = {"adapter": str(ticket.out / "adapter"), "learnt": len(learnt), "held_out": len(evaluated)}
         report["perplexity"] = [exp(held_out[0]), exp(held_out[-1])] if held_out else None
-        self._pipe.say(done=json.dumps(report | {"layers": layers, "losses": [each.loss for each in points]}))
+        self._pipe.say(done=json.dumps(report | {"layers": layers}))
 
     def _add(self, point: Point, points: list[Point]) -> None:
         self._curve.add(point)
