@@ -32,8 +32,8 @@ def read_config(folder: Path) -> Any:
         raise TrainingError(f"{folder}: no model that transformers knows: {error}") from error
 
 
-def load_base(folder: Path) -> nn.Module:
-    """Load a causal language model in float32.
+def load_base(folder: Path, *, half: bool = False) -> nn.Module:
+    """Load a causal language model in float32, or in float16.
 
     Raises:
         TrainingError: the extra is missing, the folder holds no model, or one without a causal head.
@@ -44,11 +44,11 @@ def load_base(folder: Path) -> nn.Module:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    config = read_config(folder)
+    config, dtype = read_config(folder), torch.float16 if half else torch.float32
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise TrainingError(f"{folder}: a model of type {config.model_type!r} has no causal language head")
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(f"{folder}: the model cannot be loaded: {error}") from error
     if missing := sorted(told["missing_keys"]):

@@ -24,7 +24,7 @@ LAYER_ROWS = 24
 
 
 def need_bytes(model: Path, examples: Sequence[Example], settings: Settings) -> int:
-    """What training takes of a node's memory, about: a model in float32, and what a batch of long examples makes.
+    """What training takes of a node's memory, about: a model, and what a batch of long examples makes.
 
     Args:
         model: its folder.
@@ -37,7 +37,7 @@ def need_bytes(model: Path, examples: Sequence[Example], settings: Settings) -> 
     width, layers = (max(config.get(name) or 0 for name in names) for names in (_WIDTHS, _LAYERS))
     rows = settings.batch * max(len(example.tokens) for example in examples)
     kept: int = rows * (3 * config.get("vocab_size", 0) + LAYER_ROWS * width * layers)
-    return RUNTIME_BYTES + 4 * (weights + kept)
+    return RUNTIME_BYTES + (2 if settings.half else 4) * (weights + kept)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """What a PEFT folder has."""
+HALF_SCALE = 1024.0
+"""Gradients that pass through float16 are larger by this: small ones would vanish there."""
 _UNKNOWN_CONTEXT = 1024
 """Tokens, where neither the model nor anybody says how many it reads."""
 
@@ -147,7 +149,7 @@ def train_on(
 
     Args, errors: as `train`.
     """
-    model = load_base(model_folder)
+    model = load_base(model_folder, half=settings.half)
     made_of = {"model": config_digest(model_folder), "data": Examples([*learnt, *evaluated]).digest}
     agree(out, settings, made_of)
     training = _Training(model, settings, learnt, evaluated, out, keep_every, told)
@@ -234,11 +236,13 @@ class _Training:
         batches = [chosen[begin : begin + settings.batch] for begin in range(0, size, settings.batch)]
         tokens = sum(int((example.labels != IGNORED).sum()) for example in chosen)
         self._tokens = sum(len(example.tokens) for example in chosen)
-        total = 0.0
+        total, scale = 0.0, HALF_SCALE if settings.half else 1.0
         for batch in batches:
             loss = self._summed_loss(batch) / tokens
-            loss.backward()
+            (loss * scale).backward()
             total += float(loss.detach())
+        for weight in self._trained if scale != 1.0 else ():
+            weight.grad /= scale
         norm = torch.nn.utils.clip_grad_norm_(self._trained, settings.clip)
         if not np.isfinite(total) or not torch.isfinite(norm):
             raise TrainingError(f"step {step + 1}: the loss is no number any more; try a lower rate")

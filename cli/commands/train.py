@@ -91,6 +91,9 @@ def train(
             show_default="plain float32",
         ),
     ] = "",
+    half: Annotated[
+        bool, typer.Option("--half", help="Hold the model in float16; what is trained is in float32 all the same.")
+    ] = False,
     near: Annotated[int, typer.Option(min=1, help="Tokens near to each that is learnt, for --memory near.")] = 1000,
     mode: Annotated[
         Mode | None,
@@ -153,12 +156,15 @@ def train(
         evaluate_every=evaluate_every,
         memory=parse_switches(memory),
         near=near,
+        half=half,
     )
+    if half and settings.memory:
+        raise CliError("--half and --memory are two ways to hold a model: give one of them")
     if mode is not None:
         if plot:
             raise CliError("--plot is for a training on this machine; `motley jobs show` draws the curves of a job")
-        if mode is Mode.CHAIN and settings.memory:
-            raise CliError(f"--memory is not for --mode {mode}, in which each node has some of the layers")
+        if mode is Mode.CHAIN and (settings.memory or half):
+            raise CliError(f"--memory and --half are not for --mode {mode}, in which each node has some of the layers")
         ticket = Ticket(
             data=data.absolute(),
             held_out=held_out.absolute() if held_out else None,

@@ -175,10 +175,11 @@ class _Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in unpack_files(data, (CONFIG, WEIGHTS)).items():
             (folder / name).write_bytes(content)
-        loss = held_out_loss(self._order.model_folder, folder, self._evaluated, self._settings.batch, PeftModel)
+        loss = held_out_loss(self._order.model_folder, folder, self._evaluated, self._settings, PeftModel)
         self._made = {"do": "weighed", "loss": loss}
 
 
-def held_out_loss(model: Path, adapter: Path, examples: list[Example], batch: int, peft_model: Any) -> float:
+def held_out_loss(model: Path, adapter: Path, examples: list[Example], settings: Settings, peft_model: Any) -> float:
     """The mean loss, in nats, of examples under a model with an adapter."""
-    return mean_loss(peft_model.from_pretrained(load_base(model), str(adapter)), examples, batch)
+    base = load_base(model, half=settings.half)
+    return mean_loss(peft_model.from_pretrained(base, str(adapter)), examples, settings.batch)
