@@ -90,6 +90,7 @@ async def test_nodes_train_alone_and_one_that_is_killed_resumes(tmp_path: Path) 
         before, after = result["perplexity"]
         assert after < 0.9 * before
         assert {node: each.get("wire_bytes") for node, each in result["nodes"].items()} == {"a": 0, "b": 0, "c": None}
+        assert all(result["nodes"][node]["dealt_bytes"] > 20_000 for node in "ab"), "and bytes are counted"
         assert "too little memory" in member(done, "c")["why"]
         assert result["nodes"]["b"]["began_at"] >= 10, "it went on from its checkpoint"
         assert sum(each.get("examples", 0) for each in result["nodes"].values()) == result["learnt"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from motley.training.adapters import CONFIG, WEIGHTS
@@ -164,7 +163,7 @@ class _Trainer:
             raise TrainingError(f"{out}: the adapter cannot be read: {error}") from error
         held_out = [point.held_out for point in points if point.held_out is not None]
         report = {"steps": settings.steps, "began_at": began_at, "held_out": [*held_out[:1], *held_out[-1:]]}
-        report["wire_bytes"] = self._total[0] - before
+        report |= {"dealt_bytes": before, "wire_bytes": self._total[0] - before}
         self._made = {"do": "made", "size": len(self._parcel), "report": report}
 
     def _weigh(self, data: bytes) -> None:
@@ -175,11 +174,7 @@ class _Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in unpack_files(data, (CONFIG, WEIGHTS)).items():
             (folder / name).write_bytes(content)
-        loss = held_out_loss(self._order.model_folder, folder, self._evaluated, self._settings, PeftModel)
+        base = load_base(self._order.model_folder, half=self._settings.half)
+        model = PeftModel.from_pretrained(base, str(folder))
+        loss = mean_loss(model, self._evaluated, self._settings.batch)
         self._made = {"do": "weighed", "loss": loss}
-
-
-def held_out_loss(model: Path, adapter: Path, examples: list[Example], settings: Settings, peft_model: Any) -> float:
-    """The mean loss, in nats, of examples under a model with an adapter."""
-    base = load_base(model, half=settings.half)
-    return mean_loss(peft_model.from_pretrained(base, str(adapter)), examples, settings.batch)
