@@ -87,7 +87,7 @@ class Jobs:
         """
         if sum(job.runs for job in self) >= MOST:
             raise refusal("too_many_jobs", f"{MOST} jobs run already; wait for one, or stop it (`motley jobs stop`)")
-        places = {name: _place(self._able(name, name in request.nodes)) for name in (request.owner, *request.nodes)}
+        places = {name: _place(self._able(name)) for name in (request.owner, *request.nodes)}
         if request.mode is Mode.CHAIN and not set(request.nodes) - {request.owner}:
             raise refusal("invalid_request", "a chain wants a node beside the one that has the data", "nodes")
         job = Job(secrets.token_hex(4), request, time.time(), places, _papers)
@@ -158,17 +158,17 @@ class Jobs:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    def _able(self, name: str, trains: bool) -> Node:
+    def _able(self, name: str) -> Node:
         """The node of a name.
 
         Raises:
-            ServingError: it is not there, or is to train and cannot.
+            ServingError: it is not there, or cannot train; who has the data needs the extra, too.
         """
         node = self._nodes.named(name)
         if node is None:
             there = ", ".join(sorted(each.name for each in self._nodes if each.alive)) or "none"
             raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
-        if trains and node.capabilities.cannot_train:
+        if node.capabilities.cannot_train:
             raise refusal("cannot_train", f"node {name!r} cannot train: {node.capabilities.cannot_train}", "nodes")
         return node
 
