@@ -15,6 +15,7 @@ from motley.cli.commands import (
     devices,
     doctor,
     experts,
+    jobs,
     join,
     lease,
     plan,
@@ -58,7 +59,7 @@ def motley(
 
 GROUPS = (
     *(up, join, service, plan, run, chat, status, rearrange, lease, budget, access, doctor, update, devices, experts),
-    *(models, cache, train, adapters, demo, bench),
+    *(models, cache, train, jobs, adapters, demo, bench),
 )
 for group in GROUPS:
     group.register(app)

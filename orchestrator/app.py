@@ -28,6 +28,7 @@ from motley.orchestrator.api.guard import Guard
 from motley.orchestrator.api.mesh.access import AccessApi
 from motley.orchestrator.api.mesh.adapters import AdaptersApi
 from motley.orchestrator.api.mesh.experts import ExpertsApi
+from motley.orchestrator.api.mesh.jobs import JobsApi
 from motley.orchestrator.api.mesh.nodes import NodesApi
 from motley.orchestrator.api.mesh.plans import PlansApi
 from motley.orchestrator.api.mesh.requests import RequestsApi
@@ -42,8 +43,9 @@ from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.traced import traced
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.audit import Audit
-from motley.orchestrator.control import Control, ForNodes
+from motley.orchestrator.control import Control, ForNodes, Listeners
 from motley.orchestrator.identity import SERVER_NAME, Identity, IdentityError, load_identity
+from motley.orchestrator.jobs.running import Jobs
 from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.nodes import NodeTable
 from motley.orchestrator.pairings import Pairing, Pairings
@@ -212,15 +214,20 @@ class Orchestrator:
             control = Control(
                 nodes, known.tokens, known.members, pairings, known.audit, told, lambda pairing: self.show_code(pairing)
             )
-            serving = control.listener = Serving(nodes, control, time.monotonic, config.state_dir, config.rebalance_at)
+            serving = Serving(nodes, control, time.monotonic, config.state_dir, config.rebalance_at)
+            folder = config.state_dir / "jobs"
+            jobs = Jobs(nodes, control, serving.sessions, serving.adapters, time.monotonic, folder)
+            control.listener = Listeners(serving, jobs)
             allowed = limits()
             await self._start_grpc(stack, identity, control, allowed)
             access = AccessApi(
                 identity, known.keys, known.tokens, known.members, pairings, known.usage, nodes, control, known.audit
             )
-            await self._start_http(stack, serving, known, access, certificate, allowed)
-            for work in (serving.watch(), serving.begin_anew(), certificate.keep_valid(), known.usage.keep()):
+            await self._start_http(stack, serving, jobs, known, access, certificate, allowed)
+            watching = (serving.watch(), serving.begin_anew(), jobs.watch())
+            for work in (*watching, certificate.keep_valid(), known.usage.keep()):
                 stack.callback(asyncio.create_task(work).cancel)
+            stack.push_async_callback(jobs.finish)
             stack.push_async_callback(serving.stop)
             self._stack = stack.pop_all()
 
@@ -291,6 +298,7 @@ class Orchestrator:
         self,
         stack: contextlib.AsyncExitStack,
         serving: Serving,
+        jobs: Jobs,
         known: _Known,
         access: AccessApi,
         certificate: ApiCertificate,
@@ -318,6 +326,7 @@ class Orchestrator:
             *AnthropicApi(asking).routes(),
             *TokensApi(asking).routes(),
             *RequestsApi(serving.requests).routes(),
+            *JobsApi(jobs).routes(),
             *access.routes(),
             *OperatorsApi(serving.nodes, serving.links, sessions, serving.requests).routes(),
         ]

@@ -68,6 +68,29 @@ class Listener(Protocol):
         """A node is gone, for the reason in `node.lost`."""
 
 
+class Listeners:
+    """Several listeners that hear everything, in order."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def on_message(self, node: Node, message: NodeMessage) -> None:
+        for each in self._listeners:
+            each.on_message(node, message)
+
+    def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
+        for each in self._listeners:
+            each.on_joined(node, held)
+
+    def on_offer(self, node: Node) -> None:
+        for each in self._listeners:
+            each.on_offer(node)
+
+    def on_lost(self, node: Node) -> None:
+        for each in self._listeners:
+            each.on_lost(node)
+
+
 @dataclass(frozen=True)
 class ForNodes:
     """What nodes are told of the orchestrator's machine.

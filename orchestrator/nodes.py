@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from motley.orchestrator.flapping import Flapping
 from motley.protocol.devices import covers, device_words
-from motley.protocol.mesh_pb2 import Budget, Capabilities, Gpu, Hello, Lease
+from motley.protocol.mesh_pb2 import Budget, Capabilities, Gpu, Hello, JobEvent, Lease
 
 HEARTBEAT_S = 1.0
 """How often a node shows life."""
@@ -68,6 +68,10 @@ class Node:
     """Its GPUs, as of then."""
     lease: Lease = field(default_factory=Lease)
     """How a device there stands that somebody takes back for a while."""
+    jobs: Sequence[JobEvent] = ()
+    """Of every training worker that ran there when it joined, how it stood."""
+    kept_jobs: Sequence[str] = ()
+    """Jobs of which files were kept there then."""
     lost: str = ""
     """Why the node is lost; empty while it is alive."""
     lost_at: float = 0.0
@@ -186,6 +190,8 @@ class NodeTable:
             last_sign=now,
             gpus=hello.capabilities.gpus,
             lease=hello.lease,
+            jobs=hello.jobs,
+            kept_jobs=hello.kept_jobs,
         )
         if namesake is None:
             self._nodes[node.id] = node

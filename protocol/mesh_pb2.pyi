@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "probed", "lent", "lease", "budget", "done", "relayed")
+    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "probed", "lent", "lease", "budget", "done", "relayed", "job")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DESCRIBED_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class NodeMessage(_message.Message):
     BUDGET_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     RELAYED_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     described: Described
@@ -32,10 +33,11 @@ class NodeMessage(_message.Message):
     budget: Budget
     done: Done
     relayed: Relayed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ...) -> None: ...
+    job: JobEvent
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., job: _Optional[_Union[JobEvent, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease")
+    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease", "jobs", "kept_jobs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +45,8 @@ class Hello(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_JOBS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     name: str
@@ -50,7 +54,9 @@ class Hello(_message.Message):
     capabilities: Capabilities
     held: _containers.RepeatedCompositeFieldContainer[HeldRank]
     lease: Lease
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+    jobs: _containers.RepeatedCompositeFieldContainer[JobEvent]
+    kept_jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., kept_jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("state", "device", "holder", "reason", "expires_at", "trouble")
@@ -95,7 +101,7 @@ class HeldRank(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Capabilities(_message.Message):
-    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines", "no_gpu", "speeds", "call_s", "gpu_bytes")
+    __slots__ = ("platform", "cpu", "cores", "memory_bytes", "memory_bandwidth", "gpus", "zone", "engines", "expert_engines", "no_gpu", "speeds", "call_s", "gpu_bytes", "cannot_train")
     PLATFORM_FIELD_NUMBER: _ClassVar[int]
     CPU_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +115,7 @@ class Capabilities(_message.Message):
     SPEEDS_FIELD_NUMBER: _ClassVar[int]
     CALL_S_FIELD_NUMBER: _ClassVar[int]
     GPU_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CANNOT_TRAIN_FIELD_NUMBER: _ClassVar[int]
     platform: str
     cpu: str
     cores: int
@@ -122,7 +129,8 @@ class Capabilities(_message.Message):
     speeds: _containers.RepeatedCompositeFieldContainer[FormatSpeed]
     call_s: float
     gpu_bytes: int
-    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ..., no_gpu: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[FormatSpeed, _Mapping]]] = ..., call_s: _Optional[float] = ..., gpu_bytes: _Optional[int] = ...) -> None: ...
+    cannot_train: str
+    def __init__(self, platform: _Optional[str] = ..., cpu: _Optional[str] = ..., cores: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_bandwidth: _Optional[float] = ..., gpus: _Optional[_Iterable[_Union[Gpu, _Mapping]]] = ..., zone: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[Engine, _Mapping]]] = ..., expert_engines: _Optional[_Iterable[str]] = ..., no_gpu: _Optional[str] = ..., speeds: _Optional[_Iterable[_Union[FormatSpeed, _Mapping]]] = ..., call_s: _Optional[float] = ..., gpu_bytes: _Optional[int] = ..., cannot_train: _Optional[str] = ...) -> None: ...
 
 class FormatSpeed(_message.Message):
     __slots__ = ("format", "bytes_per_s", "row_bytes_per_s")
@@ -319,7 +327,7 @@ class LayerCosts(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., windowed_bytes_per_token: _Optional[int] = ..., state_bytes: _Optional[int] = ..., shared_kv_bytes: _Optional[int] = ..., shared_cache_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
-    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave", "involved", "lease_order", "budget_order", "relay")
+    __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave", "involved", "lease_order", "budget_order", "relay", "job")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +342,7 @@ class OrchestratorMessage(_message.Message):
     LEASE_ORDER_FIELD_NUMBER: _ClassVar[int]
     BUDGET_ORDER_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     describe: Describe
     rank: RankCommand
@@ -348,7 +357,112 @@ class OrchestratorMessage(_message.Message):
     lease_order: LeaseOrder
     budget_order: BudgetOrder
     relay: Relay
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ..., involved: _Optional[_Union[Involved, _Mapping]] = ..., lease_order: _Optional[_Union[LeaseOrder, _Mapping]] = ..., budget_order: _Optional[_Union[BudgetOrder, _Mapping]] = ..., relay: _Optional[_Union[Relay, _Mapping]] = ...) -> None: ...
+    job: JobOrder
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., describe: _Optional[_Union[Describe, _Mapping]] = ..., rank: _Optional[_Union[RankCommand, _Mapping]] = ..., generate: _Optional[_Union[Generate, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., beat: _Optional[_Union[Empty, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., lend: _Optional[_Union[Lend, _Mapping]] = ..., leave: _Optional[_Union[Empty, _Mapping]] = ..., involved: _Optional[_Union[Involved, _Mapping]] = ..., lease_order: _Optional[_Union[LeaseOrder, _Mapping]] = ..., budget_order: _Optional[_Union[BudgetOrder, _Mapping]] = ..., relay: _Optional[_Union[Relay, _Mapping]] = ..., job: _Optional[_Union[JobOrder, _Mapping]] = ...) -> None: ...
+
+class JobOrder(_message.Message):
+    __slots__ = ("job", "epoch", "member", "start", "peers", "end", "forget")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    epoch: int
+    member: int
+    start: JobStart
+    peers: JobPeers
+    end: Empty
+    forget: Empty
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ..., start: _Optional[_Union[JobStart, _Mapping]] = ..., peers: _Optional[_Union[JobPeers, _Mapping]] = ..., end: _Optional[_Union[Empty, _Mapping]] = ..., forget: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+
+class JobStart(_message.Message):
+    __slots__ = ("name", "mode", "model", "members", "secret", "tls", "ticket", "computes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    COMPUTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    mode: str
+    model: str
+    members: int
+    secret: bytes
+    tls: Credentials
+    ticket: str
+    computes: bool
+    def __init__(self, name: _Optional[str] = ..., mode: _Optional[str] = ..., model: _Optional[str] = ..., members: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., ticket: _Optional[str] = ..., computes: _Optional[bool] = ...) -> None: ...
+
+class JobPeers(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[JobPeer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[JobPeer, _Mapping]]] = ...) -> None: ...
+
+class JobPeer(_message.Message):
+    __slots__ = ("member", "node", "address", "left_out", "memory_bytes", "speed")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    node: str
+    address: str
+    left_out: str
+    memory_bytes: int
+    speed: float
+    def __init__(self, member: _Optional[int] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., left_out: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ...) -> None: ...
+
+class JobEvent(_message.Message):
+    __slots__ = ("job", "epoch", "member", "waits", "listening", "progress", "says", "failed", "died", "done", "broke")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    LISTENING_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    DIED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    BROKE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    epoch: int
+    member: int
+    waits: str
+    listening: str
+    progress: JobProgress
+    says: str
+    failed: str
+    died: str
+    done: str
+    broke: str
+    def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ..., waits: _Optional[str] = ..., listening: _Optional[str] = ..., progress: _Optional[_Union[JobProgress, _Mapping]] = ..., says: _Optional[str] = ..., failed: _Optional[str] = ..., died: _Optional[str] = ..., done: _Optional[str] = ..., broke: _Optional[str] = ...) -> None: ...
+
+class JobProgress(_message.Message):
+    __slots__ = ("step", "steps", "loss", "rate", "held_out", "tokens_per_s", "peak_bytes")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    steps: int
+    loss: float
+    rate: float
+    held_out: float
+    tokens_per_s: float
+    peak_bytes: int
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., loss: _Optional[float] = ..., rate: _Optional[float] = ..., held_out: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., peak_bytes: _Optional[int] = ...) -> None: ...
 
 class Involved(_message.Message):
     __slots__ = ("name", "session", "rank", "ended")

@@ -67,7 +67,7 @@ ORCHESTRATOR = (
     {"workers"},
     {"experts", "losses"},
     {"assignments", "cut_off", "sessions", "session_files", "session_table"},
-    {"control", "serving"},
+    {"control", "serving", "jobs"},
     {"api"},
     {"app"},
 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from motley.training.errors import TrainingError
-from motley.training.files import Curve, written_whole
+from motley.training.files import CURVE, Curve, written_whole
 from motley.training.merging import (
     F32,
     Change,
@@ -153,7 +153,7 @@ def merge(
 
 def _held_out_loss(folder: Path) -> float:
     """The loss that `motley train` measured last beside an adapter that it made."""
-    losses = [point.held_out for point in Curve(folder.parent / "losses.jsonl").read() if point.held_out is not None]
+    losses = [point.held_out for point in Curve(folder.parent / CURVE).read() if point.held_out is not None]
     if not losses:
         raise TrainingError(f"{folder}: no held-out loss is known of this adapter: give --weights")
     return losses[-1]

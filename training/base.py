@@ -17,26 +17,38 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "seq_le
 """What configs call the number of tokens that their models read."""
 
 
-def load_base(folder: Path) -> nn.Module:
-    """Load a causal language model in float32.
+def read_config(folder: Path) -> Any:
+    """A model's config, as transformers has it.
+
+    Raises:
+        TrainingError: the extra is missing, or the folder holds no model that transformers knows.
+    """
+    require_extra("transformers")
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{folder}: no model that transformers knows: {error}") from error
+
+
+def load_base(folder: Path, *, half: bool = False) -> nn.Module:
+    """Load a causal language model in float32, or in float16.
 
     Raises:
         TrainingError: the extra is missing, the folder holds no model, or one without a causal head.
     """
     require_extra("torch", "transformers", "peft")
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{folder}: no model that transformers knows: {error}") from error
+    config, dtype = read_config(folder), torch.float16 if half else torch.float32
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise TrainingError(f"{folder}: a model of type {config.model_type!r} has no causal language head")
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, told = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise TrainingError(f"{folder}: the model cannot be loaded: {error}") from error
     if missing := sorted(told["missing_keys"]):
@@ -58,9 +70,9 @@ def _check_causal(model: Any, folder: Path) -> None:
         raise TrainingError(f"{folder}: not a causal language model: its tokens see those after them")
 
 
-def context_of(model: nn.Module) -> int | None:
+def context_of(config: Any) -> int | None:
     """How many tokens a model reads at most; None: its config does not say."""
-    values = [getattr(model.config, name, None) for name in _CONTEXTS]
+    values = [getattr(config, name, None) for name in _CONTEXTS]
     return next((value for value in values if isinstance(value, int)), None)
 
 

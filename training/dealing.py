@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from motley.training.errors import TrainingError
+from motley.training.examples import Example
+from motley.training.settings import Settings
+from motley.training.tensors import tensors_of
+
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+"""What configs call the length of a hidden state, and the number of layers."""
+
+
+RUNTIME_BYTES = 400 << 20
+"""What a process with torch takes before it has a model."""
+LAYER_ROWS = 24
+"""Values as long as a hidden state that autograd keeps of a token in each layer, about."""
+
+
+def need_bytes(model: Path, examples: Sequence[Example], settings: Settings) -> int:
+    """What training takes of a node's memory, about: a model, and what a batch of long examples makes.
+
+    Args:
+        model: its folder.
+
+    Raises:
+        TrainingError: its weights cannot be read.
+    """
+    weights: int = sum(tensor.size for file in model.glob("*.safetensors") for tensor in tensors_of(file).values())
+    config = json.loads((model / "config.json").read_bytes())
+    width, layers = (max(config.get(name) or 0 for name in names) for names in (_WIDTHS, _LAYERS))
+    rows = settings.batch * max(len(example.tokens) for example in examples)
+    kept: int = rows * (3 * config.get("vocab_size", 0) + LAYER_ROWS * width * layers)
+    return RUNTIME_BYTES + (2 if settings.half else 4) * (weights + kept)
 
 
 @dataclass(frozen=True)

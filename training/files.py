@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from motley.training.errors import TrainingError
 
 _CHECKPOINT = re.compile(r"step-(\d{8})")
 _PARTIAL = ".partial"
+CURVE = "losses.jsonl"
+"""A training's losses, in its folder."""
 KEPT = 2
 """Checkpoints that stay: the latest one, and the one before it."""
 
@@ -111,12 +113,14 @@ class Point:
         step: how many steps were done, from 1 on; 0: before the first one.
         loss: the mean over the tokens learnt in this step, in nats; None before the first step.
         held_out: the same over the examples that are not learnt, where they were evaluated after this step.
+        tokens: that were read in this step.
     """
 
     step: int
     loss: float | None = None
     rate: float = 0.0
     held_out: float | None = None
+    tokens: int = 0
 
 
 class Curve:
@@ -146,9 +150,17 @@ class Curve:
             TrainingError: the file cannot be written.
         """
         points = [point for point in self.read() if point.step <= step]
+        self.write(points)
+        return points
+
+    def write(self, points: Sequence[Point]) -> None:
+        """Have these points, and no others.
+
+        Raises:
+            TrainingError: the file cannot be written.
+        """
         with written_whole(self._file) as partial:
             partial.write_text("".join(f"{json.dumps(asdict(point))}\n" for point in points), encoding="utf-8")
-        return points
 
     def add(self, point: Point) -> None:
         """Write down a point.

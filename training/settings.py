@@ -32,6 +32,7 @@ class Settings:
         evaluate_every: steps between two evaluations; 0: before the first and after the last step only.
         memory: how memory is spared, some of `motley.training.memory.switches.SWITCHES`.
         near: tokens that are near to each one, for the softmax over near tokens.
+        half: the model is held in float16, its adapters and AdamW in float32 all the same.
     """
 
     steps: int = 100
@@ -52,6 +53,7 @@ class Settings:
     evaluate_every: int = 0
     memory: tuple[str, ...] = ()
     near: int = 1000
+    half: bool = False
 
 
 def rate_at(step: int, settings: Settings) -> float:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from motley.training.base import HubTokenizer, context_of, load_base, save_adapter, with_adapters
+from motley.training.base import HubTokenizer, context_of, load_base, read_config, save_adapter, with_adapters
 from motley.training.errors import TrainingError, require_extra
 from motley.training.examples import IGNORED, Example, Examples, batch_of, deal, padded, read_examples
-from motley.training.files import Checkpoints, Curve, Point, written_whole
+from motley.training.files import CURVE, Checkpoints, Curve, Point, written_whole
 from motley.training.settings import Settings, agree, rate_at
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """What a PEFT folder has."""
+HALF_SCALE = 1024.0
+"""Gradients that pass through float16 are larger by this: small ones would vanish there."""
 _UNKNOWN_CONTEXT = 1024
 """Tokens, where neither the model nor anybody says how many it reads."""
 
@@ -79,9 +81,48 @@ def train(
             numbers any more.
     """
     require_extra("torch", "transformers", "peft")
+    read = read_data(model_folder, data, settings, held_out=held_out, template=template)
+    points, began_at = train_on(
+        model_folder, read.learnt, read.evaluated, out, settings, keep_every=keep_every, told=told
+    )
+    measured = [point.held_out for point in points if point.held_out is not None]
+    return Trained(
+        folder=out,
+        points=points,
+        perplexity=(exp(measured[0]), exp(measured[-1])) if measured else None,
+        learnt=len(read.learnt),
+        held_out=len(read.evaluated),
+        cut=read.cut,
+        unanswered=read.unanswered,
+        began_at=began_at,
+    )
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a training reads.
+
+    Attributes:
+        learnt, evaluated: examples to learn, and to evaluate with.
+        cut, unanswered: as of `Trained`.
+    """
+
+    learnt: list[Example]
+    evaluated: list[Example]
+    cut: int
+    unanswered: int
+
+
+def read_data(
+    model_folder: Path, data: Path, settings: Settings, *, held_out: Path | None = None, template: Path | None = None
+) -> Data:
+    """Read the examples of a training as a model's tokenizer has them. Needs no torch; arguments as of `train`.
+
+    Raises:
+        TrainingError: the extra, the tokenizer or the data is not as it must be.
+    """
     tokenizer = HubTokenizer(model_folder, template)
-    model = load_base(model_folder)
-    context = min(filter(None, (settings.context, context_of(model))), default=_UNKNOWN_CONTEXT)
+    context = min(filter(None, (settings.context, context_of(read_config(model_folder)))), default=_UNKNOWN_CONTEXT)
 
     def read(file: Path) -> Examples:
         return read_examples(file, tokenizer.render, tokenizer, context, cut=settings.cut)
@@ -91,25 +132,32 @@ def train(
         learnt, evaluated = examples.examples, read(held_out).examples
     else:
         learnt, evaluated = deal(examples.examples, settings.held_out, settings.seed)
-    made_of = {"model": _config_digest(model_folder), "data": Examples([*learnt, *evaluated]).digest}
+    return Data(learnt, evaluated, examples.cut, examples.unanswered)
+
+
+def train_on(
+    model_folder: Path,
+    learnt: Sequence[Example],
+    evaluated: Sequence[Example],
+    out: Path,
+    settings: Settings,
+    *,
+    keep_every: int = 20,
+    told: Callable[[Point], None] = lambda point: None,
+) -> tuple[list[Point], int]:
+    """Train on examples that were read; a point for each step, and the steps that had been done before.
+
+    Args, errors: as `train`.
+    """
+    model = load_base(model_folder, half=settings.half)
+    made_of = {"model": config_digest(model_folder), "data": Examples([*learnt, *evaluated]).digest}
     agree(out, settings, made_of)
     training = _Training(model, settings, learnt, evaluated, out, keep_every, told)
     began_at = training.run()
-    points = training.points
-    measured = [point.held_out for point in points if point.held_out is not None]
-    return Trained(
-        folder=out,
-        points=points,
-        perplexity=(exp(measured[0]), exp(measured[-1])) if measured else None,
-        learnt=len(learnt),
-        held_out=len(evaluated),
-        cut=examples.cut,
-        unanswered=examples.unanswered,
-        began_at=began_at,
-    )
+    return training.points, began_at
 
 
-def _config_digest(model_folder: Path) -> str:
+def config_digest(model_folder: Path) -> str:
     """What tells one model from another: its config, and its weight files' names and sizes."""
     digest = sha256((model_folder / "config.json").read_bytes())
     for file in sorted(model_folder.glob("*.safetensors")):
@@ -141,7 +189,9 @@ class _Training:
         self._optimiser = torch.optim.AdamW(self._trained, weight_decay=settings.weight_decay)
         self._settings, self._learnt, self._evaluated = settings, learnt, evaluated
         self._out, self._keep_every, self._told = out, keep_every, told
-        self._checkpoints, self._curve = Checkpoints(out / "checkpoints"), Curve(out / "losses.jsonl")
+        self._checkpoints, self._curve = Checkpoints(out / "checkpoints"), Curve(out / CURVE)
+        self._tokens = 0
+        """That were read in the latest step."""
         self.points: list[Point] = []
 
     def run(self) -> int:
@@ -160,7 +210,7 @@ class _Training:
             loss, done = self._step(step), step + 1
             due = done == settings.steps or (settings.evaluate_every and done % settings.evaluate_every == 0)
             held_out = self._evaluate() if due and self._evaluated else None
-            self._add(Point(done, loss, rate_at(step, settings), held_out))
+            self._add(Point(done, loss, rate_at(step, settings), held_out, self._tokens))
             if done % self._keep_every == 0 or done == settings.steps:
                 self._checkpoints.save(done, self._save)
         with written_whole(self._out / "adapter") as partial:
@@ -185,11 +235,14 @@ class _Training:
         chosen = [self._learnt[index] for index in batch_of(step, size, len(self._learnt), settings.seed)]
         batches = [chosen[begin : begin + settings.batch] for begin in range(0, size, settings.batch)]
         tokens = sum(int((example.labels != IGNORED).sum()) for example in chosen)
-        total = 0.0
+        self._tokens = sum(len(example.tokens) for example in chosen)
+        total, scale = 0.0, HALF_SCALE if settings.half else 1.0
         for batch in batches:
             loss = self._summed_loss(batch) / tokens
-            loss.backward()
+            (loss * scale).backward()
             total += float(loss.detach())
+        for weight in self._trained if scale != 1.0 else ():
+            weight.grad /= scale
         norm = torch.nn.utils.clip_grad_norm_(self._trained, settings.clip)
         if not np.isfinite(total) or not torch.isfinite(norm):
             raise TrainingError(f"step {step + 1}: the loss is no number any more; try a lower rate")
@@ -203,17 +256,7 @@ class _Training:
         return summed_loss(self._model, batch) if self._spared is None else self._spared.summed_loss(batch)
 
     def _evaluate(self) -> float:
-        """The mean loss of the tokens of the examples that are held out, in nats."""
-        import torch
-
-        self._model.eval()
-        total, tokens = 0.0, 0
-        with torch.no_grad():
-            for begin in range(0, len(self._evaluated), self._settings.batch):
-                batch = self._evaluated[begin : begin + self._settings.batch]
-                total += float(self._summed_loss(batch))
-                tokens += sum(int((example.labels != IGNORED).sum()) for example in batch)
-        return total / tokens
+        return mean_loss(self._model, self._evaluated, self._settings.batch, self._summed_loss)
 
     def _save(self, folder: Path) -> None:
         import torch
@@ -234,6 +277,30 @@ class _Training:
             self._optimiser.load_state_dict(kept["optimiser"])
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise TrainingError(f"{folder}: the checkpoint cannot be read: {error}; remove it, and go on") from error
+
+
+def mean_loss(
+    model: nn.Module,
+    examples: Sequence[Example],
+    size: int,
+    summed: Callable[[Sequence[Example]], Tensor] | None = None,
+) -> float:
+    """The mean loss of the tokens that examples learn, in nats.
+
+    Args:
+        size: examples that are computed at a time.
+        summed: computes a batch's summed loss; None: `summed_loss` of the model.
+    """
+    import torch
+
+    model.eval()
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for begin in range(0, len(examples), size):
+            batch = examples[begin : begin + size]
+            total += float(summed(batch) if summed else summed_loss(model, batch))
+            tokens += sum(int((example.labels != IGNORED).sum()) for example in batch)
+    return total / tokens
 
 
 def summed_loss(model: nn.Module, batch: Sequence[Example]) -> Tensor:

@@ -14,11 +14,15 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from motley.cli.client import ApiKey, Url
 from motley.cli.errors import CliError
-from motley.cli.options import one_of
+from motley.cli.interrupt import run as run_job
+from motley.cli.options import duration, one_of
 from motley.cli.show import LINE_S, console, results
 from motley.cli.timeline import sparkline
+from motley.cli.training_job import MeshTraining, Mode, train_on_mesh
 from motley.protocol.wording import counted
+from motley.training.merging import How
 
 if TYPE_CHECKING:
     from motley.training.files import Point
@@ -87,11 +91,40 @@ def train(
             show_default="plain float32",
         ),
     ] = "",
+    half: Annotated[
+        bool, typer.Option("--half", help="Hold the model in float16; what is trained is in float32 all the same.")
+    ] = False,
     near: Annotated[int, typer.Option(min=1, help="Tokens near to each that is learnt, for --memory near.")] = 1000,
+    mode: Annotated[
+        Mode | None,
+        typer.Option(
+            parser=one_of(Mode),
+            metavar="|".join(Mode),
+            help="Train on machines of the mesh, as a job. merge: each of --nodes trains alone on a part of DATA, and"
+            " their adapters are merged once.",
+            show_default="on this machine alone",
+        ),
+    ] = None,
+    nodes: Annotated[
+        str, typer.Option(help="Who trains, such as desktop,laptop: with --mode. DATA goes to these, and nowhere else.")
+    ] = "",
+    how: Annotated[
+        How, typer.Option(parser=one_of(How), metavar="|".join(How), help="To merge adapters, with --mode merge.")
+    ] = How.LINEAR,
+    serve: Annotated[
+        str, typer.Option(help="A name: the running session of MODEL serves the adapter then, as MODEL:NAME.")
+    ] = "",
+    owner: Annotated[str, typer.Option(help="This machine's node.", show_default="the one that runs here")] = "",
+    patience: Annotated[str, typer.Option(help="A node that is away for so long is left out.")] = "5m",
+    detach: Annotated[bool, typer.Option("--detach", help="Begin the job, and do not follow it.")] = False,
+    url: Url = "",
+    api_key: ApiKey = "",
     plot: Annotated[Path | None, typer.Option(help="Draw the losses to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Train a LoRA adapter on this machine. Only answers are learnt. Killed, it goes on when the command is repeated.
+    """Train a LoRA adapter, here or (--mode) on several machines. Only answers are learnt.
+
+    Killed here, it goes on when the command is repeated.
 
     Needs the extra `train`: pip install 'motley\\[train]'. The adapter is OUT/adapter, in PEFT's format.
     """
@@ -99,9 +132,9 @@ def train(
     from motley.daemon.weights.hub import resolve
     from motley.training.errors import require_extra
     from motley.training.memory.switches import parse_switches
+    from motley.training.mesh.ticket import Ticket
     from motley.training.settings import Settings
 
-    require_extra("torch", "transformers", "peft")
     if plot:
         require_plotting()
     settings = Settings(
@@ -115,7 +148,7 @@ def train(
         rank=rank,
         alpha=alpha,
         dropout=dropout,
-        targets=tuple(name.strip() for name in targets.split(",") if name.strip()),
+        targets=_listed(targets),
         seed=seed,
         context=context,
         cut=too_long is TooLong.CUT,
@@ -123,7 +156,33 @@ def train(
         evaluate_every=evaluate_every,
         memory=parse_switches(memory),
         near=near,
+        half=half,
     )
+    if half and settings.memory:
+        raise CliError("--half and --memory are two ways to hold a model: give one of them")
+    if mode is not None:
+        if plot:
+            raise CliError("--plot is for a training on this machine; `motley jobs show` draws the curves of a job")
+        if mode is Mode.CHAIN and (settings.memory or half):
+            raise CliError(f"--memory and --half are not for --mode {mode}, in which each node has some of the layers")
+        ticket = Ticket(
+            data=data.absolute(),
+            held_out=held_out.absolute() if held_out else None,
+            template=template.absolute() if template else None,
+            out=out.absolute(),
+            settings=settings,
+            keep_every=keep_every,
+            how=how,
+            patience_s=duration("--patience", patience),
+        )
+        source = str(Path(model).absolute()) if Path(model).is_dir() else model
+        asked = MeshTraining(mode, source, _listed(nodes), serve, owner, url, api_key)
+        run_job(train_on_mesh(asked, ticket, follow=not detach, as_json=as_json))
+        return
+    for option, given in (("--nodes", nodes), ("--serve", serve), ("--owner", owner)):
+        if given:
+            raise CliError(f"{option} is for a training on machines of the mesh: give --mode, too")
+    require_extra("torch", "transformers", "peft")
     folder = resolve(model, None)
     if not folder.is_dir():
         raise CliError(f"{folder}: a GGUF file cannot be trained; give the model's folder with safetensors")
@@ -149,6 +208,11 @@ def train(
         cut = counted(trained.cut, "example")
         results.print(f"cut to the context: {cut}; left out, without an answer in it: {trained.unanswered}")
     results.print(f"the adapter is {escape(str(out / 'adapter'))}", highlight=False, soft_wrap=True)
+
+
+def _listed(words: str) -> tuple[str, ...]:
+    """Words with commas between them."""
+    return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
 @contextmanager

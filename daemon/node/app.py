@@ -22,6 +22,7 @@ from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.speeds import compute_speed
+from motley.daemon.node.training import Trainings, cannot_train, tickets_of
 from motley.daemon.node.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
@@ -127,6 +128,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
     capabilities.zone = config.zone
     capabilities.gpu_bytes = config.gpu_limit
+    capabilities.cannot_train = cannot_train()
     await asyncio.to_thread(config.cache.prepare)
     if speed := await compute_speed(config.threads or capabilities.cores, config.cache.folder):
         capabilities.speeds.extend(pb.FormatSpeed(**asdict(each)) for each in speed.formats)
@@ -157,6 +159,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     ranks = Ranks(settings, observer.rank)
     leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
     relays = Relays()
+    trainings = Trainings(settings, leasing, tickets_of(config.lease))
     await leasing.look()
     following = asyncio.create_task(leasing.follow())
     began = time.monotonic()
@@ -165,7 +168,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
             try:
                 channel, certificate = await open_channel(host, port, token)
                 async with channel:
-                    await Control(settings, ranks, leasing, relays).stay(channel, token.secret, joined)
+                    await Control(settings, ranks, leasing, relays, trainings).stay(channel, token.secret, joined)
             except AskedToLeave:
                 observer.dismissed()
                 return
@@ -187,9 +190,11 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since >= config.keep_s:
                     await ranks.end()
+                    await trainings.end()
                 observer.lost(str(error), pause)
                 await asyncio.sleep(pause)
     finally:
+        await trainings.end()
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         await relays.end()

@@ -22,6 +22,7 @@ from motley.daemon.node.probing import Unreachable, probe_link
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
+from motley.daemon.node.training import Trainings
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import is_loopback
@@ -70,13 +71,17 @@ class AskedToLeave(Exception):
 class Control:
     """One stay of a node in the mesh, from the stream's first message to its end. Not to be used again."""
 
-    def __init__(self, settings: NodeSettings, ranks: Ranks, leasing: Leasing, relays: Relays) -> None:
+    def __init__(
+        self, settings: NodeSettings, ranks: Ranks, leasing: Leasing, relays: Relays, trainings: Trainings
+    ) -> None:
         """
         Args:
             ranks: that the node holds, also between two stays.
             leasing: of the machine, likewise.
             relays: that it is for others, likewise.
+            trainings: that it takes part in, likewise.
         """
+        self._trainings = trainings
         self._relays = relays
         self._settings = settings
         self._ranks = ranks
@@ -113,6 +118,7 @@ class Control:
         try:
             settings = self._settings = await _admitted(call, patience, self._settings)
             self._ranks.attach(self, settings)
+            self._trainings.attach(self.say, settings)
             hello = pb.Hello(
                 protocol=VERSION,
                 version=release(),
@@ -121,6 +127,8 @@ class Control:
                 capabilities=settings.capabilities,
                 held=self._ranks.told,
                 lease=self._leasing.told,
+                jobs=self._trainings.told,
+                kept_jobs=self._trainings.kept,
             )
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)
@@ -171,6 +179,7 @@ class Control:
             call.cancel()
             for task in talk:
                 task.cancel()
+            self._trainings.detach()
             await self._ranks.detach()
             for task in self._tasks:
                 task.cancel()
@@ -257,6 +266,8 @@ class Control:
                 self.say(leaving=pb.Empty())
             case "lease_order":
                 self._spawn(self._lease(message.lease_order))
+            case "job":
+                self._spawn(self._trainings.command(message.job))
             case "relay":
                 self._spawn(self._relay(message.relay))
             case "budget_order":

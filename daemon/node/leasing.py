@@ -7,14 +7,17 @@ ended here, so that a lease is also good where no orchestrator answers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.lease import LIMIT_S, Holder, Lease, LeaseError
 from motley.daemon.lease.rules import Rules, Seen, YieldTo
-from motley.daemon.lease.states import Course
+from motley.daemon.lease.states import Course, State
 from motley.daemon.machine.others import OthersOnProcessor, family, has_full_screen, others_on_gpu
 from motley.daemon.node.ranks import Ranks
 from motley.protocol import mesh_pb2 as pb
@@ -24,6 +27,12 @@ POLL_S = 0.5
 """How often the file is looked at, ..."""
 RULES_S = 2.0
 """... and how often other programs, if they matter."""
+LENT_S = 2.0
+"""What is lent to something of the mesh itself is looked after so often, ..."""
+LENT_LIMIT_S = 120.0
+"""... taken for no longer than this at a time, ..."""
+LENT_LEFT_S = 60.0
+"""... and prolonged when so much is left."""
 RENEW_S = 60.0
 """A rule's lease that ends so soon is taken again, if what it was taken for goes on."""
 
@@ -61,6 +70,64 @@ class Leasing:
         if lease is not None:
             told.holder, told.reason, told.expires_at = lease.holder.name, lease.reason, lease.end(self._limit_s)
         return told
+
+    @asynccontextmanager
+    async def lent_to(self, holder: str, device: str, waits: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
+        """Have a device of this machine for something of the mesh itself, as other programs have it by the file; wait
+        until it is free, for as long as that takes, and until ranks have made way.
+
+        Args:
+            holder: for people; nobody else is called so.
+            waits: called with the reason, while there is one.
+
+        Yields:
+            what is set when somebody else has ended the lease, and has the device.
+        """
+        while True:
+            try:
+                await asyncio.to_thread(self._lend, holder, device)
+                break
+            except LeaseError as error:
+                waits(str(error))
+                await asyncio.sleep(LENT_S)
+        lost = asyncio.Event()
+
+        async def renew() -> None:
+            while not lost.is_set():
+                await asyncio.sleep(LENT_S)
+                try:
+                    await asyncio.to_thread(self._lend, holder, device)
+                except LeaseError as error:
+                    waits(str(error))
+                    lost.set()
+
+        renewing = asyncio.create_task(renew())
+        try:
+            while True:
+                if (self._course.state, self._course.device) == (State.LEASED, device):
+                    break
+                await asyncio.sleep(POLL_S)
+            yield lost
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            with contextlib.suppress(LeaseError):
+                lease = await asyncio.to_thread(self._file.read)
+                if lease is not None and lease.holder.name == holder:
+                    await asyncio.to_thread(self._file.give, lease)
+
+    def _lend(self, holder: str, device: str) -> None:
+        """Take a lease for something of the mesh itself, or prolong it where it ends soon.
+
+        Raises:
+            LeaseError: somebody else has one.
+        """
+        who, now, lease = Holder(name=holder, pid=os.getpid()), time.time(), None
+        with contextlib.suppress(LeaseError):
+            lease = self._file.read()
+        if lease is None or lease.holder != who or lease.end(self._limit_s) - now < LENT_LEFT_S:
+            lease = Lease(holder=who, granted_at=now, expires_at=now + LENT_LIMIT_S, device=device)
+            self._file.take(lease, self._limit_s)
 
     async def follow(self) -> None:
         """Look at the file, and at what other programs do, now and then, until cancelled."""
@@ -120,14 +187,15 @@ class Leasing:
             cpu=self._on_processor.part(own) if to.cpu else 0.0,
         )
         wanted = self._rules.wanted(seen, time.monotonic())
-        mine = self._lease if self._lease and self._lease.holder.pid == os.getpid() else None
+        name = f"the rule of node {self._node}"[:200]
+        mine = self._lease if self._lease and self._lease.holder == Holder(name=name, pid=os.getpid()) else None
         now = time.time()
         try:
             if wanted is None:
                 if mine is not None:
                     self._file.give(mine)
             elif (mine is None and self._lease is None) or (mine is not None and self._is_stale(mine, wanted[0], now)):
-                holder = Holder(name=f"the rule of node {self._node}"[:200], pid=os.getpid(), started_at=None)
+                holder = Holder(name=name, pid=os.getpid())
                 device, reason = wanted
                 until = now + self._limit_s
                 lease = Lease(holder=holder, granted_at=now, expires_at=until, device=device, reason=reason[:200])

@@ -14,6 +14,7 @@ from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES
 from motley.orchestrator.api.errors import ANTHROPIC
 from motley.orchestrator.api.mesh.access import NEW_KEY, NEW_TOKEN
 from motley.orchestrator.api.mesh.adapters import ADAPTER, PIN
+from motley.orchestrator.api.mesh.jobs import JOB
 from motley.orchestrator.api.mesh.nodes import BUDGET, LEASE
 from motley.orchestrator.api.mesh.plans import PLAN
 from motley.orchestrator.api.mesh.session_parameters import SESSION
@@ -38,6 +39,7 @@ _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
     ("POST", "/api/tokens"): ("NewToken", NEW_TOKEN),
     ("PUT", "/api/nodes/{name}/lease"): ("LeaseBody", LEASE),
     ("PUT", "/api/nodes/{name}/budget"): ("BudgetBody", BUDGET),
+    ("POST", "/api/jobs"): ("JobBody", JOB),
     ("POST", "/api/adapters"): ("AdapterBody", ADAPTER),
     ("POST", "/api/adapters/{model}/{name}/pin"): ("PinBody", PIN),
 }

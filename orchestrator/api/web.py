@@ -9,7 +9,7 @@ from aiohttp.typedefs import Handler
 
 _SCRIPTS = (
     *("access", "adapters", "app", "chat", "common", "create", "dialogs", "experts"),
-    *("markdown", "mesh", "options", "sessions", "steps", "whatif"),
+    *("jobs", "markdown", "mesh", "options", "sessions", "steps", "whatif"),
 )
 _FILES = {
     "/": ("index.html", "text/html"),

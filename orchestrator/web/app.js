@@ -5,6 +5,7 @@ import { listen as listenToAdapters } from "./adapters.js";
 import { drawModels } from "./chat.js";
 import { $, ApiError, apiKey, get, joined, plural, scaled, tell, words } from "./common.js";
 import { drawOrder, listen as listenToForm } from "./create.js";
+import { drawJobs, listen as listenToJobs } from "./jobs.js";
 import { drawMesh, listen as listenToMachines } from "./mesh.js";
 import { drawRequests, drawSessions, listen as listenToSessions, readMaps, readSteps } from "./sessions.js";
 
@@ -17,7 +18,7 @@ async function refresh() {
   if (refreshing || document.hidden || $("key").open) return;
   refreshing = true;
   try {
-    const [{ nodes }, { sessions }, { requests }] = await Promise.all(["nodes", "sessions", "requests"].map((each) => get(`api/${each}`)));
+    const [{ nodes }, { sessions }, { requests }, { jobs }] = await Promise.all(["nodes", "sessions", "requests", "jobs"].map((each) => get(`api/${each}`)));
     const [access] = await Promise.all([readAccess(), readSteps(sessions), readMaps(sessions)]);
     const alive = drawMesh(nodes, sessions);
     drawOrder(alive);
@@ -25,6 +26,7 @@ async function refresh() {
     drawSessions(sessions);
     drawRequests(requests);
     drawAccess(access);
+    drawJobs(jobs);
     if (!seen) $("new").open = !sessions.length; // from then on it is as the user wants it
     drawModels(sessions);
     seen = new Date();
@@ -64,6 +66,7 @@ listenToAdapters(refresh);
 listenToForm(refresh);
 listenToMachines(refresh);
 listenToSessions(refresh);
+listenToJobs(refresh);
 document.addEventListener("visibilitychange", refresh);
 new ResizeObserver(refresh).observe($("picture"));
 setInterval(refresh, POLL_MS);

@@ -60,3 +60,19 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["adapters", "merge", "a", "--weights", "much", "-o", str(tmp_path / "out")])
     assert isinstance(said.exception, CliError)
     assert "--weights wants numbers" in str(said.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--nodes", "a,b"], "--nodes is for a training on machines of the mesh: give --mode, too"),
+        (["--mode", "merge"], "say with --nodes who trains"),
+        (["--mode", "chain", "--nodes", "b", "--memory", "tight"], "--memory and --half are not for --mode chain"),
+        (["--half", "--memory", "tight"], "two ways to hold a model"),
+        (["--mode", "merge", "--nodes", "b", "--plot", "loss.png"], "--plot is for a training on this machine"),
+    ],
+)
+def test_options_that_are_not_of_a_mode(options: list[str], why: str, tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["train", str(tmp_path), "data.jsonl", "--out", str(tmp_path / "out"), *options])
+    assert isinstance(said.exception, CliError)
+    assert why in str(said.exception)

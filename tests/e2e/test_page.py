@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from tests.e2e.processes import BUNDLED, Mesh, chatting_model
 from tests.e2e.test_experts import CONTEXT, SMALL
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, Route
 
 
 async def test_nodes_and_shares_are_shown(browser: Browser, there: Mesh) -> None:
@@ -332,3 +333,40 @@ async def test_everything_fits_in_light_and_dark(
 def _lightness(colour: str) -> int:
     """Of ``rgb(1, 2, 3)``."""
     return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
+
+
+async def test_a_training_is_a_card_with_curves(browser: Browser, there: Mesh) -> None:
+    """As the API tells of one; that trains nothing here."""
+    points = [{"step": step, "steps": 40, "loss": 4.0 / step, "tokens_per_s": 900.0} for step in range(1, 31)]
+    trains = {"leads": False, "state": "there", "why": None, "deaths": 0, "memory_bytes": 4 << 30}
+    members = [
+        {**trains, "member": 0, "node": "a", "leads": True, "latest": None, "curve": []},
+        {**trains, "member": 1, "node": "b", "latest": {**points[-1], "peak_bytes": 7e8}, "curve": points},
+        {**trains, "member": 2, "node": "c", "state": "waiting", "why": "'game' has it", "latest": None, "curve": []},
+    ]
+    told = {"id": "12345678", "name": "letters", "model": "bard", "mode": "merge", "owner": "a", "state": "running"}
+    job = {**told, "why": None, "result": None, "served_as": None, "members": members}
+    async with page_of(browser, there) as page:
+        await page.route("**/api/jobs", lambda route: route.fulfill(json={"jobs": [job]}))
+        card = page.locator("#jobs > article")
+        await card.wait_for()
+        words = await card.inner_text()
+        for shown in ("letters", "running", "a has the data", "step 30 of 40", "loss 0.133", "700 MB", "'game' has it"):
+            assert shown in words
+        label = await card.locator("svg").get_attribute("aria-label")
+        assert label == "Loss on b: 4.000 at step 1, 0.133 at step 30"
+        if folder := os.environ.get("MOTLEY_SCREENSHOTS"):
+            await page.screenshot(path=f"{folder}/jobs.png", full_page=True)
+        stopped: list[str] = []
+
+        async def stop(route: Route) -> None:
+            stopped.append(route.request.method)
+            await route.fulfill(json={})
+
+        await page.route("**/api/jobs/*", stop)
+        await card.get_by_role("button", name="Stop").click()
+        await page.get_by_role("button", name="Stop training").click()
+        async with asyncio.timeout(30):
+            while not stopped:
+                await page.wait_for_timeout(50)
+        assert stopped == ["DELETE"]

@@ -41,6 +41,8 @@ from motley.protocol.mesh_pb2 import (
     Hello,
     HostedExperts,
     Involved,
+    JobEvent,
+    JobOrder,
     Lease,
     LeaseOrder,
     Lend,
@@ -140,6 +142,8 @@ class ScriptedNode:
         asked_to_leave: whether it was.
         orders: every order about a lease or a budget, which it carries out.
         relays: every relay that it has opened.
+        job_orders: every order about a training.
+        jobs: what it says of trainings' workers when it joins, and of which it keeps files.
         refuses_to_lend: why it does not; empty: it does.
         key: by which the orchestrator lets it in again; "": it has shown one.
         ways: by the name of another node, what this one finds of its way there; it measures no others.
@@ -163,6 +167,8 @@ class ScriptedNode:
         self.answer: Callable[[Generate], AsyncIterator[Delta]] = say
         self.on_describe: Callable[[Describe], Described | None] = lambda _: Described(profile=small_profile())
         self.lends: list[Lend] = []
+        self.job_orders: list[JobOrder] = []
+        self.jobs: tuple[list[JobEvent], list[str]] = [], []
         self.refuses_to_lend = ""
         self.orders: list[LeaseOrder | BudgetOrder] = []
         self.relays: list[Relay] = []
@@ -203,6 +209,8 @@ class ScriptedNode:
                     address=self.address,
                     capabilities=self.capabilities,
                     lease=self.leased,
+                    jobs=self.jobs[0],
+                    kept_jobs=self.jobs[1],
                 )
             )
             welcome = await self._call.read()
@@ -312,6 +320,8 @@ class ScriptedNode:
                 self.orders.append(order)
                 await self.send(budget=Budget(memory_bytes=order.memory_bytes, gpu_bytes=order.gpu_bytes))
                 await self.send(done=Done(id=order.id))
+            case "job":
+                self.job_orders.append(message.job)
             case "lend":
                 self.lends.append(message.lend)
                 refused = self.refuses_to_lend

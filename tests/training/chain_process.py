@@ -70,7 +70,9 @@ def train(plan: dict[str, Any], family: str, epoch: int, listener: Listener, add
             return {}
         sent.clear()  # what measured the links
         examples = examples_of(plan["data"], plan["vocabulary"])
-        points = lead(Leader(chain, model, parts, settings.weight_decay), model, examples, settings)
+        leader = Leader(chain, model, parts, settings.weight_decay)
+        points = lead(leader, model, examples, settings)
+        leader.end()
     save_adapter(model, folder / "chain")
     data = bytes(sent)
     secret = [each for example in examples for each in (example.tokens, example.labels)]

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.training.adapters import merge, read_adapter, write_adapter
-from motley.training.dealing import Trainer, deal_examples
+from motley.training.dealing import RUNTIME_BYTES, Trainer, deal_examples, need_bytes
 from motley.training.errors import TrainingError
+from motley.training.examples import Example
 from motley.training.files import Curve, Point
 from motley.training.merging import (
     Change,
@@ -24,7 +25,10 @@ from motley.training.merging import (
     weighted_mean,
     weights_of_losses,
 )
+from motley.training.settings import Settings
 from motley.training.tensors import tensors_of, write_tensors
+
+BUNDLED = Path(__file__).parents[2] / "cli" / "models" / "shakespeare-2.6m"
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q"], "fan_in_fan_out": False}
 
@@ -249,3 +253,11 @@ class TestWithPeft:
         assert torch.allclose(merged, into, atol=1e-4)
         assert text == same
         assert not torch.allclose(merged, base, atol=1e-2)
+
+
+def test_training_takes_more_for_larger_batches_and_longer_examples() -> None:
+    def need(batch: int, tokens: int) -> int:
+        example = Example(np.zeros(tokens, np.int64), np.zeros(tokens, np.int64))
+        return need_bytes(BUNDLED, [example], Settings(batch=batch))
+
+    assert RUNTIME_BYTES + 4 * 2.6e6 < need(1, 10) < need(4, 10) == need(1, 40)

@@ -241,3 +241,21 @@ def test_any_family(family: str, data: Path, tmp_path: Path) -> None:
     losses = [point.loss for point in trained.points if point.loss is not None]
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
+
+
+def test_a_model_in_float16_is_learnt_as_in_float32(data: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from motley.training.training import train
+
+    settings = replace(QUICK, steps=20, batch=4, rate=5e-3)
+    whole, half = (
+        train(BUNDLED, data, tmp_path / str(is_half), replace(settings, half=is_half)) for is_half in (False, True)
+    )
+    assert whole.perplexity is not None
+    assert half.perplexity is not None
+    assert np.log(half.perplexity[1]) == pytest.approx(np.log(whole.perplexity[1]), rel=0.01)
+    assert half.points[-1].loss != whole.points[-1].loss
+    adapter = load_file(tmp_path / "True" / "adapter" / "adapter_model.safetensors")
+    assert {value.dtype for value in adapter.values()} == {torch.float32}

@@ -6,14 +6,14 @@ Nothing that is received can run code: a message is JSON, and the tensors' bytes
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from motley.training.errors import TrainingError
-from motley.transport import MAX_MESSAGE, Communicator
+from motley.transport import MAX_MESSAGE
 
 DEADLINE_S = 3600.0
 """How long a rank may take for its part. One that is dead is found by the transport's beats, in seconds."""
@@ -30,6 +30,25 @@ _DTYPES = {
         torch.bool,
     )
 }
+
+
+class Chain(Protocol):
+    """What a rank of a chain needs of its transport: ranks are numbered along the chain, the leader is rank 0."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def send(self, data: bytes | memoryview, to: int, /) -> None:
+        """Send a message to a rank."""
+
+    def recv(self, source: int, timeout: float, /) -> bytes | bytearray | memoryview:
+        """The next message of a rank, which may take so many seconds."""
+
+    def flush(self) -> None:
+        """Wait until what was sent is on its way."""
 
 
 def pack(value: Any) -> bytes:
@@ -96,25 +115,25 @@ def _value(described: Any, tensors: list[Tensor]) -> Any:
     return tuple(values) if kind == "tuple" else values
 
 
-def send(communicator: Communicator, value: Any, to: int) -> None:
+def send(chain: Chain, value: Any, to: int) -> None:
     """Send a value of any size to a rank, which must `receive` it; does not wait for that.
 
     Raises:
         motley.transport.TransportError: a rank is gone.
     """
     data = memoryview(pack(value))
-    communicator.send(len(data).to_bytes(8, "little"), to)
+    chain.send(len(data).to_bytes(8, "little"), to)
     for begin in range(0, len(data), MAX_MESSAGE):
-        communicator.send(data[begin : begin + MAX_MESSAGE], to)
+        chain.send(data[begin : begin + MAX_MESSAGE], to)
 
 
-def receive(communicator: Communicator, source: int) -> Any:
+def receive(chain: Chain, source: int) -> Any:
     """The next value that a rank sends.
 
     Raises:
         motley.transport.TransportError: a rank is gone, or silent for `DEADLINE_S`.
         TrainingError: it sent something else.
     """
-    length = int.from_bytes(communicator.recv(source, DEADLINE_S), "little")
-    pieces = [communicator.recv(source, DEADLINE_S) for _ in range(0, length, MAX_MESSAGE)]
+    length = int.from_bytes(chain.recv(source, DEADLINE_S), "little")
+    pieces = [chain.recv(source, DEADLINE_S) for _ in range(0, length, MAX_MESSAGE)]
     return unpack(b"".join(pieces))

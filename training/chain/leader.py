@@ -9,24 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from motley.training.chain.crossing import receive, send
+from motley.training.chain.crossing import Chain, receive, send
 from motley.training.chain.cut import forget
 from motley.training.chain.part import squared_norm, trained_of, walk
+from motley.training.chain.state import State, names_of, restore, state_of
 from motley.training.errors import TrainingError
 from motley.training.examples import IGNORED, Example, batch_of
 from motley.training.files import Point
 from motley.training.memory.layers import decoder_layers
 from motley.training.settings import Settings, rate_at
 from motley.training.training import summed_loss
-from motley.transport import Communicator
 
 
 class Leader:
     """Rank 0 of a chain. Its model computes as ever, forward and backward, with some of its layers elsewhere."""
 
-    def __init__(
-        self, communicator: Communicator, model: nn.Module, parts: Sequence[range], weight_decay: float
-    ) -> None:
+    def __init__(self, chain: Chain, model: nn.Module, parts: Sequence[range], weight_decay: float) -> None:
         """
         Args:
             model: with adapters, drawn from the same seed at every rank; layers of other ranks are freed.
@@ -35,13 +33,15 @@ class Leader:
         Raises:
             TrainingError: the model has no list of layers.
         """
-        self._communicator, self._model, self._parts = communicator, model, parts
+        self._chain, self._model, self._parts = chain, model, parts
         layers = list(decoder_layers(model))
         self._elsewhere = layers[parts[0].stop :]
         self._widths = _widths(model, self._elsewhere)
-        self._adapters = [trained_of(layers[part.start : part.stop]) for part in parts[1:]]
+        adapters = [trained_of(layers[part.start : part.stop]) for part in parts[1:]]
+        self._named = [dict(zip(names_of(model, weights), weights, strict=True)) for weights in adapters]
         forget(self._elsewhere)
         self._trained = trained_of([model])
+        self._names = names_of(model, self._trained)
         self._optimiser = torch.optim.AdamW(self._trained, weight_decay=weight_decay)
         self._anchor = torch.zeros(0, requires_grad=True)
         self._calls: list[tuple[Any, Any]] = []
@@ -52,28 +52,47 @@ class Leader:
     def step(self, rate: float, clip: float) -> float:
         """Go a step at all ranks along the gradients, whose norm over all of them is clipped; returns that norm."""
         self._tell_all({"do": "norm"})
-        norm = sqrt(squared_norm(self._trained) + sum(receive(self._communicator, rank) for rank in self._others))
+        norm = sqrt(squared_norm(self._trained) + sum(receive(self._chain, rank) for rank in self._others))
         scale = min(1.0, clip / (norm + 1e-6))
         self._tell_all({"do": "step", "rate": rate, "scale": scale})
         walk(self._optimiser, self._trained, rate, scale)
         return norm
 
+    def state(self) -> State:
+        """What all ranks have learnt so far, from which another chain can go on."""
+        self._tell_all({"do": "state"})
+        told = state_of(self._names, self._trained, self._optimiser)
+        for rank in self._others:
+            told |= receive(self._chain, rank)
+        return told
+
+    def restore(self, state: State) -> None:
+        """Have all ranks go on from what `state` has told, of a chain that may have been cut otherwise.
+
+        Raises:
+            TrainingError: it is of another training.
+        """
+        restore(state, self._names, self._trained, self._optimiser)
+        for rank, named in zip(self._others, self._named, strict=True):
+            own = {name: state[name] for name in named if name in state}
+            send(self._chain, {"do": "restore", "state": own}, rank)
+
     def end(self) -> None:
         """Fetch the adapters of all ranks into the model, which can be saved then, and dismiss the others."""
-        self._tell_all({"do": "adapters"})
-        for rank, weights in zip(self._others, self._adapters, strict=True):
-            for weight, value in zip(weights, receive(self._communicator, rank), strict=True):
-                weight.data = value
+        state = self.state()
+        for named in self._named:
+            for name, weight in named.items():
+                weight.data = state[name][0]
         self._tell_all({"do": "end"})
-        self._communicator.flush()
+        self._chain.flush()
 
     @property
     def _others(self) -> range:
-        return range(1, self._communicator.size)
+        return range(1, self._chain.size)
 
     def _tell_all(self, what: dict[str, Any]) -> None:
         for rank in self._others:
-            send(self._communicator, what, rank)
+            send(self._chain, what, rank)
 
     def _stand_in(self, index: int) -> Callable[..., Any]:
         """What a layer does that is elsewhere: it notes what it is handed; the last one has all of them computed."""
@@ -98,16 +117,16 @@ class Leader:
         first = self._parts[1].start
         for rank, part in enumerate(self._parts[1:], 1):
             calls = self._calls[part.start - first : part.stop - first]
-            send(self._communicator, {"do": "forward", "calls": calls, "trains": trains, "noise": noise + rank}, rank)
-        send(self._communicator, hidden, 1)
-        came: Tensor = receive(self._communicator, self._communicator.size - 1)
+            send(self._chain, {"do": "forward", "calls": calls, "trains": trains, "noise": noise + rank}, rank)
+        send(self._chain, hidden, 1)
+        came: Tensor = receive(self._chain, self._chain.size - 1)
         return came
 
     def cross_back(self, gradient: Tensor) -> Tensor:
         """The gradient of what crossed, given that of what came back."""
         self._tell_all({"do": "backward"})
-        send(self._communicator, gradient, self._communicator.size - 1)
-        came: Tensor = receive(self._communicator, 1)
+        send(self._chain, gradient, self._chain.size - 1)
+        came: Tensor = receive(self._chain, 1)
         return came
 
 
@@ -143,14 +162,19 @@ def lead(
     learnt: Sequence[Example],
     settings: Settings,
     told: Callable[[Point], None] = lambda point: None,
+    begin_at: int = 0,
 ) -> list[Point]:
     """Train over a chain as `motley.training.training.train` does in one process; returns a point for every step.
+
+    Args:
+        told: called after every step; the leader's `state` may be asked for then.
+        begin_at: steps that were done before. Who has led all of them calls `Leader.end`.
 
     Raises:
         motley.transport.TransportError: a rank is gone.
     """
     points = []
-    for step in range(settings.steps):
+    for step in range(begin_at, settings.steps):
         model.train()
         torch.manual_seed((settings.seed << 32) ^ step)
         size = settings.batch * settings.accumulate
@@ -163,7 +187,6 @@ def lead(
             total += float(loss.detach())
         rate = rate_at(step, settings)
         leader.step(rate, settings.clip)
-        points.append(Point(step + 1, total, rate))
+        points.append(Point(step + 1, total, rate, tokens=sum(len(example.tokens) for example in chosen)))
         told(points[-1])
-    leader.end()
     return points

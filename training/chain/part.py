@@ -2,59 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from motley.training.chain.crossing import receive, send
+from motley.training.chain.crossing import Chain, receive, send
 from motley.training.chain.cut import keep_only
+from motley.training.chain.state import names_of, restore, state_of
 from motley.training.errors import TrainingError
-from motley.transport import Communicator
 
 LEADER = 0
 
 
-def serve_part(communicator: Communicator, model: nn.Module, part: range, weight_decay: float) -> None:
+def serve_part(
+    chain: Chain,
+    model: nn.Module,
+    part: range,
+    weight_decay: float,
+    stepped: Callable[[float], None] = lambda rate: None,
+) -> None:
     """Compute and train some layers of a model with adapters, until the leader has had enough.
 
     Args:
-        communicator: of the chain; the rank before this one has the layers before `part`.
+        chain: the rank before this one has the layers before `part`.
         model: drawn from the same seed as the leader's; all but `part` of it is freed.
+        stepped: called with the rate of every step.
 
     Raises:
         motley.transport.TransportError: another rank is gone.
         TrainingError: the leader asks for what there is not.
     """
-    _Part(communicator, keep_only(model, part), weight_decay).serve()
+    _Part(chain, model, keep_only(model, part), weight_decay, stepped).serve()
 
 
 class _Part:
-    def __init__(self, communicator: Communicator, layers: list[nn.Module], weight_decay: float) -> None:
-        self._communicator, self._layers = communicator, layers
-        rank, size = communicator.rank, communicator.size
+    def __init__(
+        self,
+        chain: Chain,
+        model: nn.Module,
+        layers: list[nn.Module],
+        weight_decay: float,
+        stepped: Callable[[float], None],
+    ) -> None:
+        self._chain, self._layers, self._stepped = chain, layers, stepped
+        rank, size = chain.rank, chain.size
         self._before, self._after = rank - 1, (rank + 1) % size
         self._trained = trained_of(layers)
+        self._names = names_of(model, self._trained)
         self._optimiser = torch.optim.AdamW(self._trained, weight_decay=weight_decay)
         self._under_way: tuple[Tensor, Tensor] | None = None
         """What came in and what went out, until the gradient of the latter comes."""
 
     def serve(self) -> None:
         while True:
-            asked = receive(self._communicator, LEADER)
+            asked = receive(self._chain, LEADER)
             kind = asked["do"]
             if kind == "forward":
                 self._forward(asked)
             elif kind == "backward":
                 self._backward()
             elif kind == "norm":
-                send(self._communicator, squared_norm(self._trained), LEADER)
+                send(self._chain, squared_norm(self._trained), LEADER)
             elif kind == "step":
                 walk(self._optimiser, self._trained, asked["rate"], asked["scale"])
-            elif kind == "adapters":
-                send(self._communicator, [weight.detach() for weight in self._trained], LEADER)
+                self._stepped(asked["rate"])
+            elif kind == "state":
+                send(self._chain, state_of(self._names, self._trained, self._optimiser), LEADER)
+            elif kind == "restore":
+                restore(asked["state"], self._names, self._trained, self._optimiser)
             elif kind == "end":
-                self._communicator.flush()
+                self._chain.flush()
                 return
             else:
                 raise TrainingError(f"the leader asks for {kind!r}, which no part does")
@@ -63,21 +82,21 @@ class _Part:
         for layer in self._layers:
             layer.train(asked["trains"])
         torch.manual_seed(asked["noise"])
-        hidden: Tensor = receive(self._communicator, self._before)
+        hidden: Tensor = receive(self._chain, self._before)
         with torch.set_grad_enabled(asked["trains"]):
             out = hidden.requires_grad_(asked["trains"])
             for layer, (args, kwargs) in zip(self._layers, asked["calls"], strict=True):
                 told = layer(out, *args, **kwargs)
                 out = told[0] if isinstance(told, tuple) else told
         self._under_way = (hidden, out) if asked["trains"] else None
-        send(self._communicator, out, self._after)
+        send(self._chain, out, self._after)
 
     def _backward(self) -> None:
         if self._under_way is None:
             raise TrainingError("the leader asks for gradients of nothing")
         (hidden, out), self._under_way = self._under_way, None
-        torch.autograd.backward(out, receive(self._communicator, self._after))
-        send(self._communicator, hidden.grad, self._before)
+        torch.autograd.backward(out, receive(self._chain, self._after))
+        send(self._chain, hidden.grad, self._before)
 
 
 def trained_of(modules: list[nn.Module]) -> list[Tensor]:

@@ -156,6 +156,7 @@ class NodesApi:
                 }
                 for gpu in node.gpus
             ],
+            "cannot_train": capabilities.cannot_train or None,
             "no_gpu": capabilities.no_gpu or None,
             "memory_bandwidth": capabilities.memory_bandwidth,
             "speeds": [

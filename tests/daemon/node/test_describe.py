@@ -17,6 +17,7 @@ from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
+from motley.daemon.node.training import Trainings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from tests.daemon.text.made_tokenizers import SHAKESPEARE
@@ -82,7 +83,8 @@ def control(tmp_path: Path) -> Control:
     """Of a node that is asked, and whose answers lie in its outbox."""
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
     ranks = Ranks(settings, lambda role, event: None)
-    return Control(settings, ranks, Leasing("pc", ranks, LeaseFile()), Relays())
+    leasing = Leasing("pc", ranks, LeaseFile())
+    return Control(settings, ranks, leasing, Relays(), Trainings(settings, leasing, Path("tickets")))
 
 
 ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.ModelSpec(source="m")))

@@ -16,6 +16,7 @@ from motley.daemon.node.leasing import Leasing
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
+from motley.daemon.node.training import Trainings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
@@ -35,7 +36,8 @@ class Stream:
 def control_of(folder: Path) -> Control:
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
     ranks = Ranks(settings, lambda role, event: None)
-    return Control(settings, ranks, Leasing("pc", ranks, LeaseFile(folder / "lease.json")), Relays())
+    leasing = Leasing("pc", ranks, LeaseFile(folder / "lease.json"))
+    return Control(settings, ranks, leasing, Relays(), Trainings(settings, leasing, folder / "tickets"))
 
 
 async def test_they_tell_what_is_free_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

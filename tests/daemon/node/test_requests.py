@@ -19,6 +19,7 @@ from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.rendering import TemplateApart
 from motley.daemon.node.settings import NodeSettings
+from motley.daemon.node.training import Trainings
 from motley.daemon.node.worker import RankWorker
 from motley.daemon.text.templates import ChatTemplate
 from motley.daemon.text.tokenizer import Tokenizer
@@ -70,7 +71,9 @@ class Node:
     def __init__(self, folder: Path, **tokenizers: Tokenizer) -> None:
         settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(folder), 1)
         self.ranks = Ranks(settings, lambda role, event: None)
-        self.control = Control(settings, self.ranks, Leasing("pc", self.ranks, LeaseFile()), Relays())
+        leasing = Leasing("pc", self.ranks, LeaseFile())
+        trainings = Trainings(settings, leasing, Path("tickets"))
+        self.control = Control(settings, self.ranks, leasing, Relays(), trainings)
         self.ranks.attach(self.control, settings)
         self.workers: dict[str, Worker] = {}
         for session, tokenizer in tokenizers.items():

@@ -1,0 +1,147 @@
+"""A training as a job of a mesh of real processes, where torch, transformers and peft are installed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.cli.client import Client
+from motley.training.files import CURVE, Curve
+from tests.e2e.processes import BUNDLED, Mesh, in_thread, mesh
+
+for _name in ("torch", "transformers", "peft"):
+    pytest.importorskip(_name)
+
+DOCUMENTS = Path(__file__).parents[1] / "training" / "documents.txt"
+"""Another author's text than the bundled model's."""
+SETTINGS = ("--batch", "4", "--rate", "5e-3", "--context", "64", "--warm-up", "2", "--rank", "4")
+
+
+def written(folder: Path) -> Path:
+    """Pieces of other authors' texts, 100 characters each."""
+    text, file = DOCUMENTS.read_text(), folder / "documents.jsonl"
+    file.write_text("\n".join(json.dumps({"text": text[at : at + 100]}) for at in range(0, len(text), 100)))
+    return file
+
+
+@asynccontextmanager
+async def three_machines(folder: Path, **memory: str) -> AsyncIterator[Mesh]:
+    """A mesh of nodes a, b and c, each with a lease, a cache and memory of its own."""
+    async with mesh(folder) as there:
+        for name, size in memory.items():
+            await there.join(name, size, folder / name / "cache", MOTLEY_LEASE=str(folder / name / "lease.json"))
+        yield there
+
+
+async def until(there: Mesh, job: str, what: str, true: Any) -> dict[str, Any]:
+    """A job, once something is true of it."""
+    async with Client(there.url) as client, asyncio.timeout(120):
+        while True:
+            told = await client.call("GET", f"/api/jobs/{job}")
+            if true(told):
+                return told
+            assert told["state"] in ("running", "done"), (what, told["why"], told["log"])
+            await asyncio.sleep(0.1)
+
+
+def member(job: dict[str, Any], node: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in job["members"] if each["node"] == node and not each["leads"])
+    return found
+
+
+async def test_nodes_train_alone_and_one_that_is_killed_resumes(tmp_path: Path) -> None:
+    """Of three nodes one has too little memory; a worker is killed, then its whole node; the adapter is served."""
+    data, out = written(tmp_path), tmp_path / "out"
+    async with three_machines(tmp_path, a="4GB", b="3GB", c="300MB") as there:
+        await there.session(nodes=["a"], adapters=2)
+        words = ("--out", str(out), "--mode", "merge", "--nodes", "a,b,c", "--serve", "papers", "--steps", "40")
+        told = await in_thread(
+            *("train", str(BUNDLED), str(data), *words, *SETTINGS, "--keep-every", "2", "--detach", "--json"),
+            *("--url", there.url),
+            MOTLEY_LEASE=str(tmp_path / "a" / "lease.json"),
+        )
+        assert told[0] == 0, told[2]
+        number = json.loads(told[1].splitlines()[-1])["id"]
+
+        def at(node: str, step: int) -> Any:
+            return lambda job: (member(job, node)["latest"] or {"step": 0})["step"] >= step
+
+        await until(there, number, "it trains", at("b", 4))
+        lease = json.loads((tmp_path / "b" / "lease.json").read_bytes())
+        assert lease["device"] == "cpu"
+        assert f"({number})" in lease["holder"]["name"]
+        worker = next(each for each in there.nodes["b"].family() if "training" in " ".join(each.cmdline()))
+        worker.kill()
+        killed = await until(there, number, "its death is known", lambda job: member(job, "b")["deaths"] == 1)
+        assert killed["state"] == "running"
+        await until(there, number, "it resumes", at("b", 12))
+        await there.nodes["b"].kill()
+        await until(there, number, "its node is away", lambda job: member(job, "b")["state"] == "away")
+        await there.join("b", "3GB", tmp_path / "b" / "cache", MOTLEY_LEASE=str(tmp_path / "b" / "lease.json"))
+        done = await until(there, number, "it is served", lambda job: job["served_as"])
+
+        result = done["result"]
+        before, after = result["perplexity"]
+        assert after < 0.9 * before
+        assert {node: each.get("wire_bytes") for node, each in result["nodes"].items()} == {"a": 0, "b": 0, "c": None}
+        assert all(result["nodes"][node]["dealt_bytes"] > 20_000 for node in "ab"), "and bytes are counted"
+        assert "too little memory" in member(done, "c")["why"]
+        assert result["nodes"]["b"]["began_at"] >= 10, "it went on from its checkpoint"
+        assert sum(each.get("examples", 0) for each in result["nodes"].values()) == result["learnt"]
+        for name in "abc":
+            assert not (tmp_path / name / "lease.json").exists() or name == "c"
+            await _removed(tmp_path / name / "cache" / "training" / name / number)
+        async with Client(there.url) as client:
+            asked = {"model": done["served_as"], "prompt": "We", "max_tokens": 8, "temperature": 0}
+            answer = await client.call("POST", "/v1/completions", asked)
+        assert answer["usage"]["completion_tokens"] > 0
+        _, shown, _ = await in_thread("jobs", "show", number, "--url", there.url)
+        assert "perplexity of" in shown
+
+
+async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -> None:
+    """Three nodes have the layers, the worker of one is killed for good; the curve is that of one process."""
+    from motley.training.settings import Settings
+    from motley.training.training import train
+
+    data, out = written(tmp_path), tmp_path / "out"
+    steps = 16
+    settings = Settings(steps=steps, batch=4, rate=5e-3, context=64, warm_up=2, rank=4)
+    async with three_machines(tmp_path, a="3GB", b="3GB", c="3GB") as there:
+        words = ("--out", str(out), "--mode", "chain", "--nodes", "b,c", "--steps", str(steps), "--keep-every", "2")
+        told = await in_thread(
+            *("train", str(BUNDLED), str(data), *words, *SETTINGS, "--detach", "--json", "--url", there.url),
+            *("--patience", "2s"),
+            MOTLEY_LEASE=str(tmp_path / "a" / "lease.json"),
+        )
+        assert told[0] == 0, told[2]
+        number = json.loads(told[1].splitlines()[-1])["id"]
+
+        def led_to(step: int) -> Any:
+            return lambda job: (job["members"][0]["latest"] or {"step": 0})["step"] >= step
+
+        await until(there, number, "it trains", led_to(5))
+        await there.nodes["c"].kill()
+        done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+        alone = await asyncio.to_thread(train, BUNDLED, data, tmp_path / "alone", settings)
+        assert done["epoch"] > 1
+        assert [each["node"] for each in done["members"]] == ["a", "b"]
+        assert sum(stop - start for start, stop in done["result"]["layers"].values()) == 6
+        losses = [point.loss for point in Curve(out / CURVE).read() if point.loss is not None]
+        assert losses == pytest.approx([point.loss for point in alone.points if point.loss is not None], rel=1e-4)
+        assert done["result"]["perplexity"] == pytest.approx(alone.perplexity, rel=1e-3)
+        assert (out / "adapter" / "adapter_model.safetensors").is_file()
+
+
+async def _removed(folder: Path) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            if not await asyncio.to_thread(folder.exists):
+                return
+            await asyncio.sleep(0.1)
