@@ -8,7 +8,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := -n $(shell expr $(CORES) + 1)
 PACKAGES := bench cli daemon orchestrator plugins protocol training transport
 
-.PHONY: demo test soak gpu lint format protocol nccl wheels clean
+.PHONY: demo test soak gpu lint format docs protocol nccl wheels clean
 
 demo: $(VENV)/installed
 	$(BIN)/motley demo
@@ -40,6 +40,11 @@ types-%: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The reference of commands, and a site of all pages in build/site.
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m motley.cli.reference docs/commands.md
+	$(BIN)/mkdocs build --strict
 
 protocol: $(VENV)/installed-dev
 	mkdir -p build/protocol

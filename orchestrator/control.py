@@ -216,6 +216,7 @@ class Control(MeshServicer):
         try:
             if NAME in told:
                 name = unquote(str(told[NAME]))
+                self._nodes.check_free(name)  # before somebody goes and types a code
                 pairing = self._pairings.ask(name, _address_of(context).rpartition(":")[0])
                 self._show_code(pairing)
                 context.set_trailing_metadata([(PAIRING, pairing.id)])  # what comes first may get lost
@@ -228,7 +229,7 @@ class Control(MeshServicer):
                 raise WrongCode("that is no message of a key exchange")
             own, sealed = await asyncio.to_thread(hand_over, pairing.code, message, pairing.token)
             context.set_trailing_metadata([(PAKE, own), (SEALED, sealed)])
-        except (PairingError, WrongCode, StoreError) as error:
+        except (PairingError, NameTakenError, WrongCode, StoreError) as error:
             _log.warning("refused %s: %s", _address_of(context), error)
             _end(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
 

@@ -16,6 +16,8 @@ CACHE_BLOCK = 32
 CACHE_STRETCH = 128
 """Positions in a block of a session that has some on nodes which are none of its ranks: attention is computed to as
 many at a time, here or there."""
+SNAPSHOTS = 1
+"""Recurrent states of a model that can be kept to begin with, for each sequence that may be under way."""
 GPU_RESERVE = 512 << 20
 """Bytes of a GPU's free memory that no rank is planned into: CUDA's own, and what a desktop may want to draw."""
 

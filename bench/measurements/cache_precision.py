@@ -102,27 +102,27 @@ def measure_cache_formats(
         states: dict[str, F32] = dict.fromkeys(CACHE_FORMATS, source.rows(EMBEDDING, tokens))
         for layer in range(layers):
             progress(layer, layers)
-            part = _with_head if layer == layers - 1 else layer_graph
+            part = with_head if layer == layers - 1 else layer_graph
             with on_disk(source, [part(model, share, 0, layer, len(tokens))]) as (graph,):
                 for kept, state in states.items():
                     states[kept] = execute([replace(graph, blocks=replace(graph.blocks, format=kept))], alone, state)
         progress(layers, layers)
         takes = {kept: profile(model, Encoding.FP32, 0, cache_format=kept) for kept in CACHE_FORMATS}
-    right = _log_softmax(states[CACHE_FORMATS[0]])
+    right = log_softmax(states[CACHE_FORMATS[0]])
     return [
-        _error(kept, takes[kept].kv_groups * takes[kept].cache_bytes_per_token, right, _log_softmax(logits))
+        _error(kept, takes[kept].kv_groups * takes[kept].cache_bytes_per_token, right, log_softmax(logits))
         for kept, logits in states.items()
     ]
 
 
-def _with_head(model: Model, shares: Sequence[Share], rank: int, layer: int, positions: int) -> Declared:
+def with_head(model: Model, shares: Sequence[Share], rank: int, layer: int, positions: int) -> Declared:
     """Make the graph of `layer_graph` with the head after its layer, the last one: ``logits`` are f32[T, V]."""
     scale = model.embedding_scale if layer == 0 else 1.0
     last = replace(model, layers=(model.layers[layer],), embedding_scale=scale)
     return build_rank_graph(last, shares, rank, Encoding.FP32, 0, positions)
 
 
-def _log_softmax(logits: F32) -> F64:
+def log_softmax(logits: F32) -> F64:
     """f64[T, V] of f32[T, V]."""
     scores = logits.astype(np.float64)
     scores -= scores.max(axis=1, keepdims=True)

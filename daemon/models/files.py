@@ -13,13 +13,9 @@ from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.units import fused_matrices
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
 from motley.daemon.models.gguf.keys import gguf_model
-from motley.daemon.models.packing_keys import read_packing
+from motley.daemon.models.packing_keys import PACKINGS, read_packing
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.fp8_checkpoint import SCALES, Fp8Blocks, Fp8Checkpoint
 from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
-from motley.daemon.weights.checkpoints.mxfp4 import FORMAT
-from motley.daemon.weights.checkpoints.mxfp4_checkpoint import BLOCKS, Mxfp4Checkpoint
-from motley.daemon.weights.checkpoints.packed import PACKED, PackedCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles
 from motley.daemon.weights.located import Located
@@ -50,32 +46,21 @@ def open_weights(path: Path, bring: Bring | None = None) -> TensorFiles:
     """
     if path.is_file():
         return GgufCheckpoint(path, bring)
-    checkpoint, called, ending = _open_folder(path, bring)
-    packed = next((name for name in checkpoint.names() if name.endswith((PACKED, BLOCKS, SCALES))), None)
-    if not called and packed is not None:
+    packing = read_packing(path)
+    checkpoint = packing.open(path, bring) if packing else SafetensorsCheckpoint(path, bring)
+    endings = packing.endings if packing else tuple(ending for each in PACKINGS for ending in each.endings)
+    packed = next((name for name in checkpoint.names() if name.endswith(endings)), None)
+    if packing is None and packed is not None:
         problem = f"{packed!r} is packed, but config.json has no quantization_config for it"
-    elif called and packed is None:
+    elif packing is not None and packed is None:
         problem = (
-            f"config.json's quantization_config says {called}, but no tensor is packed (X{ending}): take the "
-            "files that belong to it, or remove it if the weights are meant to be floats"
+            f"config.json's quantization_config says {packing.called}, but no tensor is packed (X{endings[0]}): take "
+            "the files that belong to it, or remove it if the weights are meant to be floats"
         )
     else:
         return checkpoint
     checkpoint.close()
     raise CheckpointError(f"{path}: {problem}")
-
-
-def _open_folder(path: Path, bring: Bring | None) -> tuple[SafetensorsCheckpoint, str, str]:
-    """A folder's weights; how its config calls their packing, and what the names of packed tensors end in."""
-    match read_packing(path):
-        case None:
-            return SafetensorsCheckpoint(path, bring), "", ""
-        case "mxfp4":
-            return Mxfp4Checkpoint(path, bring), FORMAT.called, BLOCKS
-        case Fp8Blocks() as blocks:
-            return Fp8Checkpoint(path, blocks, bring), blocks.called, SCALES
-        case packing:
-            return PackedCheckpoint(path, packing, bring), packing.called, PACKED
 
 
 def read_model(path: Path) -> Model:
@@ -106,6 +91,8 @@ def open_model(path: Path, bring: Bring | None = None) -> Iterator[OpenModel]:
         model = gguf_model(files) if isinstance(files, GgufCheckpoint) else reading.read_model(path)
         source = Located(files, tensors(model))
         source.expect(expected_shapes(model))
+        if type(files) is SafetensorsCheckpoint:  # those that are packed may have tensors beside what they pack
+            source.refuse_others(("model.", *model.prefixes), len(model.layers))
         stored = {name: source.format(name) for _, names in fused_matrices(model) for name in names}
         yield OpenModel(model, source, stored)
 

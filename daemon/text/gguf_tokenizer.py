@@ -32,14 +32,15 @@ class _Words:
     """How text is cut before merging, and what comes with it.
 
     Attributes:
-        pattern: of a word; empty: GPT-2's, which the library knows.
+        patterns: of a word, one after another: each cuts what those before have left whole; none: GPT-2's, which the
+            library knows.
         digits: each is a word.
         compose: text is in Unicode's form NFC first.
         whole: a word that is a token stays one, whatever the merges say.
         begin: texts begin with the begin token unless the file says otherwise.
     """
 
-    pattern: str = ""
+    patterns: tuple[str, ...] = ()
     digits: bool = False
     compose: bool = False
     whole: bool = False
@@ -55,8 +56,25 @@ _TEKKEN = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_LLAMA_WORDS = _Words(_LLAMA3, whole=True, begin=True)
-_QWEN_WORDS = _Words(_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"), compose=True)
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]*[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]+{_CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CONTRACTION}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_LLAMA_WORDS = _Words((_LLAMA3,), whole=True, begin=True)
+_QWEN_WORDS = _Words((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), compose=True)
+_O200K_WORDS = _Words((_O200K,))
 WORDS: Mapping[str, _Words] = {
     "gpt-2": _Words(),
     "smollm": _Words(digits=True),
@@ -65,7 +83,13 @@ WORDS: Mapping[str, _Words] = {
     "llama-bpe": _LLAMA_WORDS,
     "qwen2": _QWEN_WORDS,
     "deepseek-r1-qwen": _QWEN_WORDS,
-    "tekken": _Words(_TEKKEN, whole=True, begin=True),
+    "qwen35": _Words((_QWEN35,), compose=True),
+    "deepseek-v3": _Words(_DEEPSEEK3),
+    "gpt-4o": _O200K_WORDS,
+    "minimax-m2": _O200K_WORDS,
+    "glm4": _Words((_LLAMA3,)),
+    "chatglm-bpe": _Words((_LLAMA3,)),
+    "tekken": _Words((_TEKKEN,), whole=True, begin=True),
     "olmo": _Words(compose=True),
 }
 """How text is cut, by ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
@@ -148,9 +172,8 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], words: _Words) -> token
     steps: list[pre_tokenizers.PreTokenizer] = []
     if words.digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if words.pattern:
-        steps.append(pre_tokenizers.Split(Regex(words.pattern), "isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words.pattern))
+    steps += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in words.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words.patterns))
     backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     if words.compose:

@@ -41,7 +41,7 @@ from motley.protocol.wording import human_bytes
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """A part of every key, to be raised whenever the same declaration comes to mean other bytes."""
 DEFAULT_LIMIT = 50_000_000_000
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -30,7 +32,10 @@ from motley.daemon.models.graph.expert_graph import build_expert_graph
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
 from motley.daemon.weights.share_file import write_share
+from motley.daemon.weights.spec import Piece
+from motley.daemon.weights.stored import dequantised
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, Case, LocalSession, golden_case, golden_cases, uneven_shares
 from tests.models.test_whole_experts import joined
@@ -38,7 +43,7 @@ from tests.models.to_gguf import to_gguf, write
 
 ANOTHER_SCALE = ["gemma3", "gemma3-with-vision"]
 """No GGUF key tells the scale of attention: it follows from the size of a head, and theirs does not."""
-NOT_IN_GGUF = {"deepseek_v3", "ernie4_5", "ernie4_5_moe", "gemma4", "glm4_moe_lite", "minimax_m2"}
+NOT_IN_GGUF = {"deepseek_v3", "gemma4", "glm4_moe_lite"}
 """Families whose GGUF files are refused by the name of their architecture."""
 CASES = [
     case
@@ -67,6 +72,73 @@ def test_golden_models(case: Case, tmp_path: Path) -> None:
         logits = ranks.step(case.tokens[:-1], 0)
     assert np.abs(logits - case.logits).max() < 1e-4 * np.abs(case.logits).max()
     assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
+
+
+@pytest.mark.parametrize("case", [each for each in golden_cases() if each.recurrent], ids=str)
+def test_golden_models_with_recurrent_states(case: Case, tmp_path: Path) -> None:
+    """Their projections lie apart and in another order, so their descriptions are not those of the folders."""
+    file = to_gguf(case.folder, tmp_path / "m.gguf")
+    with LocalSession(file, ReferenceEngine, uneven_shares(units(read_model(file), "fp32", 32), 3), tmp_path) as ranks:
+        logits = ranks.step(case.tokens[:-1], 0)
+    assert np.abs(logits - case.logits).max() < 1e-4 * np.abs(case.logits).max()
+    assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
+
+
+@pytest.mark.parametrize("type_", [Type.F32, Type.Q4_0, Type.Q8_0])
+def test_columns_of_value_heads_are_put_in_order(type_: Type, tmp_path: Path) -> None:
+    """Two key heads with three value heads of 64 elements each; codes move as they are."""
+    name = "model.layers.0.linear_attn.out_proj.weight"
+    values = np.random.default_rng(0).standard_normal((5, 2, 3, 64)).astype(np.float32)
+    raw = gguf.quants.quantize(values.reshape(5, -1), type_)
+    expected = gguf.quants.dequantize(raw, type_)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen35")
+    writer.add_ssm_state_size(32)
+    writer.add_ssm_group_count(2)
+    writer.add_ssm_time_step_rank(6)
+    writer.add_ssm_inner_size(6 * 64)
+    tiled = np.ascontiguousarray(values.swapaxes(1, 2)).reshape(5, -1)
+    writer.add_tensor("blk.0.ssm_out.weight", gguf.quants.quantize(tiled, type_), raw_dtype=type_)
+    write(writer)
+    with GgufCheckpoint(tmp_path / "m.gguf") as source:
+        for columns in (range(384), range(64, 256), range(96, 128)):
+            piece = Piece(name, range(1, 4), columns)
+            want = expected[1:4, columns.start : columns.stop]
+            np.testing.assert_array_equal(source.read(piece), want)
+            if (form := source.format(name)).block:
+                np.testing.assert_array_equal(dequantised(source.codes(piece), form), want)
+
+
+@pytest.mark.parametrize("name", ["glm4-moe-qk-norm", "qwen3-5"])
+def test_layers_that_predict_further_ahead_are_left_out(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(GOLDEN / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    number = config["num_hidden_layers"]
+    more = all_of(tensor(f"blk.{number}.nextn.eh_proj.weight", 8, 16), tensor(f"blk.{number}.attn_norm.weight", 8))
+    if name == "qwen3-5":
+        more = all_of(more, key("nextn_predict_layers", 1, "qwen35"))
+    model = read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=more))
+    assert len(model.layers) == number
+
+
+def test_latent_attention(tmp_path: Path) -> None:
+    """Of YaRN's two scales a file tells one, which is both: as in the published models."""
+    folder = tmp_path / "folder"
+    shutil.copytree(GOLDEN / "deepseek-v3", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"]["mscale"] = config["rope_scaling"]["mscale_all_dim"]
+    (folder / "config.json").write_text(json.dumps(config))
+    file, tokens = to_gguf(folder, tmp_path / "m.gguf"), golden_case("deepseek-v3").tokens
+    logits = []
+    for path in (folder, file):
+        shares = uneven_shares(units(read_model(path), "fp32", 32), 3)
+        with LocalSession(path, ReferenceEngine, shares, tmp_path / f"ranks {path.name}") as ranks:
+            logits.append(ranks.step(tokens, 0))
+    assert np.abs(logits[1] - logits[0]).max() < 1e-5 * np.abs(logits[0]).max()
+    (rope,) = read_model(file).ropes.values()
+    assert isinstance(rope.scaling, YarnScaling)
+    assert rope.scaling.attention_factor == 1.0
 
 
 @pytest.mark.parametrize("name", ANOTHER_SCALE)

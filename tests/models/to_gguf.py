@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 
-from motley.daemon.models.description.model import expected_shapes
-from motley.daemon.models.files import open_model
-from motley.daemon.weights.checkpoints.gguf_checkpoint import INTERLEAVED
+from motley.daemon.models.description.model import tensors
+from motley.daemon.models.files import open_model, open_weights
+from motley.daemon.weights.checkpoints.gguf_order import INTERLEAVED
 from motley.daemon.weights.spec import Piece
 
 F32 = npt.NDArray[np.float32]
@@ -33,9 +33,18 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
+    "deepseek_v3": "deepseek2",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "minimax_m2": "minimax-m2",
 }
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
+DERIVED = re.compile(r"_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.")
+"""Matrices that a model has, and no file."""
+EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 LAYERS = 8
 """That a model has at most."""
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -59,7 +68,7 @@ def to_gguf(
         experts: ``stacked`` in a tensor per projection, with gate and up ``fused`` in one, or each ``apart``.
     """
     config = text_config(folder)
-    tensors = read(folder)
+    found = read(folder)
     architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=parts)
     add_config(writer, config)
@@ -68,8 +77,12 @@ def to_gguf(
     for name, factors in rope_factors(config).items():
         writer.add_tensor(name, np.array(factors, np.float32))
     if architecture == "phi3":
-        tensors = fused(tensors)
-    for name, values in tensors.items():
+        found = fused(found)
+    if "linear_num_key_heads" in config:
+        found = dict(recurrent(found, config, tiled=architecture != "qwen3next"))
+    if "kv_lora_rank" in config:
+        found = dict(by_heads(found, config))
+    for name, values in found.items():
         if architecture in INTERLEAVED and ".q_proj" in name:
             values = interleaved(values, config["num_attention_heads"])
         if architecture in INTERLEAVED and ".k_proj" in name:
@@ -83,7 +96,7 @@ def to_gguf(
         plain = values.ndim < 2 or name.endswith(("mlp.gate.weight", "mlp.router.weight"))
         own = gguf_name(name, architecture)
         add(writer, own, values, Type.F32 if plain else type_of(own))
-    for name, values in of_experts(tensors, experts):
+    for name, values in of_experts(found, experts):
         add(writer, name, values, type_of(name) if name.endswith(".weight") else Type.F32)
     if adapt:
         adapt(writer)
@@ -92,10 +105,17 @@ def to_gguf(
 
 
 def read(folder: Path) -> dict[str, F32]:
-    """Every tensor, those of experts by their usual names."""
-    with open_model(folder) as opened:
-        shapes = expected_shapes(opened.model)
-        return {name: opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
+    """Every tensor, those of experts by their usual names, others by those of the file where they lie in a larger."""
+    found: dict[str, F32] = {}
+    with open_model(folder) as opened, open_weights(folder) as files:
+        for tensor in tensors(opened.model):
+            part = next((part for part in tensor.parts if part.tensor in files), None)
+            if DERIVED.search(tensor.name) and part is not None and tensor.name not in files:
+                name = part.tensor.replace("model.language_model.", "model.")
+                found.setdefault(name, files.read(Piece(part.tensor, *map(range, files.shape(part.tensor)))))
+            else:
+                found[tensor.name] = opened.source.read(Piece(tensor.name, *map(range, tensor.shape)))
+    return found
 
 
 def fused(tensors: dict[str, F32]) -> dict[str, F32]:
@@ -127,6 +147,58 @@ def of_experts(tensors: dict[str, F32], how: str) -> Iterator[tuple[str, F32]]:
                 yield f"blk.{layer}.ffn_{part}_exps.{kind}", stack
 
 
+def recurrent(tensors: dict[str, F32], config: dict[str, Any], tiled: bool) -> Iterator[tuple[str, F32]]:
+    """Tensors as its converter changes those of layers with a recurrent state, and adds one to norms.
+
+    Args:
+        tiled: the value heads of all key heads take turns.
+    """
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key, value = config["linear_key_head_dim"], config["linear_value_head_dim"]
+
+    def turned(rows: F32, size: int) -> F32:
+        heads = rows.reshape(keys, values // keys, size, *rows.shape[1:])
+        return heads.swapaxes(0, 1).reshape(rows.shape) if tiled else rows
+
+    for name, own in tensors.items():
+        module, _, part = name.partition(".linear_attn.")
+        if name.endswith("norm.weight") and part != "norm.weight":
+            yield name, own + 1
+        elif part == "in_proj_qkvz.weight":
+            heads = own.reshape(keys, -1, own.shape[1])
+            q, k, v, z = np.split(heads, np.cumsum([key, key, values // keys * value]), axis=1)
+            both = np.concatenate([each.reshape(-1, own.shape[1]) for each in (q, k, v)])
+            yield f"{module}.linear_attn.in_proj_qkv.weight", both
+            yield f"{module}.linear_attn.in_proj_z.weight", z.reshape(-1, own.shape[1])
+        elif part in ("in_proj_qkv.weight", "conv1d.weight[:, 0]"):
+            before = 2 * keys * key
+            yield name.removesuffix("[:, 0]"), np.concatenate([own[:before], turned(own[before:], value)])
+        elif part == "in_proj_z.weight":
+            yield name, turned(own, value)
+        elif part in ("in_proj_a.weight", "in_proj_b.weight"):
+            yield name, turned(own, 1)
+        elif part == "A_log":
+            yield name, turned(-np.exp(own), 1)
+        elif part == "dt_bias":
+            yield f"{module}.linear_attn.dt_proj.bias", turned(own, 1)
+        elif part == "out_proj.weight":
+            yield name, np.ascontiguousarray(turned(np.ascontiguousarray(own.T), value).T)
+        else:
+            yield name, own
+
+
+def by_heads(tensors: dict[str, F32], config: dict[str, Any]) -> Iterator[tuple[str, F32]]:
+    """Tensors with each head's keys and values of latent rows apart, those of keys transposed."""
+    plain = config["qk_nope_head_dim"]
+    for name, own in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            yield name, own
+            continue
+        heads = own.reshape(config["num_attention_heads"], -1, own.shape[1])
+        yield name.replace("kv_b_proj", "k_b_proj"), np.ascontiguousarray(heads[:, :plain].swapaxes(1, 2))
+        yield name.replace("kv_b_proj", "v_b_proj"), np.ascontiguousarray(heads[:, plain:])
+
+
 def add(writer: gguf.GGUFWriter, name: str, values: F32, type_: Type) -> None:
     writer.add_tensor(name, gguf.quants.quantize(values, type_), raw_dtype=type_)
 
@@ -144,6 +216,9 @@ def gguf_name(name: str, architecture: str) -> str:
     Two names are changed before they are looked up, as its converter does.
     """
     known = name.replace("e_score_correction_bias", "e_score_correction.bias").replace(".sinks", ".sinks.weight")
+    if architecture in ("ernie4_5-moe", "minimax-m2"):  # spelled as their files spell it
+        module = "moe_statics" if architecture == "ernie4_5-moe" else "block_sparse_moe"
+        known = known.replace("mlp.e_score", f"{module}.e_score").replace("gate.e_score", f"{module}.e_score")
     kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
     tables = (gguf.get_tensor_name_map(kinds[each], LAYERS) for each in (architecture, "llama"))
     return next(found for table in tables if (found := table.get_name(known, try_suffixes=(".weight", ".bias"))))
@@ -158,6 +233,8 @@ def interleaved(values: F32, heads: int) -> F32:
 def text_config(folder: Path) -> dict[str, Any]:
     """A folder's config, or the text part of it, with the keys that follow from others."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    if "qk_rope_head_dim" in config:
+        config["head_dim"] = config["qk_rope_head_dim"]
     config |= config.pop("text_config", {}) | {key: config[key] for key in ("eos_token_id",) if key in config}
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return config
@@ -184,7 +261,9 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    if architecture != "phi3":
+    if "kv_lora_rank" in config:
+        add_latent(writer, config)
+    elif architecture != "phi3":
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
@@ -204,39 +283,65 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
+    if "linear_num_key_heads" in config:
+        writer.add_ssm_conv_kernel(config.get("linear_conv_kernel_dim", 4))
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
+        writer.add_full_attention_interval(4)
     add_experts(writer, config)
     add_rope(writer, config)
     ends = config["eos_token_id"]
     writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
 
 
+def add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(config["kv_lora_rank"])
+    writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
+    writer.add_value_length(config["kv_lora_rank"])
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+    writer.add_value_length_mla(config["v_head_dim"])
+
+
 def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    count = next((config[key] for key in ("n_routed_experts", "num_experts", "num_local_experts") if key in config), 0)
+    count = next((config[key] for key in EXPERT_COUNTS if key in config), 0)
     if not count:
         return
     writer.add_expert_count(count)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
-    if writer.arch in ("qwen2moe", "qwen3moe", "glm4moe"):
+    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
+    if writer.arch in ("qwen2moe", "qwen3moe", "glm4moe", "deepseek2", "qwen3next", "qwen35moe"):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if writer.arch == "gpt-oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if writer.arch == "minimax-m2":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if writer.arch == "ernie4_5-moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_shared_count(config["moe_num_shared_experts"])
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_interleave_moe_layer_step(1)
     if width := config.get("shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(width)
-    if writer.arch == "glm4moe":
+    if writer.arch in ("glm4moe", "deepseek2"):
         writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_shared_count(config["n_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
-        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
 
 
 def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope, local = ropes(config)
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    writer.add_rope_dimension_count(int(config["head_dim"] * partial))
+    usual = 0.25 if "linear_num_key_heads" in config else 1.0
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", usual))
+    writer.add_rope_dimension_count(config.get("rotary_dim") or int(config["head_dim"] * partial))
     writer.add_rope_freq_base(rope["rope_theta"])
     if local and local["rope_theta"] != rope["rope_theta"]:
         writer.add_rope_freq_base_swa(local["rope_theta"])
@@ -247,6 +352,8 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
+        if "mscale_all_dim" in rope:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if writer.arch == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":

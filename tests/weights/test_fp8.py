@@ -123,8 +123,7 @@ def test_a_config_that_says_fp8_of_floats(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("fmt", "e5m2"),
-        ("activation_scheme", "static"),
-        ("weight_block_size", None),
+        ("activation_scheme", "of tomorrow"),
         ("weight_block_size", [128]),
         ("weight_block_size", [128, 0]),
     ],

@@ -43,6 +43,12 @@ def random_rows(type_: str, rows: int = ROWS, columns: int = COLUMNS, seed: int 
     if type_ == "MXFP4":
         blocks[:, 0] = random.integers(100, 150, len(blocks), dtype=np.uint8)
         return blocks.reshape(rows, -1)
+    if type_ == "NVFP4":
+        blocks[:, :4] = random.integers(0, 127, (len(blocks), 4), dtype=np.uint8)
+        return blocks.reshape(rows, -1)
+    if type_ == "IQ1_M":  # whose f16 is a nibble in each of four numbers: neither infinite nor no number
+        blocks[:, -1] = blocks[:, -1] & 15 | 0x30
+        return blocks.reshape(rows, -1)
     halves = {"Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]}.get(type_) or [0, 2][: 1 + (type_[-2:] in ("_1", "_K"))]
     for at in halves:
         blocks[:, at : at + 2] = random.uniform(-2, 2, (len(blocks), 1)).astype(np.float16).view(np.uint8)

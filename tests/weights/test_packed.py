@@ -129,7 +129,7 @@ SHUFFLED = np.ascontiguousarray(GPTQ["g_idx"][::-1])
         (without(GPTQ, "qzeros"), r"'layer\.x\.qzeros' is absent"),
         (without(GPTQ, "qweight"), r"'layer\.x\.weight' is absent"),
         (without(GPTQ, "g_idx"), r"'layer\.x\.g_idx' is absent"),
-        (GPTQ | {"g_idx": SHUFFLED}, r"'layer\.x\.g_idx' groups columns out of order \(act-order, desc_act\)"),
+        (GPTQ | {"g_idx": SHUFFLED + 1}, r"'layer\.x\.g_idx' puts columns in groups 1 to 2; there are 2"),
         (GPTQ | {"g_idx": SHUFFLED[1:]}, r"'layer\.x\.g_idx' has shape \[63\]; config\.json makes it \[64\]"),
         (GPTQ | {"qweight": GPTQ["qweight"].reshape(-1)}, r"'layer\.x\.qweight' has shape \[128\]; config.* \[8, 16\]"),
         (GPTQ | {"qweight": GPTQ["qweight"][1:]}, r"'layer\.x\.qweight' has shape \[7, 16\]; config.* \[8, 16\]"),

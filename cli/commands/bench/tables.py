@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from motley.bench.measurements.latency import LatencyReport
     from motley.bench.measurements.moe import MoeReport
     from motley.bench.measurements.precision import FormatError
+    from motley.bench.measurements.quantisation import Foresight, WeightError
     from motley.bench.measurements.serve import Served
     from motley.bench.measurements.throughput import Throughput
 
@@ -211,3 +212,16 @@ def show_cache_formats(rows: Sequence[CacheError]) -> None:
     title = f"caches against fp32 ones, {rows[0].positions} tokens of a text: distributions of the next token"
     columns = ["caches", "bytes per token", "mean KL, nats", "largest", "same likeliest token"]
     console.print(table(columns, cells, title=title))
+
+
+def show_weight_errors(errors: list[WeightError]) -> None:
+    """The error of weights by format, in percent of their root mean square."""
+    cells = [[row.format, str(row.block), row.weights, f"{row.percent:.2f}"] for row in errors]
+    console.print(table(["format", "block", "weights", "error, % of RMS"], cells))
+
+
+def show_foresight(found: list[Foresight]) -> None:
+    """How well a model foresees a text by the format of its weights."""
+    cells = [[row.format, str(row.block or "-"), f"{row.perplexity:.3f}", f"{1000 * row.mean_kl:.2f}"] for row in found]
+    title = f"{found[0].positions} tokens of a text"
+    console.print(table(["format", "block", "perplexity", "divergence, 1e-3 nats"], cells, title=title))

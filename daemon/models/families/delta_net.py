@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from motley.daemon.models.description.axes import Axis, DeltaHeads, Kind, Value, W
+from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.blocks import FULL, Shape, attention, model, pre_norm_layer, read_shape
@@ -62,7 +62,9 @@ def hybrid(
     return model(family, shape, layer, {"main": rope}, context)
 
 
-def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: DeltaHeads, reach: int, fused: bool) -> Value:
+def delta_net(
+    writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int, fused: bool
+) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated DeltaNet, from its normalised input to its output projection.
 
     Args:
@@ -99,9 +101,10 @@ def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: DeltaH
 
 
 def _projections(
-    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: DeltaHeads
+    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: RecurrentHeads
 ) -> tuple[Value, ...]:
-    """Queries, keys, values, gates and the numbers b and a, of which files have the first three in one matrix."""
+    """Queries, keys, values, gates and the numbers b and a, of which files have the first three in one matrix, and may
+    have the last two in one, side by side for each key head."""
     key, value = heads.key_axis, heads.value_axis
 
     def part(letter: str, out: Axis, start: int) -> W:
@@ -113,12 +116,18 @@ def _projections(
     qkvz = writer.linear(
         f"{at}.qkvz", x, part("q", key, 0), part("k", key, key.size), part("v", value, 2 * key.size), z, ys=names[:4]
     )
-    b, a = (W(f"{module}.in_proj_{letter}.weight", heads.gate_axis, residual) for letter in "ba")
-    return *qkvz, *writer.linear(f"{at}.ba", x, b, a, ys=names[4:])
+    shared = heads.values // heads.keys
+
+    def gate(letter: str, first: int) -> W:
+        rows = range(first, first + shared)
+        both = Part(f"{module}.in_proj_ba.weight", (2 * heads.values, residual.size), heads=2 * shared, of_head=(rows,))
+        return W(f"{module}.in_proj_{letter}.weight", heads.gate_axis, residual, parts=(both,))
+
+    return *qkvz, *writer.linear(f"{at}.ba", x, gate("b", 0), gate("a", shared), ys=names[4:])
 
 
 def _fused_projections(
-    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: DeltaHeads
+    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: RecurrentHeads
 ) -> tuple[Value, ...]:
     """The same, of which files have those of a key head together, head by head."""
 
@@ -134,8 +143,8 @@ def _fused_projections(
     return *qkvz, *projected("ba", (heads.gate_axis, heads.gate_axis))
 
 
-def _read_heads(keys: Keys) -> DeltaHeads:
-    heads = DeltaHeads(
+def _read_heads(keys: Keys) -> RecurrentHeads:
+    heads = RecurrentHeads(
         keys.size("linear_num_key_heads"),
         keys.size("linear_num_value_heads"),
         keys.size("linear_key_head_dim"),

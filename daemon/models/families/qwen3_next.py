@@ -20,7 +20,7 @@ from motley.daemon.models.keys import Keys
 
 
 def qwen3_next(keys: Keys) -> Model:
-    """Describe a model of type ``qwen3_next``."""
+    """Describe a model of type ``qwen3_next``; ``projections_are_apart`` says that a GGUF file has them so."""
     keys = keys.filled({**DEFAULTS, "num_key_value_heads": 2})
 
     def feeding(shape: Shape) -> Mlp:
@@ -37,4 +37,4 @@ def qwen3_next(keys: Keys) -> Model:
 
         return feed
 
-    return hybrid("qwen3_next", keys, feeding, fused=True)
+    return hybrid("qwen3_next", keys, feeding, fused=not keys.flag("projections_are_apart", False))

@@ -11,6 +11,8 @@ from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.weights.spec import Piece
 
 ROUTER = "mlp.gate.weight"
+_SHARING = ("qwen2moe", "qwen3next", "qwen35moe")
+"""Architectures whose rows all have an expert besides, of a width of its own."""
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """What each rotary frequency is divided by, f32[r / 2], in long texts and in short ones (phi3)."""
 
@@ -25,6 +27,7 @@ class Architecture:
         read: llama.cpp's keys besides those that all architectures have.
         names: what llama.cpp calls keys of the family besides those of `COMMON`.
         partial: a part of each head may be rotated.
+        latent: attention is latent.
         factors: tensors that `more` reads, by llama.cpp's names; no weights of the model.
     """
 
@@ -33,6 +36,7 @@ class Architecture:
     read: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
+    latent: bool = False
     factors: frozenset[str] = frozenset()
 
 
@@ -112,7 +116,7 @@ def _experts(metadata: Metadata, *, normalised: bool, own_width: bool) -> dict[s
         raise own.refusal("expert_count", "experts in a layer: no tensor ffn_gate_inp.weight is there")
     if own.values.get("expert_weights_norm", normalised) != normalised:
         raise own.refusal("expert_weights_norm", f"only {str(normalised).lower()} in this architecture")
-    if "expert_shared_feed_forward_length" in own.values and metadata.architecture != "qwen2moe":
+    if "expert_shared_feed_forward_length" in own.values and metadata.architecture not in _SHARING:
         raise own.refusal("expert_shared_feed_forward_length", "only its absence in this architecture")
     columns = own.size("feed_forward_length")
     width = own.size("expert_feed_forward_length", columns // chosen if own_width else columns)
@@ -269,6 +273,125 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
     return keys | {"rope_parameters": rope, "original_max_position_embeddings": original}
 
 
+def _ernie(metadata: Metadata) -> dict[str, Any]:
+    _no_window(metadata)
+    _no_experts(metadata)
+    return {"use_bias": metadata.has("self_attn.q_proj.bias")}
+
+
+def _ernie_moe(metadata: Metadata) -> dict[str, Any]:
+    """``expert_shared_feed_forward_length`` is not read: converters make it of keys that have nothing to do with it."""
+    own = metadata.own
+    _no_window(metadata)
+    return {
+        "moe_num_experts": own.size("expert_count"),
+        "moe_k": own.size("expert_used_count"),
+        "moe_intermediate_size": own.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": own.size("expert_shared_count", 0, least=0),
+        "moe_layer_start_index": own.size("leading_dense_block_count", 0, least=0),
+        "moe_layer_interval": own.size("interleave_moe_layer_step", 1),
+    }
+
+
+def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    _no_window(metadata)
+    if own.size("expert_gating_func", 2, least=0) != 2:
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    return {
+        "intermediate_size": own.size("expert_feed_forward_length"),
+        "num_local_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "rotary_dim": own.size("rope.dimension_count", metadata.head_size),
+    }
+
+
+def _deepseek2(metadata: Metadata) -> dict[str, Any]:
+    """Only files of which each head's matrices are apart tell their sizes; in older ones heads have ``key_length``."""
+    own = metadata.own
+    if own.size("expert_gating_func", 2, least=0) != 2:
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid, as DeepSeek's since V3")
+    apart = "attention.key_length_mla" in own.values
+    turned = metadata.head_size
+    length = own.size("attention.key_length_mla" if apart else "attention.key_length")
+    rope = dict(rope_keys(metadata)["rope_parameters"])
+    if rope.get("rope_type") == "yarn" and "rope.scaling.yarn_log_multiplier" in own.values:
+        del rope["attention_factor"]
+        stretch = 10 * own.number("rope.scaling.yarn_log_multiplier")
+        rope |= {"mscale": stretch, "mscale_all_dim": stretch}
+    return {
+        "rope_parameters": rope,
+        "num_hidden_layers": metadata.layers,
+        "num_key_value_heads": own.size("attention.head_count"),
+        "q_lora_rank": own.size("attention.q_lora_rank", 0, least=0) or None,
+        "kv_lora_rank": own.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": length - turned,
+        "v_head_dim": own.size("attention.value_length_mla" if apart else "attention.value_length"),
+        "moe_intermediate_size": own.size("expert_feed_forward_length"),
+        "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
+        "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "n_shared_experts": own.size("expert_shared_count", 0, least=0),
+        "norm_topk_prob": own.flag("expert_weights_norm", False),
+        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
+        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
+        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
+    }
+
+
+def _delta_net(metadata: Metadata) -> dict[str, Any]:
+    """Sizes of layers with a recurrent state; which layers attend, their tensors tell."""
+    own = metadata.own
+    values = own.size("ssm.time_step_rank")
+    inner = own.size("ssm.inner_size")
+    if inner % values:
+        raise own.refusal("ssm.inner_size", f"a multiple of ssm.time_step_rank = {values}")
+    attends = [metadata.has("self_attn.q_proj.weight", layer) for layer in range(metadata.layers)]
+    return {
+        "num_hidden_layers": metadata.layers,
+        "attention_bias": metadata.has("self_attn.q_proj.bias", attends.index(True) if any(attends) else 0),
+        "layer_types": [FULL if each else "linear_attention" for each in attends],
+        "linear_conv_kernel_dim": own.size("ssm.conv_kernel"),
+        "linear_key_head_dim": own.size("ssm.state_size"),
+        "linear_value_head_dim": inner // values,
+        "linear_num_key_heads": own.size("ssm.group_count"),
+        "linear_num_value_heads": values,
+    }
+
+
+def _qwen3_next(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    apart = metadata.has("linear_attn.in_proj_qkv.weight")
+    return (
+        _delta_net(metadata)
+        | _experts(metadata, normalised=True, own_width=True)
+        | {
+            "projections_are_apart": apart,
+            "shared_expert_intermediate_size": own.size("expert_shared_feed_forward_length"),
+        }
+    )
+
+
+def _qwen35(metadata: Metadata) -> dict[str, Any]:
+    _no_experts(metadata)
+    return _delta_net(metadata)
+
+
+def _qwen35_moe(metadata: Metadata) -> dict[str, Any]:
+    shared = metadata.own.size("expert_shared_feed_forward_length")
+    experts = _experts(metadata, normalised=True, own_width=True)
+    return _delta_net(metadata) | experts | {"shared_expert_intermediate_size": shared}
+
+
+_SSM = frozenset(
+    {
+        *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
+        *("full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"),
+    }
+)
+"""Keys of layers with a recurrent state. Sections of the rotary embedding are of images; a text's are alike."""
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
     "qwen2": Architecture("qwen2", _qwen),
@@ -307,6 +430,30 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         partial=True,
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
     ),
+    "deepseek2": Architecture(
+        "deepseek_v3",
+        _deepseek2,
+        frozenset(
+            {
+                *("attention.q_lora_rank", "attention.kv_lora_rank"),
+                *("attention.key_length_mla", "attention.value_length_mla"),
+                *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
+                *("expert_weights_scale", "leading_dense_block_count", "nextn_predict_layers"),
+                "rope.scaling.yarn_log_multiplier",
+            }
+        ),
+        latent=True,
+    ),
+    "qwen3next": Architecture("qwen3_next", _qwen3_next, _SSM, partial=True),
+    "qwen35": Architecture("qwen3_5_text", _qwen35, _SSM, partial=True),
+    "qwen35moe": Architecture("qwen3_5_moe_text", _qwen35_moe, _SSM, partial=True),
+    "ernie4_5": Architecture("ernie4_5", _ernie),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        _ernie_moe,
+        frozenset({"expert_shared_count", "interleave_moe_layer_step", "leading_dense_block_count"}),
+    ),
+    "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),
     "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
     "granite": Architecture(
         "granite",

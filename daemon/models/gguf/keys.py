@@ -16,6 +16,7 @@ from motley.daemon.models.gguf.metadata import COMMON, Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.checkpoints.gguf_checkpoint import ROPE_FACTORS, GgufCheckpoint
+from motley.daemon.weights.checkpoints.tensor_files import FLAT
 from motley.protocol.wording import MAX_PROBLEMS
 
 _READ = frozenset(
@@ -77,10 +78,13 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
     }
     keys = Keys(checkpoint.file, values, prefix=f"{metadata.architecture}.", spelled=names)
     model = describe(keys)
+    # Layers beyond the last one predict tokens further ahead.
+    layers = range(metadata.layers, metadata.own.size("block_count"))
+    further = tuple(f"{prefix}.{number}." for number in layers for prefix in ("model.layers", "blk"))
     unknown = sorted(
         name
         for name in set(checkpoint.names()) - _wanted(model) - {ROPE_FACTORS} - kind.factors
-        if not name.startswith(model.ignored or "\0")
+        if not name.startswith(further)
     )
     if unknown:
         named = ", ".join(unknown[:MAX_PROBLEMS]) + (", ..." if len(unknown) > MAX_PROBLEMS else "")
@@ -90,7 +94,8 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
 
 def _wanted(model: Model) -> set[str]:
     """The tensors that a model wants, and those that these may be parts of."""
-    return {name for tensor in tensors(model) for name in (tensor.name, *(part.tensor for part in tensor.parts))}
+    places = (name for tensor in tensors(model) for name in (tensor.name, *(part.tensor for part in tensor.parts)))
+    return {name.removesuffix(FLAT) for name in places}
 
 
 def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
@@ -116,7 +121,7 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
         raise own.refusal("block_count", "the number of layers whose tensors are there")
     if EMBEDDING not in checkpoint:
         raise ConfigError(f"{checkpoint.file}: no tensor token_embd.weight; this file holds no language model")
-    return Metadata(checkpoint, architecture, own, layers, kind.partial)
+    return Metadata(checkpoint, architecture, own, layers, kind.partial, kind.latent)
 
 
 def _short(value: Any) -> Any:

@@ -36,6 +36,7 @@ class Metadata:
         own: by llama.cpp's names, which messages use.
         layers: that are computed.
         partial: a part of each head may be rotated.
+        latent: attention is latent: what is rotated of a head counts as all of it.
     """
 
     checkpoint: GgufCheckpoint
@@ -43,6 +44,7 @@ class Metadata:
     own: Keys
     layers: int
     partial: bool
+    latent: bool = False
 
     def has(self, tensor: str, layer: int = 0) -> bool:
         """Whether a layer has a tensor, by Hugging Face's name within the layer."""
@@ -52,6 +54,8 @@ class Metadata:
     def head_size(self) -> int:
         """Elements of a head."""
         own, heads = self.own, self.own.size("attention.head_count")
+        if self.latent:
+            return own.size("rope.dimension_count")
         size = own.size("attention.key_length", own.size("embedding_length") // heads)
         if own.size("attention.value_length", size) != size:
             raise own.refusal("attention.value_length", f"only the size of a head, {size}")

@@ -3,9 +3,10 @@
 Rows of bytes in, one row for each of a tensor's; a row is a sequence of blocks. Layouts: ``block_q4_0`` and so on in
 https://github.com/ggml-org/llama.cpp/blob/master/ggml/src/ggml-common.h.
 
-What fits the engine's affine blocks, ``(code - zero point) * scale``, keeps its bits: Q4_0, Q8_0, Q6_K and MXFP4.
-Those with a minimum per block (Q4_K, Q5_K, Q4_1, ...) do not: ``minimum / scale`` is no whole number, hence no zero
-point.
+What fits the engine's affine blocks, ``(code - zero point) * scale``, keeps its values: Q4_0 as int4, and those of
+`EXACT` besides as int8, whose codes may stand for values out of a table. Those with a minimum per block (Q4_K, Q5_K,
+Q4_1, ...) do not: ``minimum / scale`` is no whole number, hence no zero point. Values of IQ1 to IQ3 come from tables of
+whole rows of 4 or 8, which the package has. What each costs, ``docs/formats.md`` says.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import ml_dtypes
 import numpy as np
 
 from motley.daemon.weights.checkpoints import mxfp4
+from motley.daemon.weights.checkpoints.fp4 import CODES
 from motley.daemon.weights.quantise import pack
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import F32, U8, Codes, Format, dequantised
@@ -72,10 +75,64 @@ def _mxfp4(blocks: U8) -> tuple[U8, F32]:
     return mxfp4.decoded(nibbles, blocks[:, :1])
 
 
+def _q5_0(blocks: U8) -> tuple[U8, F32]:
+    """f16 scale, a high bit for each of 32 elements, 16 bytes as in Q4_0; elements are -16 to 15."""
+    high = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
+    codes: U8 = np.concatenate((blocks[:, 6:] & np.uint8(15), blocks[:, 6:] >> np.uint8(4)), axis=1)
+    return (codes | high << np.uint8(4)) + np.uint8(128 - 16), _half(blocks[:, :2])
+
+
+def _q3_k(blocks: U8) -> tuple[U8, F32]:
+    """32 bytes of high bits, 64 of low bit pairs, 16 scales of 6 bits, f16 scale of those; elements are -4 to 3.
+
+    Of each half, 128 elements, the quarters' low bits lie in the four bit pairs of 32 bytes; the eight quarters' high
+    bits are the eight bits of the high bytes.
+    """
+    low = blocks[:, 32:96].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    high = blocks[:, :32].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8)[:, None]
+    codes: U8 = (low & np.uint8(3)).reshape(-1, 256) | (high & np.uint8(1)).reshape(-1, 256) << np.uint8(2)
+    fine = blocks[:, 96:104].reshape(-1, 1, 8) >> np.array([0, 4], np.uint8)[:, None] & np.uint8(15)
+    coarse = blocks[:, 104:108].reshape(-1, 1, 4) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
+    scales = (fine.reshape(-1, 16) | coarse.reshape(-1, 16) << np.uint8(4)).astype(np.float32) - np.float32(32)
+    return codes + np.uint8(128 - 4), scales * _half(blocks[:, 108:])
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113])
+"""The values of four bits in IQ4_NL and IQ4_XS."""
+_IQ4_CODES = (_IQ4 + 128).astype(np.uint8)
+
+
+def _iq4_nl(blocks: U8) -> tuple[U8, F32]:
+    """As Q4_0, of values out of a table."""
+    nibbles, scales = _q4_0(blocks)
+    return _IQ4_CODES[nibbles], scales
+
+
+def _iq4_xs(blocks: U8) -> tuple[U8, F32]:
+    """f16 scale of eight scales of 6 bits: high bits in 2 bytes, low nibbles in 4; 8 times 16 bytes as in Q4_0."""
+    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)
+    low = blocks[:, 4:8, None] >> np.array([0, 4], np.uint8) & np.uint8(15)
+    scales = (low.reshape(-1, 8) | high.astype(np.uint8) << np.uint8(4)).astype(np.float32) - np.float32(32)
+    pairs = blocks[:, 8:].reshape(-1, 8, 1, 16) >> np.array([0, 4], np.uint8)[:, None] & np.uint8(15)
+    return _IQ4_CODES[pairs.reshape(-1, 256)], scales * _half(blocks[:, :2])
+
+
+def _nvfp4(blocks: U8) -> tuple[U8, F32]:
+    """Four scales in FP8, 4 times 8 bytes: elements 0 to 7 in the low nibbles, 8 to 15 in the high ones."""
+    pairs = blocks[:, 4:].reshape(-1, 4, 1, 8) >> np.array([0, 4], np.uint8)[:, None] & np.uint8(15)
+    fine = (blocks[:, :4] & np.uint8(127)).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return CODES[pairs.reshape(-1, 64)], fine * np.float32(0.5)
+
+
 EXACT = {
     "Q4_0": Exact(Encoding.INT4, 32, _q4_0),
     "Q8_0": Exact(Encoding.INT8, 32, _q8_0),
     "Q6_K": Exact(Encoding.INT8, 16, _q6_k),
+    "Q5_0": Exact(Encoding.INT8, 32, _q5_0),
+    "Q3_K": Exact(Encoding.INT8, 16, _q3_k),
+    "IQ4_NL": Exact(Encoding.INT8, 32, _iq4_nl),
+    "IQ4_XS": Exact(Encoding.INT8, 32, _iq4_xs),
+    "NVFP4": Exact(Encoding.INT8, 16, _nvfp4),
     "MXFP4": Exact(mxfp4.FORMAT.encoding, mxfp4.FORMAT.block, _mxfp4),
 }
 
@@ -124,6 +181,7 @@ def block_size(type_: str) -> tuple[int, int]:
 
 READABLE = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
-    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4"),
+    *("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
 )
 """The types a weight may have."""

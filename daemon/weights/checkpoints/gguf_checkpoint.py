@@ -1,8 +1,8 @@
 """A GGUF file as a checkpoint: the same tensors by the same names, rows in the same order.
 
-llama.cpp names tensors differently, and in files of the architecture ``llama`` it interleaves the rows of every query
-and key head, because its rotation pairs neighbours where Hugging Face's pairs halves. Both are undone here while
-reading; rows move as they are, so no value changes.
+llama.cpp names tensors differently, and puts some rows and columns elsewhere
+(`motley.daemon.weights.checkpoints.gguf_order`). Both are undone here while reading; rows move as they are, so no value
+changes. Of a recurrent state's decay it has ``-exp(A_log)``, of which the logarithm is taken here.
 
 The experts of a layer lie in one tensor per projection, one after another (in the first files of Mixtrals in a tensor
 each): an expert is its bytes of it. As in checkpoints, they are apart here.
@@ -23,15 +23,13 @@ import numpy as np
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf_blocks import READABLE, block_size, dequantise, exact_format, unpack
 from motley.daemon.weights.checkpoints.gguf_header import read_header
-from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles, TensorInfo
+from motley.daemon.weights.checkpoints.gguf_order import Interleaving, Tiling, order_of
+from motley.daemon.weights.checkpoints.tensor_files import FLAT, Bring, TensorFiles, TensorInfo
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whole_blocks, within
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What each rotary frequency is divided by, f32[head_dim / 2]; it keeps this name."""
-
-INTERLEAVED = ("granite", "llama", "smollm3")
-"""The architectures in whose files the rows of a query or key head that are rotated together are neighbours."""
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _OF_LAYER = {
@@ -52,7 +50,40 @@ _OF_LAYER = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_SHARED_EXPERTS = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+_DELTA_NET = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
 _OF_LAYER_IN = {
+    "deepseek2": {
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_up_proj",
+        "attn_v_b": "self_attn.v_up_proj",
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        **_SHARED_EXPERTS,
+    },
+    **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _DELTA_NET),
+    "ernie4_5-moe": {
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        **_SHARED_EXPERTS,
+    },
+    "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "gemma3": {
         "post_attention_norm": "post_attention_layernorm",
@@ -67,9 +98,7 @@ _OF_LAYER_IN = {
     "glm4moe": {
         "post_attention_norm": "post_attention_layernorm",
         "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        **_SHARED_EXPERTS,
     },
     "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -77,6 +106,10 @@ _OF_LAYER_IN = {
 }
 """What an architecture calls otherwise, or alone has; a key that ends in ``.weight`` or ``.bias`` stands for its whole
 name."""
+_DECAY = "ssm_a"
+"""The one tensor whose name ends in neither ``.weight`` nor ``.bias``."""
+_HEADS = ("attn_k_b", "attn_v_b")
+"""Matrices of which a file has each head's for itself."""
 _OF_EXPERT = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
 _OF_EXPERTS = {
     "ffn_gate_exps": ("gate_proj",),
@@ -86,7 +119,8 @@ _OF_EXPERTS = {
 }
 """The parts that each expert has in such a tensor, by rows."""
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?(layer)(?:\.(?P<expert>\d+))?)\.(?P<kind>weight|bias)", re.ASCII
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?(layer)(?:\.(?P<expert>\d+))?)(?:\.(?P<kind>weight|bias))?",
+    re.ASCII,
 )
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 
@@ -94,7 +128,7 @@ _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 def hugging_face_name(name: str, architecture: str = "llama") -> str:
     """What Hugging Face calls a tensor of a GGUF file; one that has no such name keeps its own."""
     parts = _NAME.fullmatch(name)
-    if parts is None:
+    if parts is None or (not parts["kind"] and parts["part"] != _DECAY):
         return name
     part, kind = parts["part"], parts["kind"]
     if parts["layer"] is None:
@@ -103,6 +137,8 @@ def hugging_face_name(name: str, architecture: str = "llama") -> str:
     if parts["expert"] is not None:
         return f"{layer}.mlp.experts.{parts['expert']}.{_OF_EXPERT[part]}.{kind}" if part in _OF_EXPERT else name
     known = _OF_LAYER | _OF_LAYER_IN.get(architecture, {})
+    if kind is None:
+        return f"{layer}.{known[part]}" if part in known else name
     if f"{part}.{kind}" in known:
         return f"{layer}.{known[f'{part}.{kind}']}"
     return f"{layer}.{known[part]}.{kind}" if part in known else name
@@ -115,8 +151,14 @@ def by_hugging_face_name(name: str, info: TensorInfo, architecture: str = "llama
     parts = _OF_EXPERTS.get(part, ())
     dimensions = 3 if found and found["kind"] == "weight" else 2
     if found is None or not parts or len(info.shape) != dimensions or info.shape[1] % len(parts):
-        vector = part == "ffn_gate_inp_shexp" and len(info.shape) == 1
-        yield hugging_face_name(name, architecture), replace(info, shape=(1, *info.shape)) if vector else info
+        shape = info.shape
+        if part == "ffn_gate_inp_shexp" and len(shape) == 1:
+            shape = (1, *shape)
+        elif part == "ssm_conv1d" and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
+        elif part in _HEADS and len(shape) == 3:
+            shape = (shape[0] * shape[1], shape[2])
+        yield hugging_face_name(name, architecture), replace(info, shape=shape)
         return
     count, rows, *columns = info.shape
     size = info.size // max(1, count * len(parts))
@@ -197,13 +239,17 @@ class GgufCheckpoint(TensorFiles):
 
     def format(self, name: str) -> Format:
         type_ = self.tensor(name).dtype
-        return exact_format(type_) or Format.floats(type_)
+        exact = exact_format(type_)
+        return exact if exact and not self._order.columns(name) % exact.block else Format.floats(type_)
 
     def codes(self, piece: Piece) -> Codes:
         self.check(piece)
         info, held = self.tensor(piece.tensor), self.format(piece.tensor)
         assert piece.columns is not None
         assert piece.columns == whole_blocks(piece.columns, held.block)
+        if self._order.columns(piece.tensor):
+            whole = unpack(self._raw(info, piece.rows, range(info.shape[1])), info.dtype)
+            return self._in_order(whole, piece.tensor, held, piece.columns)
         columns = whole_blocks(piece.columns, block_size(info.dtype)[0])
         codes = unpack(self._raw(info, self._places(piece.tensor, piece.rows), columns), info.dtype)
         left = piece.columns.start - columns.start
@@ -231,35 +277,30 @@ class GgufCheckpoint(TensorFiles):
         if len(info.shape) == 1:
             line = dequantise(self._raw(info, rows, range(info.shape[0])), info.dtype)
             values: F32 = line[:, self._places(name, columns)]
-            return values
-        whole = whole_blocks(columns, block_size(info.dtype)[0])
-        values = dequantise(self._raw(info, self._places(name, rows), whole), info.dtype)
-        return np.ascontiguousarray(values[:, within(columns, whole)])
+            return np.log(-values) if name.endswith(".A_log") else values
+        if (size := self._order.columns(name)) and isinstance(self._order, Tiling):
+            whole = dequantise(self._raw(info, rows, range(info.shape[1])), info.dtype)
+            return np.ascontiguousarray(whole[:, self._order.places(columns, size)])
+        covered = whole_blocks(columns, block_size(info.dtype)[0])
+        values = dequantise(self._raw(info, self._places(name, rows), covered), info.dtype)
+        return np.ascontiguousarray(values[:, within(columns, covered)])
 
     @cached_property
-    def _heads(self) -> dict[str, int]:
-        """The heads of the projections whose rows are interleaved."""
-        architecture = self.metadata.get("general.architecture")
-        if architecture not in INTERLEAVED:
-            return {}
-        queries = self.metadata.get(f"{architecture}.attention.head_count")
-        keys = self.metadata.get(f"{architecture}.attention.head_count_kv", queries)
-        if not (isinstance(queries, int) and isinstance(keys, int) and queries > 0 and keys > 0):
-            raise CheckpointError(
-                f"{self.file}: {architecture}.attention.head_count and head_count_kv should count heads"
-            )
-        return {"q_proj": queries, "k_proj": keys}
+    def _order(self) -> Interleaving | Tiling:
+        return order_of(self.file, self.metadata)
 
     def _places(self, name: str, rows: Sequence[int]) -> Sequence[int]:
         """Where rows of a tensor (or elements of a vector) lie in the file's."""
-        heads = self._heads.get(name.split(".")[-2]) if "." in name else None
-        if heads is None:
-            return rows
-        width = self.tensor(name).shape[0] // heads
-        wanted = np.asarray(rows)
-        head, half, pair = wanted // width, wanted % width // (width // 2), wanted % (width // 2)
-        places: list[int] = (head * width + 2 * pair + half).tolist()
-        return places
+        return self._order.rows(name.removesuffix(FLAT), rows, self.tensor(name).shape[0])
+
+    def _in_order(self, codes: Codes, name: str, held: Format, columns: range) -> Codes:
+        """Some columns of whole rows of codes whose columns stand elsewhere."""
+        order, size = self._order, self._order.columns(name)
+        assert isinstance(order, Tiling)
+        blocks = order.places(range(columns.start // held.block, columns.stop // held.block), size // held.block)
+        count, width = codes.scales.shape
+        chosen = codes.codes.reshape(count, width, -1)[:, blocks].reshape(count, -1)
+        return Codes(chosen, codes.scales[:, blocks])
 
     def _raw(self, info: TensorInfo, rows: Sequence[int], columns: range) -> U8:
         """The bytes of some rows and columns, whole blocks: u8[rows, bytes]."""

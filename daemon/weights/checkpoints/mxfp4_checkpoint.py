@@ -9,23 +9,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from motley.daemon.weights.checkpoints import mxfp4
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.coded_checkpoint import CodedCheckpoint
+from motley.daemon.weights.checkpoints.tensor_files import Bring
 from motley.daemon.weights.quantise import unpack
-from motley.daemon.weights.spec import Piece
-from motley.daemon.weights.stored import F32, Codes, Format, dequantised, whole_blocks, within
+from motley.daemon.weights.stored import Codes, Format
 
 BLOCKS = "_blocks"
-"""What the names of the tensors with the codes end in."""
 _NAME = re.compile(r"(?P<stem>.+)_mxfp4(?P<number>\[\d+\])?", re.ASCII)
 _BLOCK_BYTES = 16
 
 
-class Mxfp4Checkpoint(SafetensorsCheckpoint):
+@dataclass(frozen=True)
+class Mxfp4Blocks:
+    """Experts are MXFP4."""
+
+    called: ClassVar[str] = mxfp4.FORMAT.called
+    endings: ClassVar[tuple[str, ...]] = (BLOCKS,)
+
+    def open(self, path: Path, bring: Bring | None = None) -> Mxfp4Checkpoint:
+        """Open a checkpoint of them."""
+        return Mxfp4Checkpoint(path, bring)
+
+
+class Mxfp4Checkpoint(CodedCheckpoint):
     """A checkpoint in which some tensors are MXFP4.
 
     Not thread-safe.
@@ -34,18 +48,10 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
         CheckpointError: as `SafetensorsCheckpoint`.
     """
 
-    def __contains__(self, name: str) -> bool:
-        return super().__contains__(name) or self._is_mxfp4(name)
+    def _is_coded(self, name: str) -> bool:
+        return _NAME.fullmatch(name) is not None and self._find(_part(name, BLOCKS)) is not None
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a readable tensor.
-
-        Raises:
-            CheckpointError: it is absent or of a type that weights do not have; or its codes and exponents do not
-                belong together.
-        """
-        if not self._is_mxfp4(name):
-            return super().shape(name)
+    def _coded_shape(self, name: str) -> tuple[int, ...]:
         blocks, scales = (self.tensor(_part(name, part), ("U8",)) for part in (BLOCKS, "_scales"))
         if len(scales.shape) < 2 or blocks.shape != (*scales.shape, _BLOCK_BYTES):
             raise CheckpointError(
@@ -54,20 +60,8 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
             )
         return *scales.shape[:-1], scales.shape[-1] * mxfp4.FORMAT.block
 
-    def format(self, name: str) -> Format:
-        return mxfp4.FORMAT if self._is_mxfp4(name) else super().format(name)
-
-    def codes(self, piece: Piece) -> Codes:
-        self.check(piece)
-        assert piece.columns is not None
-        return self._codes(piece.tensor, piece.rows, piece.columns)
-
-    def _values(self, name: str, rows: Sequence[int], columns: range) -> F32:
-        if not self._is_mxfp4(name):
-            return super()._values(name, rows, columns)
-        whole = whole_blocks(columns, mxfp4.FORMAT.block)
-        values = dequantised(self._codes(name, rows, whole), mxfp4.FORMAT)
-        return np.ascontiguousarray(values[:, within(columns, whole)])
+    def _coded_format(self, name: str) -> Format:
+        return mxfp4.FORMAT
 
     def _codes(self, name: str, rows: Sequence[int], columns: range) -> Codes:
         blocks, scales = (self.tensor(_part(name, part), ("U8",)) for part in (BLOCKS, "_scales"))
@@ -75,9 +69,6 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
         pairs = self._items(blocks, byte, rows, range(columns.start // 2, columns.stop // 2))
         exponents = self._items(scales, byte, rows, range(columns.start // block, columns.stop // block))
         return Codes(*mxfp4.decoded(unpack(pairs), exponents))
-
-    def _is_mxfp4(self, name: str) -> bool:
-        return _NAME.fullmatch(name) is not None and super().__contains__(_part(name, BLOCKS))
 
 
 def _part(name: str, part: str) -> str:

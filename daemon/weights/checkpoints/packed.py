@@ -15,7 +15,7 @@ tensor        GPTQ                        AWQ (``gemm``, b = 4)
 
 A word's first value is in its lowest bits; a weight is ``(code - zero point) * scale``. Papers: Frantar et al. 2022
 (https://arxiv.org/abs/2210.17323), Lin et al. 2023 (https://arxiv.org/abs/2306.00978); the layouts are AutoGPTQ's and
-AutoAWQ's. A checkpoint whose columns are grouped out of order ("act-order") is refused: its groups are no blocks.
+AutoAWQ's. A matrix whose columns are grouped out of order ("act-order") is read as floats: its groups are no blocks.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from motley.daemon.weights.checkpoints.act_order import I32, in_order, of_groups
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, SafetensorsCheckpoint
 from motley.daemon.weights.checkpoints.tensor_files import Bring
-from motley.daemon.weights.quantise import ZERO_POINT
+from motley.daemon.weights.quantise import ZERO_POINT, unpack
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, dequantised, whole_blocks, within
 
 U32 = npt.NDArray[np.uint32]
 
-PACKED = ".qweight"
-"""What the names of the tensors with the codes end in."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs the i-th nibble of an AWQ word is, lowest first."""
 
@@ -52,8 +51,10 @@ class Packing:
         bits: 4, or 8 (GPTQ).
         group: columns that share a scale; 0: all of a row.
         zero_offset: what the stored zero points lack: 1 in GPTQ's first version.
-        reordered: whether columns may be in groups out of order, which a ``g_idx`` has to deny.
+        reordered: whether columns may be in groups out of order, which a ``g_idx`` tells.
     """
+
+    endings: ClassVar[tuple[str, ...]] = (".qweight",)
 
     method: Literal["gptq", "awq"]
     bits: int
@@ -68,6 +69,10 @@ class Packing:
     @property
     def called(self) -> str:
         return f"{self.method.upper()} int{self.bits}"
+
+    def open(self, path: Path, bring: Bring | None = None) -> PackedCheckpoint:
+        """Open a checkpoint of such matrices."""
+        return PackedCheckpoint(path, self, bring)
 
 
 class PackedCheckpoint(SafetensorsCheckpoint):
@@ -84,6 +89,7 @@ class PackedCheckpoint(SafetensorsCheckpoint):
         self._packing = packing
         self._per_word = 32 // packing.bits
         self._formats: dict[str, Format] = {}
+        self._orders: dict[str, I32 | None] = {}
 
     def __contains__(self, name: str) -> bool:
         return super().__contains__(name) or self._is_packed(name)
@@ -126,9 +132,34 @@ class PackedCheckpoint(SafetensorsCheckpoint):
             lines = [self._values(name, range(row, row + 1), columns) for row in rows]
             return np.concatenate([np.empty((0, len(columns)), np.float32), *lines])
         stored = self._packed_format(name)
+        if (order := self._order(name)) is not None:
+            return self._reordered(name, rows, columns, order)
         whole = whole_blocks(columns, stored.block)
         values = dequantised(self._codes(name, rows, whole), stored)
         return np.ascontiguousarray(values[:, within(columns, whole)])
+
+    def _reordered(self, name: str, rows: range, columns: range, order: I32) -> F32:
+        """Values of a matrix whose columns are in groups out of order."""
+        whole, groups = whole_blocks(columns, self._per_word), range(self.shape(name)[1] // self._packing.group)
+        codes = self._gptq(name, rows, whole)
+        if self._packing.encoding is Encoding.INT4:
+            codes = unpack(codes)
+        scales = self.read(Piece(_part(name, "scales"), groups, rows)).T
+        matrix = Codes(codes, scales, self._zeros(name, rows, groups))
+        values = of_groups(matrix, order[whole.start : whole.stop], self._packing.encoding)
+        return np.ascontiguousarray(values[:, within(columns, whole)])
+
+    def _order(self, name: str) -> I32 | None:
+        """The group of every column where they are out of order."""
+        if name not in self._orders:
+            part, columns = _part(name, "g_idx"), self.shape(name)[1]
+            self._orders[name] = None
+            if super().__contains__(part) and self._packing.method == "gptq":
+                info = self.tensor(part, ("I32",))
+                order = self._items(info, np.dtype("<i4"), range(1), range(info.size // 4))[0]
+                if not in_order(self.path, part, order, self._packing.group or columns):
+                    self._orders[name] = order
+        return self._orders[name]
 
     def _is_packed(self, name: str) -> bool:
         return not super().__contains__(name) and super().__contains__(_part(name, "qweight"))
@@ -140,6 +171,8 @@ class PackedCheckpoint(SafetensorsCheckpoint):
 
     def _find_format(self, name: str) -> Format:
         stored = self._packed_format(name)
+        if self._order(name) is not None:
+            return Format.floats(f"{stored.called} in act-order")
         rows, columns = self.shape(name)
         zeros = self._zeros(name, range(rows), range(columns // stored.block))
         if (zeros == ZERO_POINT[stored.encoding]).all():
@@ -173,12 +206,7 @@ class PackedCheckpoint(SafetensorsCheckpoint):
                     f"config.json makes it {list(shape)}"
                 )
         if "g_idx" in parts:
-            order = self._words(_part(name, "g_idx"), range(1), range(columns))[0]
-            if (order != np.arange(columns) // group).any():
-                raise CheckpointError(
-                    f"{self.path}: tensor {_part(name, 'g_idx')!r} groups columns out of order (act-order, "
-                    "desc_act), which is not supported; take this model quantised without it, or unquantised"
-                )
+            self._order(name)
 
     def _codes(self, name: str, rows: range, columns: range) -> Codes:
         """Read codes as `Codes` of `_packed_format`; zero points may be one more than fits."""

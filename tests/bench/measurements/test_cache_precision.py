@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import motley.cli
-from motley.bench.measurements.cache_precision import POSITIONS, TEXT, _error, _log_softmax, measure_cache_formats
+from motley.bench.measurements.cache_precision import POSITIONS, TEXT, _error, log_softmax, measure_cache_formats
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import load_tokenizer, read_model
 from motley.plugins.engine import CacheBlocks, EngineOptions
@@ -29,7 +29,7 @@ def test_layer_by_layer_it_is_what_a_session_computes(tmp_path: Path) -> None:
         options = EngineOptions(max_rows=128)
         with LocalSession(BUNDLED, OnnxRuntimeEngine, share, tmp_path / kept, blocks=own, options=options) as ranks:
             logits = [ranks.step(tokens[start : start + 128], start) for start in range(0, POSITIONS, 128)]
-            spoken[kept] = _log_softmax(np.concatenate(logits))
+            spoken[kept] = log_softmax(np.concatenate(logits))
     rows = measure_cache_formats(BUNDLED)
     assert [row.format for row in rows] == [*spoken]
     assert [row.bytes_per_token for row in rows] == [4608, 2304, 1296]
@@ -51,4 +51,4 @@ def test_the_divergence_is_kullbacks_and_leiblers() -> None:
     assert row.max_kl == pytest.approx(0.25 * np.log(2))
     assert row.mean_kl == pytest.approx(row.max_kl / 2)
     assert row.same_greedy == 0.5
-    np.testing.assert_allclose(np.exp(_log_softmax(np.array([[0, 1, 1000]], np.float32))), [[0, 0, 1]], atol=1e-12)
+    np.testing.assert_allclose(np.exp(log_softmax(np.array([[0, 1, 1000]], np.float32))), [[0, 0, 1]], atol=1e-12)

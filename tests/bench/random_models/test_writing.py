@@ -39,7 +39,11 @@ def tiny(like: str) -> dict[str, Any]:
 HYBRID = ("qwen3-next", "qwen3.5")
 """What the names of models begin with of which parts are described that lie in larger tensors."""
 PARAMETERS = {  # as the models' authors count them, in millions
+    "granite-4.0-h-tiny": 6939,
+    "lfm2-1.2b": 1170,
+    "lfm2-8b-a1b": 8340,
     "llama-7m": 7,
+    "nemotron-3-nano-30b-a3b": 31578,
     "tinyllama-1.1b": 1100,
     "llama-3.2-1b": 1236,
     "llama-3.1-8b": 8030,

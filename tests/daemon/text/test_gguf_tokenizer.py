@@ -138,6 +138,36 @@ def test_words_are_cut_as_the_models_do(pre: str) -> None:
         assert ours.decode(ours.encode(text)) == backend.decode(backend.encode(text).ids)
 
 
+@pytest.mark.parametrize(
+    ("pre", "text", "words"),
+    [
+        ("qwen35", "it's 42: cafe\u0301s", ["it", "'s", " ", "4", "2", ":", " caf\u00e9s"]),
+        ("qwen35", "\u0928\u0940", ["\u0928\u0940"]),  # a letter and its mark
+        ("gpt-4o", "HTTPServer's 1234 a/b//\n", ["HTTPServer's", " ", "123", "4", " a", "/b", "//\n"]),
+        ("minimax-m2", "camelCase", ["camel", "Case"]),
+        ("deepseek-v3", "x=3141 \u6771\u4eac\u3068NY\n", ["x", "=", "314", "1", " ", "\u6771\u4eac\u3068", "NY", "\n"]),
+        ("glm4", "I'll 12345\r\n", ["I", "'ll", " ", "123", "45", "\r\n"]),
+    ],
+)
+def test_words_of_newer_models(pre: str, text: str, words: list[str]) -> None:
+    """Every word is a token here, and no longer stretch of the text: tokens are the words."""
+    spelled = [_spelled(word) for word in words]
+    tokens = list(dict.fromkeys([*byte_alphabet(), *_prefixes(spelled), *_prefixes([_spelled(text)])]))
+    merges = [f"{token[:-1]} {token[-1]}" for token in tokens if len(token) > 1]
+    ours = gguf_tokenizer(metadata("gpt2", tokens, [NORMAL] * len(tokens), pre=pre, merges=merges), FILE)
+    assert [tokens[token] for token in ours.encode(text)] == spelled
+
+
+def _spelled(text: str) -> str:
+    """A text as byte-level tokens spell it."""
+    words = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    return "".join(word for word, _ in words)
+
+
+def _prefixes(texts: list[str]) -> list[str]:
+    return [text[:end] for text in texts for end in range(2, len(text) + 1)]
+
+
 def test_every_rule_for_words_loses_nothing() -> None:
     backend = trained(words_of("gpt-2"))
     for pre in WORDS:
