@@ -222,6 +222,24 @@ KeepPrefixes = Annotated[
         " the prompts that this one knew.",
     ),
 ]
+
+
+class Pooling(StrEnum):
+    """How a text's tokens become its embedding."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+Embedding = Annotated[
+    Pooling | None,
+    typer.Option(
+        "--embeddings",
+        parser=one_of(Pooling),
+        metavar="|".join(Pooling),
+        help="Embed texts in the place of answering: the mean over a text's tokens, or what the last one has.",
+    ),
+]
 AdapterFolders = Annotated[
     list[str] | None,
     typer.Option(

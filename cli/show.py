@@ -182,6 +182,7 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     caches += f", {session['cache_node_tokens']} on other nodes" if session["cache_node_tokens"] else ""
     kept = f", caches in {session['cache_format']}" if session["cache_format"] != "fp32" else ""
     kept += ", prefixes kept on disk" if session["keep_prefixes"] else ""
+    kept += f", for embeddings ({session['embeddings']})" if session["embeddings"] else ""
     guessing = f", {Path(session['draft_model']).name} guesses tokens" if session["draft_model"] else ""
     context = f"context {session['context']}{caches}{kept}{guessing}"
     title = f"{session['name']}: {_held(session)}{exact}, {context}, {session['state']}"

@@ -125,6 +125,11 @@ class Wanted:
                 "without keeping its prefixes on disks",
             ),
             (
+                "--embeddings",
+                request.embeddings not in ("", session["embeddings"]),
+                f"for embeddings ({session['embeddings']})" if session["embeddings"] else "to answer",
+            ),
+            (
                 "--adapters",
                 not self.any_adapters and request.adapters > session["adapters"],
                 f"with room for {counted(session['adapters'], 'adapter')}",
@@ -183,6 +188,7 @@ def start_command(session: dict[str, Any]) -> str:
         ("--cache-disk-tokens", session["cache_disk_tokens"]),
         ("--cache-node-tokens", session["cache_node_tokens"]),
         ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
+        ("--embeddings", session["embeddings"]),
         ("--draft-model", session["draft_model"]),
         ("--draft-engine", session["draft_engine"]),
         *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),

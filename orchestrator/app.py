@@ -32,6 +32,7 @@ from motley.orchestrator.api.mesh.nodes import NodesApi
 from motley.orchestrator.api.mesh.plans import PlansApi
 from motley.orchestrator.api.mesh.requests import RequestsApi
 from motley.orchestrator.api.mesh.sessions import SessionsApi
+from motley.orchestrator.api.openai.embeddings import EmbeddingsApi
 from motley.orchestrator.api.openai.routes import OpenAiApi
 from motley.orchestrator.api.openapi import openapi_route
 from motley.orchestrator.api.operators import HEALTH_PATH, OperatorsApi
@@ -312,6 +313,7 @@ class Orchestrator:
             *AdaptersApi(sessions, serving.adapters).routes(),
             *ExpertsApi(sessions, serving.upkeep).routes(),
             *OpenAiApi(sessions, asking).routes(),
+            *EmbeddingsApi(asking).routes(),
             *ResponsesApi(asking).routes(),
             *AnthropicApi(asking).routes(),
             *TokensApi(asking).routes(),

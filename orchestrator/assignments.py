@@ -83,6 +83,7 @@ class Assignments:
             expert_slices=experts.slices if experts else 0,
             cache_holders=len(holders),
             keep_prefixes=request.keep_prefixes,
+            embeddings=request.embeddings,
             adapters=request.adapters,
             adapter_rank=request.adapter_rank if request.adapters else 0,
         )

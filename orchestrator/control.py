@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from motley.orchestrator.audit import Audit
 from motley.orchestrator.limits import HELLO_BYTES
@@ -197,6 +198,8 @@ class Control(MeshServicer):
             with contextlib.suppress(TimeoutError):
                 async with stream.leash:
                     await self._read(context, node, stream)
+        except DecodeError as error:
+            stream.reason = f"what it said is no message: {error}"
         finally:
             writer.cancel()
             del self._streams[node.id]
@@ -297,7 +300,7 @@ class Control(MeshServicer):
         return ""
 
     async def _read(self, context: Context, node: Node, stream: _Stream) -> None:
-        """Pass on what the node says, until the stream ends."""
+        """Pass on what the node says, until the stream ends, or what it says is no message."""
         while (message := await _next(context)) is not None:
             self._nodes.show_life(node.id)
             match message.WhichOneof("body"):
@@ -320,7 +323,11 @@ class Control(MeshServicer):
 
 
 async def _next(context: Context) -> NodeMessage | None:
-    """What a node says next; None when it has ended the stream."""
+    """What a node says next; None when it has ended the stream.
+
+    Raises:
+        DecodeError: it is no message.
+    """
     message = await context.read()
     return message if isinstance(message, NodeMessage) else None
 
@@ -331,6 +338,8 @@ async def _hello(context: Context) -> Hello | _Refusal:
             first = await _next(context)
     except TimeoutError:
         return _Refusal(grpc.StatusCode.DEADLINE_EXCEEDED, f"no Hello within {HELLO_S:.0f} s")
+    except DecodeError as error:
+        return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be a Hello: {error}")
     if first is None or first.WhichOneof("body") != "hello":
         return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a Hello")
     if first.ByteSize() > HELLO_BYTES:

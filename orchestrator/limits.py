@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 NODE_CONNECTIONS = 256
 """Connections to the port where nodes join; each node has one, and a second one while it joins."""
-CLIENT_CONNECTIONS = 512
-"""Connections to the API."""
+CLIENT_CONNECTIONS = 1024
+"""Connections to the API. A quarter of them is left when one address has all that it may have."""
+FILES = 1 << 16
+"""That this process asks to be allowed to open, where the system lets it have more than it gives unasked."""
 SHAKE_HANDS_S = 10
 """A connection to the port where nodes join has so many seconds for TLS, and as many for showing a join token."""
 HELLO_BYTES = 1 << 16
@@ -38,11 +40,15 @@ def limits() -> Limits:
 
 
 def _files() -> int:
-    """How many files this process may have open; on Windows, sockets do not count."""
+    """How many files this process may have open, after it has asked for as many as it may have; on Windows, sockets do
+    not count."""
     if sys.platform != "win32":
         import resource
 
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
-            return soft
+            most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+            if soft < most:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return max(soft, most)
     return sys.maxsize

@@ -21,6 +21,7 @@ Layout = Literal["auto", "sliced", "parallel"]
 Wire = Literal["fp32", "bf16", "int8"]
 CacheFormat = Literal["fp32", "fp16", "int8"]
 """What keys and values are kept as; every engine knows the first."""
+Embeddings = Literal["", "mean", "last"]
 Block = Literal[16, 32, 64, 128, 256]
 CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
 MAX_SEQUENCES = 256
@@ -120,6 +121,9 @@ class SessionRequest:
     keep_prefixes: StrictBool = False
     """Keep what is in the KV caches on every rank's disk, so that the next session that is planned alike on these nodes
     begins with the prompts that this one knew."""
+    embeddings: Embeddings = ""
+    """Embed texts in the place of answering: an embedding is the mean of what the model makes of a text's tokens behind
+    its last norm, or that of the last token, with length 1. Empty: the session answers."""
     sequences: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCES)] = 64
     """Requests that are under way at a time; others wait."""
     queue: Annotated[int, Field(strict=True, ge=0, le=MAX_QUEUE)] = 256
@@ -208,6 +212,12 @@ class SessionRequest:
         if self.draft_model and self.wants_parallel:
             raise ContradictionError(
                 "draft_model", "is for sessions whose experts are in the ranks' shares: leave it out"
+            )
+        if self.embeddings and self.draft_model:
+            raise ContradictionError("draft_model", "guesses tokens of answers, and embeddings have none: leave it out")
+        if self.embeddings and self.keep_prefixes:
+            raise ContradictionError(
+                "keep_prefixes", "is for answers, and an embedding is made of all of its text: leave it out"
             )
         if self.cache_node_tokens and self.cache_disk_tokens:
             raise ContradictionError(

@@ -117,6 +117,16 @@ def takes_adapters(name: str) -> bool:
     return getattr(load_engine(name), "takes_adapters", False)
 
 
+def embeds(name: str) -> bool:
+    """Whether an engine is known to give the results of a graph without a head, f32[R, D], of all rows of a step: then
+    its class has ``embeds = True``.
+
+    Raises:
+        EngineError: as `load_engine`.
+    """
+    return getattr(load_engine(name), "embeds", False)
+
+
 def cache_formats(name: str) -> tuple[str, ...]:
     """The formats of `CACHE_FORMATS` in which an engine can keep keys and values: its class's ``cache_formats``,
     unless it has ``fp32`` alone.

@@ -106,7 +106,7 @@ class WorkerEvent(_message.Message):
     def __init__(self, listening: _Optional[int] = ..., loading: _Optional[_Union[_mesh_pb2.Loading, _Mapping]] = ..., ready: _Optional[_Union[_mesh_pb2.Ready, _Mapping]] = ..., failed: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., timing: _Optional[_Union[_mesh_pb2.Timing, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., released: _Optional[_Union[_mesh_pb2.Empty, _Mapping]] = ..., hosted: _Optional[_Union[_mesh_pb2.HostedExperts, _Mapping]] = ..., experts: _Optional[_Union[_mesh_pb2.ExpertReport, _Mapping]] = ..., starved: _Optional[_Union[_mesh_pb2.Starved, _Mapping]] = ..., steps: _Optional[_Union[_mesh_pb2.Steps, _Mapping]] = ..., activity: _Optional[_Union[_mesh_pb2.Activity, _Mapping]] = ..., adapter: _Optional[_Union[_mesh_pb2.AdapterEvent, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "ids", "finish", "failure", "logprobs", "prefill_s", "cached_tokens", "accepted_drafts")
+    __slots__ = ("request_id", "ids", "finish", "failure", "logprobs", "prefill_s", "cached_tokens", "accepted_drafts", "embedding")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Tokens(_message.Message):
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     ids: _containers.RepeatedScalarFieldContainer[int]
     finish: str
@@ -123,4 +124,5 @@ class Tokens(_message.Message):
     prefill_s: float
     cached_tokens: int
     accepted_drafts: int
-    def __init__(self, request_id: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_mesh_pb2.LogprobRow, _Mapping]]] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ...) -> None: ...
+    embedding: bytes
+    def __init__(self, request_id: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[_mesh_pb2.Failure, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[_mesh_pb2.LogprobRow, _Mapping]]] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., embedding: _Optional[bytes] = ...) -> None: ...

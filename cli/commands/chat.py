@@ -206,7 +206,8 @@ class Chat:
 
     def _names(self) -> list[str]:
         sessions = self._background.wait(self._client.sessions())
-        return [session["name"] for session in sessions if session["state"] in ("ready", "recovering")]
+        answering = [session for session in sessions if not session["embeddings"]]
+        return [session["name"] for session in answering if session["state"] in ("ready", "recovering")]
 
     def _use(self, model: str) -> None:
         """Talk to this model from now on."""

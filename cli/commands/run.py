@@ -28,6 +28,7 @@ from motley.cli.options import (
     DeviceOption,
     DraftEngine,
     DraftModel,
+    Embedding,
     Engines,
     Exact,
     Experts,
@@ -87,6 +88,7 @@ def run(
     exact: Exact = False,
     recover: Recover = True,
     keep_prefixes: KeepPrefixes = False,
+    embeddings: Embedding = None,
     adapter: AdapterFolders = None,
     adapters: Adapters = None,
     adapter_rank: AdapterRank = None,
@@ -123,7 +125,7 @@ def run(
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON instead of the text.")] = False,
 ) -> None:
-    """Have a model answer a prompt. It is loaded first if it is not served yet, and stays loaded."""
+    """Have a model answer a prompt, or embed it. It is loaded first if it is not served yet, and stays loaded."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not (text if raw else text.strip()):
         what = "standard input" if prompt == "-" else "the prompt"
@@ -172,6 +174,7 @@ def run(
             "exact": exact,
             "recover": recover,
             "keep_prefixes": keep_prefixes,
+            "embeddings": embeddings and embeddings.value,
             "adapters": max(2, len(own)) if own and adapters is None else adapters,
             "adapter_rank": adapter_rank,
             "experts": experts.value,
@@ -258,6 +261,11 @@ async def _answer(
     for name, folder in adapters.items():
         if folder:
             await client.add_adapter(session["name"], name, folder)
+    if wanted.request.embeddings:
+        text = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
+        told = await client.call("POST", "/v1/embeddings", {"model": session["name"], "input": text})
+        print(json.dumps(told if as_json else told["data"][0]["embedding"]))
+        return
     context, most = session["context"], body["max_tokens"]
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
     began = time.perf_counter()

@@ -15,6 +15,7 @@ from motley.plugins.engine import EngineError
 from motley.plugins.installed import (
     asks_block_holders,
     cache_formats,
+    embeds,
     engine_names,
     has_whole_caches,
     keeps_fp16,
@@ -60,6 +61,7 @@ def _ask(name: str) -> dict[str, object]:
             "asks_block_holders": asks_block_holders(name),
             "keeps_windows": keeps_windows(name),
             "keeps_prefixes": keeps_prefixes(name),
+            "embeds": embeds(name),
             "on_gpu": on_gpu(name),
         }
         in_the_way = lacking(name)

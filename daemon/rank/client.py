@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from motley.daemon.rank.blocks.roots import root_of
+from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.request import Request
 from motley.daemon.sampling.choice import Choice
 from motley.daemon.sampling.constraint import Constraint
@@ -47,6 +49,26 @@ class Client:
         if self.constraint is not None and self.constraint.ends([*self.answer, choice.token]):
             return "stop"
         return "length" if self.generated + 1 >= self.decode.max_tokens else ""
+
+
+def request_of(decode: wp.Decode, arrived: int, alike: int) -> Request:
+    """What the schedule knows of a request.
+
+    Args:
+        arrived: its place in the order of arrival.
+        alike: prompts up to this length have the same rotary tables.
+    """
+    prompt, adapter = len(decode.prompt), decode.adapter.fingerprint
+    return Request(
+        arrived=arrived,
+        tokens=[*decode.prompt, *decode.written],
+        prompt=prompt,
+        longest=prompt + decode.max_tokens,
+        root=root_of(prompt, alike, adapter),
+        lookup=None if decode.without_drafts else Lookup(),
+        sampling=decode.sampling,
+        adapter=adapter,
+    )
 
 
 def logprob_row(choice: Choice) -> pb.LogprobRow:

@@ -24,6 +24,7 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.adapters.table import NONE
 from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.blocks.kept_file import KeptFile
+from motley.daemon.rank.pooling import Pool
 from motley.daemon.rank.steps import (
     Able,
     Close,
@@ -117,6 +118,7 @@ class _Sequence:
         logits: f32[R, V_r]{tp} of the wanted rows of its last step, so that more can be asked for.
         first: how many tokens were generated before the one that the first of these rows is to choose.
         allowed: which tokens may be chosen by these rows, as `SpanPlan` has them.
+        pool: what its embedding is made of; None: it is answered.
     """
 
     def __init__(self, sampler: ShardSampler, prompt: int, known: int, most_blocks: int, adapter: int) -> None:
@@ -131,6 +133,7 @@ class _Sequence:
         self.windowed: Numbers | None = None
         self.logits: F32 | None = None
         self.first = 0
+        self.pool: Pool | None = None
         self.allowed: Numbers | None = None
 
     def add(self, blocks: Numbers, windowed: Numbers, there_are: CacheBlocks) -> None:
@@ -197,6 +200,7 @@ class Executor:
         adapters: Adapters | None = None,
         pass_on: Callable[[F32], None] | None = None,
         keeps_logits: bool = False,
+        pooling: str = "",
     ) -> None:
         """
         Args:
@@ -214,6 +218,8 @@ class Executor:
                 is none, the engine gives logits.
             keeps_logits: rank 0 may ask for more of a step (`More`) after it has begun another one: then a copy is
                 kept, as an engine's are valid until the next step.
+            pooling: how texts become embeddings, one of `motley.daemon.rank.pooling.POOLINGS`, where that is all that
+                the session does: the engine gives hidden states in the place of logits. Empty: it is not.
         """
         self._engine = engine
         self._blocks = blocks
@@ -227,6 +233,7 @@ class Executor:
         self._adapters = adapters
         self._pass_on = pass_on
         self._keeps_logits = keeps_logits
+        self._pooling = pooling
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
 
@@ -235,7 +242,8 @@ class Executor:
 
         Returns:
             What rank 0 is to be told; None: nothing. If the message asks for candidates, summaries of this rank's
-            logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together. If it is a
+            logits for all wanted rows in order, as `motley.daemon.rank.steps.join` puts them together; where texts are
+            embedded, the embeddings in the place of these, of ranks without the last layers empty ones. If it is a
             `Move` or a `Keep`, the encoded `Moved`; if it is a `Restore`, the encoded `Restored`; if it is about an
             adapter, what `motley.daemon.rank.adapters.messages` says.
 
@@ -384,8 +392,8 @@ class Executor:
             hidden = self._embed(tokens)
         except IndexError as error:
             raise StepError(f"a step has tokens that there are not: {error}") from error
-        logits = self._compute(hidden, spans, step.halved)
-        summaries = self._summarise(step.spans, logits)
+        results = self._compute(hidden, spans, step.halved)
+        summaries = (self._pool if self._pooling else self._summarise)(step.spans, results)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
             self._count(len(step.spans), time.perf_counter() - began, before)
         if self._blocks.far:
@@ -393,12 +401,31 @@ class Executor:
         return join(summaries) if summaries else None
 
     def _compute(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
-        """f32[R, V_r]{tp}: logits of the wanted rows; of a rank whose residuals go on, none."""
-        if self._pass_on is None:
+        """f32[R, V_r]{tp}: logits of the wanted rows, or, where texts are embedded, hidden states f32[T, D] of all
+        rows; of a rank whose residuals go on, none."""
+        if self._pass_on is None and not self._pooling:
             logits = self._engine.step(hidden, spans, halved)
             return logits.copy() if self._keeps_logits else logits
-        self._pass_on(self._engine.step(hidden, [span._replace(wanted=span.rows) for span in spans], halved))
+        every = self._engine.step(hidden, [span._replace(wanted=span.rows) for span in spans], halved)
+        if self._pass_on is None:
+            return every
+        self._pass_on(every)
         return np.empty((sum(span.wanted for span in spans), 0), np.float32)
+
+    def _pool(self, plans: Sequence[SpanPlan], states: F32) -> list[bytes]:
+        """The embeddings of the texts of which a step has the last rows, given f32[T, D] of all of its rows."""
+        if self._pass_on is not None:
+            return [b""] * sum(plan.wanted for plan in plans)
+        embeddings = []
+        at = 0
+        for plan in plans:
+            sequence = self._sequences[plan.slot]
+            sequence.pool = sequence.pool or Pool(self._pooling)
+            sequence.pool.add(states[at : at + plan.rows])
+            at += plan.rows
+            if plan.wanted:
+                embeddings.append(sequence.pool.encoded())
+        return embeddings
 
     def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:
         """A summary of each row of f32[R, V_r]{tp}, the wanted ones of all sequences of a step."""

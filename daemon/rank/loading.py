@@ -29,10 +29,11 @@ from motley.daemon.rank.executor import Embed, Executor
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
+from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, EngineError, EngineOptions
-from motley.plugins.installed import keeps_prefixes, load_engine, on_gpu, takes_adapters
+from motley.plugins.installed import embeds, keeps_prefixes, load_engine, on_gpu, takes_adapters
 from motley.protocol import GPU_RESERVE, SNAPSHOTS
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
@@ -121,6 +122,13 @@ def load_rank(
             f"engine {assignment.engine!r} cannot compute with adapters; start the session without room for any, or use"
             " engine 'onnxruntime' on this node"
         )
+    if assignment.embeddings and not embeds(assignment.engine):
+        raise EngineError(
+            f"engine {assignment.engine!r} cannot embed texts; start the session with engine 'onnxruntime' on this node"
+        )
+    if assignment.embeddings not in ("", *POOLINGS):
+        known = ", ".join(POOLINGS)
+        raise ConfigError(f"embeddings were planned as {assignment.embeddings!r}; this node knows {known}. Update it")
     model, blocks = assignment.model, cache_blocks(assignment)
     shares = [share_from_proto(share) for share in assignment.shares]
     if assignment.hosts and any(share.layers for share in shares):
@@ -145,6 +153,7 @@ def load_rank(
             beside=planned.beside,
             blocks=replace(blocks, far=0),
             adapters=assignment.adapters,
+            embeds=bool(assignment.embeddings),
         )
         if on_gpu(assignment.engine, assignment.engine_options):
             check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.model), gpus())
@@ -206,6 +215,7 @@ def load_rank(
                 adapters,
                 pass_on=peers.passage.give if peers.passage and not declared.stage.last else None,
                 keeps_logits=peers.passage is not None,
+                pooling=assignment.embeddings,
             )
             yield LoadedRank(
                 executor=executor,

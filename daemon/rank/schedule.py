@@ -143,8 +143,8 @@ class Schedule:
             drafting: when to ask a draft model; None: there is none.
             waves: steps that may be under way at a time.
             adapters: slots of these.
-            states: the model keeps recurrent states of sequences, so no row may be computed twice, and these are
-                remembered now and then; None: it keeps none.
+            states: the model keeps recurrent states of sequences, or embeddings are made of all their rows, so no row may
+                be computed twice; states are remembered now and then. None: neither.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []

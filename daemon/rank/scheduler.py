@@ -22,14 +22,12 @@ from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.blocks.far_caches import FarCaches
 from motley.daemon.rank.blocks.kept_block import plan_of
 from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
-from motley.daemon.rank.blocks.roots import root_of
 from motley.daemon.rank.blocks.state_blocks import StateBlockStore
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
-from motley.daemon.rank.client import Client, logprob_row
+from motley.daemon.rank.client import Client, logprob_row, request_of
 from motley.daemon.rank.constraints import Preparing
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
-from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
 from motley.daemon.rank.kept_states import KeptStates
 from motley.daemon.rank.pace import Pace
@@ -72,6 +70,7 @@ class Scheduler:
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         recurrent: whether the model keeps states of sequences, so that one can begin with what is in the caches only
             where these are remembered.
+        embeds: whether texts are embedded, each from its first token on, in the place of being answered.
         held: whether other machines keep the far ones of the blocks.
         adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.
@@ -100,6 +99,7 @@ class Scheduler:
     beside: int = 0
     adapters: int = 0
     recurrent: bool = False
+    embeds: bool = False
     step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
 
     def __post_init__(self) -> None:
@@ -212,9 +212,8 @@ class Scheduler:
         except ConstraintError as error:
             self._refuse(decode, str(error))
 
-    def _refuse(self, decode: wp.Decode, why: str) -> None:
-        failure = pb.Failure(code="invalid_request", message=why)
-        self._say(decode.request_id, finish="error", failure=failure)
+    def _refuse(self, decode: wp.Decode, why: str, code: str = "invalid_request") -> None:
+        self._say(decode.request_id, finish="error", failure=pb.Failure(code=code, message=why))
 
     def _accept(self, decode: wp.Decode, now: float, constraint: Constraint | None = None) -> None:
         try:
@@ -225,21 +224,11 @@ class Scheduler:
         if params.top_k >= self.vocabulary:  # every token passes: no rank has to sort and send its whole slice for it
             decode.sampling.top_k = 0
             params = replace(params, top_k=0)
-        prompt = len(decode.prompt)
         adapter = decode.adapter
         if adapter.fingerprint and not self.adapters:
             self._refuse(decode, "this session was started without room for adapters")
             return
-        request = Request(
-            arrived=next(self._arrivals),
-            tokens=[*decode.prompt, *decode.written],
-            prompt=prompt,
-            longest=prompt + decode.max_tokens,
-            root=root_of(prompt, self.alike, adapter.fingerprint),
-            lookup=None if decode.without_drafts else Lookup(),
-            sampling=decode.sampling,
-            adapter=adapter.fingerprint,
-        )
+        request = request_of(decode, next(self._arrivals), self.alike)
         client = Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
         self._clients[request] = client
         self._made_schedule().add(request)
@@ -258,8 +247,7 @@ class Scheduler:
         for request, client in list(self._clients.items()):
             if request.slot < 0 and request.adapter in failed:
                 self._end(client)
-                failure = pb.Failure(code="adapter_unavailable", message=failed[request.adapter])
-                self._say(client.decode.request_id, finish="error", failure=failure)
+                self._refuse(client.decode, failed[request.adapter], "adapter_unavailable")
 
     def _cancel(self, request_id: str) -> None:
         if self._preparing.cancel(request_id):
@@ -291,8 +279,9 @@ class Scheduler:
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
             sizes = blocks.count, blocks.tokens, blocks.far
             store, states = BlockStore(*sizes, self._far.copy, windows), None
-            if self.recurrent:
-                places = range(blocks.slots, blocks.slots + blocks.snapshots)
+            if self.recurrent or self.embeds:
+                remembered = 0 if self.embeds else blocks.snapshots
+                places = range(blocks.slots, blocks.slots + remembered)
                 store = StateBlockStore(*sizes, self._far.copy, windows, places)
                 states = KeptStates(store)
             pace = Pace(self.max_rows, self.halves)
@@ -397,8 +386,7 @@ class Scheduler:
             " can be kept. Start the session anew"
         )
         self._end(client)
-        failure = pb.Failure(code="caches_lost", message=message)
-        self._say(client.decode.request_id, finish="error", failure=failure)
+        self._refuse(client.decode, message, "caches_lost")
 
     def _settle(self, schedule: Schedule, decisions: Sequence[Decision]) -> None:
         """Choose the next tokens of each request and tell them; the request ends with them, or goes on.
@@ -432,14 +420,16 @@ class Scheduler:
             self._end(client)
             self._refuse(client.decode, f"the answer cannot be kept to its constraint: {client.constraint.trouble}")
             return 0
+        if self.embeds:
+            self._tell_embedding(client, decision.told[0][-1])
+            return 0
         while True:
             try:
                 choice = choose(decision.told[decision.row], client.params, client.generated)
             except LogitsError as error:
                 schedule.guessed(part, decision.row)
                 self._end(client, broken=True)
-                failure = pb.Failure(code="bad_logits", message=str(error))
-                self._say(client.decode.request_id, finish="error", failure=failure)
+                self._refuse(client.decode, str(error), "bad_logits")
                 return 0
             if isinstance(choice, NeedMore):
                 return choice.want
@@ -451,6 +441,16 @@ class Scheduler:
             if not right:
                 return 0
             decision.row += 1
+
+    def _tell_embedding(self, client: Client, embedding: bytes) -> None:
+        """End a request with the embedding of its text, as the last rank tells it, which has the last layers."""
+        finite = bool(np.isfinite(np.frombuffer(embedding, "<f4")).all())
+        self._end(client, broken=not finite)
+        if not finite:
+            self._refuse(client.decode, "the embedding of the text is not finite", "bad_logits")
+            return
+        waited = time.perf_counter() - client.arrived
+        self._say(client.decode.request_id, embedding=embedding, prefill_s=waited, finish="stop")
 
     def _go_on(self, client: Client, choice: Choice, finish: str) -> None:
         """Tell a request's next token, with which it may end."""

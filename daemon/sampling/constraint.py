@@ -130,7 +130,10 @@ class Constraint:
         thoughts = self._thoughts
         if thoughts is None or not (thoughts.begun or list(tokens[:1]) == [thoughts.begin]):
             return tokens
-        return tokens[tokens.index(thoughts.end) + 1 :] if thoughts.end in tokens else None
+        end, length = list(thoughts.end), len(thoughts.end)
+        starts = (at for at in range(len(tokens) - length + 1) if list(tokens[at : at + length]) == end)
+        first = next(starts, None)
+        return None if first is None else tokens[first + length :]
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Have the matcher be behind exactly these tokens."""

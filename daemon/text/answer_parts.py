@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS
+from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -63,13 +64,22 @@ def call_format(template: str) -> CallFormat | None:
     return next((each for each in FORMATS if each.begin in template), BARE)
 
 
-def calls_grammar(calls: CallFormat, tools: Sequence[Any], one: bool, marks: Mapping[str, int]) -> str:
+def calls_grammar(
+    calls: CallFormat,
+    tools: Sequence[Any],
+    one: bool,
+    marks: Mapping[str, int],
+    strict: Collection[str] | None = None,
+) -> str:
     """A grammar, in Lark's notation, of an answer that calls some of these tools, each with arguments that are valid by
     its schema.
 
     Args:
         one: there is one call, not several.
         marks: those marks that are special tokens, by their ids.
+        strict: the answer may be a text, and call tools in it or not: once it has written the mark of a call, it is
+            kept to one. Arguments are then valid by the schemas of the tools of these names, and any objects of others.
+            None: it is nothing but calls.
     """
 
     def mark(text: str, ahead: str, behind: str) -> str:
@@ -79,17 +89,29 @@ def calls_grammar(calls: CallFormat, tools: Sequence[Any], one: bool, marks: Map
     begin, end = mark(calls.begin, "", calls.lead), mark(calls.end, calls.tail, "")
     kinds = " | ".join(f"tool_{index}" for index in range(len(tools)))
     if one or not calls.begin:
-        rules = [f"start: {begin} call {end}"]
+        several, rules = "marked", [f"marked: opened call {end}"]
     elif calls.end:
-        rules = ['start: marked ("\\n" marked)*', f"marked: {begin} call {end}"]
+        several, rules = 'marked ("\\n" marked)*', [f"marked: opened call {end}"]
     else:
-        rules = [f'start: {begin} call (", " call)* {end}']
+        several, rules = "marked", [f'marked: opened call (", " call)* {end}']
+    if strict is None:
+        rules += [f"start: {several}", f"opened: {begin}"]
+    elif not calls.begin:
+        rules += ["start: marked | SAID", "opened:", r"SAID: /\s*([^\s{\[](.|\n)*)?/"]
+    else:
+        repeated = calls.end and not one
+        rules += [f"start: {'marked* SAID' if repeated else 'marked | SAID'}", r"SAID: /(.|\n)*/"]
+        if calls.begin in marks:
+            rules.append(f"opened: SAID {begin}")
+        else:  # what a mark is spelt of is text, too, so the text ends where the mark does first
+            rules += [f"text[lazy]: SAID {json.dumps(calls.begin)}", f"opened: text {json.dumps(calls.lead)}"]
     rules.append(f"call: {kinds}")
     for index, tool in enumerate(tools):
         function = tool["function"]
         head = f'{{"name": {json.dumps(function["name"])}, "{calls.arguments}": '
         rules.append(f'tool_{index}: {json.dumps(head)} arguments_{index} "}}"')
-        schema = {"type": "object", **function.get("parameters", {}), "x-guidance": JSON_OPTIONS}
+        bound = strict is None or function["name"] in strict
+        schema = {"type": "object", **(function.get("parameters", {}) if bound else {}), "x-guidance": JSON_OPTIONS}
         rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
     return "\n".join(rules)
 
@@ -129,9 +151,14 @@ class AnswerParts:
         self._told = -1
         """Characters of it, up to which its arguments have been told; -1: they have not begun."""
 
-    def think_not(self) -> None:
-        """Take no text for thoughts: the answer is kept to something from its first token on."""
-        self._state = "begin"
+    def thoughts(self, tokenizer: Tokenizer) -> pb.Thoughts | None:
+        """What the model may think before what an answer is kept to. None: nothing; then no text of it is taken for
+        thoughts either."""
+        begin, end = map(tokenizer.token, (THINK, THOUGHT))
+        if not self.thinks or begin is None or end is None:
+            self._state = "begin"
+            return None
+        return pb.Thoughts(begin=begin, end=[end], begun=self.thinking)
 
     def push(self, text: str) -> Iterator[Part]:
         """The parts that are certain with this text."""
@@ -273,7 +300,7 @@ class AnswerParts:
 
     def _begun(self, name: str) -> Part:
         self.called += 1
-        return Part(call=pb.CallPiece(index=self.called - 1, id=f"call_{secrets.token_hex(12)}", name=name))
+        return begun_call(self.called - 1, name)
 
     def _arguments(self, text: str) -> Part:
         return Part(call=pb.CallPiece(index=self.called - 1, arguments=text)) if text else Part()
@@ -284,11 +311,21 @@ class AnswerParts:
         if found:
             self._held = rest
             return text, True
-        keep = next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
+        keep = held_back(text, mark)
         if mark != THOUGHT:  # nor is whitespace before calls part of what is said
             keep = len(text) - len(text[: len(text) - keep].rstrip())
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
+
+
+def begun_call(index: int, name: str) -> Part:
+    """The first piece of a call of a tool."""
+    return Part(call=pb.CallPiece(index=index, id=f"call_{secrets.token_hex(12)}", name=name))
+
+
+def held_back(text: str, mark: str) -> int:
+    """How many letters at the end of a text may be the beginning of a mark."""
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _some(part: Part) -> Iterator[Part]:

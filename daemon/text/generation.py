@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from motley.daemon.sampling.constraint import ConstraintError, grammar_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_format, calls_grammar
+from motley.daemon.text.harmony import MARKS, ChannelParts, channel_grammar, has_channels
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
@@ -56,7 +57,9 @@ class Generation:
         self._tokenizer = tokenizer
         _check_tools(request, tokenizer)
         self._prompt = _prompt(request, tokenizer)
-        self._max_tokens = _max_tokens(request, len(self._prompt), context)
+        self._max_tokens = 0 if request.embed else _max_tokens(request, len(self._prompt), context)
+        if request.embed:
+            _check_length(len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
         self._parts, self._marks = _parts(request, tokenizer, self._prompt)
@@ -148,6 +151,7 @@ class Generation:
             delta.prefill_s = self._prefill_s
             delta.cached_tokens = self._cached
             delta.accepted_drafts = tokens.accepted_drafts
+            delta.embedding = tokens.embedding
             if finish == "error":
                 delta.failure.CopyFrom(tokens.failure)
         return delta
@@ -223,6 +227,8 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
 
 def _input(request: pb.Generate) -> str:
     """The parameter that the prompt is made of."""
+    if request.embed:
+        return "input"
     return "messages" if request.WhichOneof("input") == "messages_json" else "prompt"
 
 
@@ -247,6 +253,18 @@ def _max_tokens(request: pb.Generate, prompt: int, context: int) -> int:
     return asked or min(request.usual_tokens or rest, rest)
 
 
+def _check_length(prompt: int, context: int) -> None:
+    """Refuse a text of so many tokens that is to be embedded and that the context has no room for; errors as
+    `Generation`."""
+    if prompt > context:
+        raise RequestError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {context} tokens, and the input has {prompt}. Please reduce the"
+            " length of the input.",
+            "input",
+        )
+
+
 def _check_tools(request: pb.Generate, tokenizer: Tokenizer) -> None:
     """Refuse tools of which the model would not hear; errors as `Generation`."""
     if request.tools_json and tokenizer.template is not None and call_format(tokenizer.template.source) is None:
@@ -255,11 +273,13 @@ def _check_tools(request: pb.Generate, tokenizer: Tokenizer) -> None:
 
 def _parts(
     request: pb.Generate, tokenizer: Tokenizer, prompt: Sequence[int]
-) -> tuple[AnswerParts | None, Mapping[int, str]]:
+) -> tuple[AnswerParts | ChannelParts | None, Mapping[int, str]]:
     """What takes the answer apart, and the special tokens that it goes by; None: there is but one part."""
     if tokenizer.template is None or request.WhichOneof("input") != "messages_json":
         return None, {}
     source = tokenizer.template.source
+    if has_channels(source):
+        return ChannelParts(), tokenizer.marks(MARKS)
     calls = call_format(source) if request.tools_json else None
     thinks = THOUGHT in source
     if calls is None and not thinks:
@@ -269,32 +289,36 @@ def _parts(
     return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK)), marks
 
 
-def _constraint(request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | None) -> pb.Constraint | None:
+def _constraint(
+    request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | ChannelParts | None
+) -> pb.Constraint | None:
     """What the answer must be behind what the model thinks: what the client says, or calls if it wants some; None:
     anything."""
     constraint = request.constraint if request.HasField("constraint") else _calls(request, tokenizer)
-    if constraint is not None and parts is not None and parts.thinks:
-        begin, end = map(tokenizer.token, (THINK, THOUGHT))
-        if begin is not None and end is not None:
-            constraint.thoughts.CopyFrom(pb.Thoughts(begin=begin, end=end, begun=parts.thinking))
-        else:
-            parts.think_not()
+    if isinstance(parts, ChannelParts) and not request.HasField("constraint"):
+        return constraint  # which has the thoughts in it
+    if constraint is not None and parts is not None and (thoughts := parts.thoughts(tokenizer)):
+        constraint.thoughts.CopyFrom(thoughts)
     return constraint
 
 
 def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
-    """Tell that the answer calls tools, if the client wants that."""
-    if not request.tool_choice or tokenizer.template is None:
+    """Tell that the answer calls tools, if the client wants that, or is kept to schemas where it calls any."""
+    if not (request.tool_choice or request.strict_tools) or tokenizer.template is None:
         return None
-    calls = call_format(tokenizer.template.source)
-    assert calls is not None, "it has been checked"
     tools = json.loads(request.tools_json)
     named = request.tool_choice.removeprefix("=")
     if named != request.tool_choice:
         tools = [tool for tool in tools if tool["function"]["name"] == named]
-    one = request.one_call or named != request.tool_choice
+    one = request.one_call or bool(request.tool_choice and named != request.tool_choice)
+    strict = None if request.tool_choice else set(request.strict_tools)
+    if has_channels(tokenizer.template.source):
+        ids = {text: token for token, text in tokenizer.marks(MARKS).items()}
+        return pb.Constraint(grammar=channel_grammar(tools, ids, strict), param="tools")
+    calls = call_format(tokenizer.template.source)
+    assert calls is not None, "it has been checked"
     ids = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
-    return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids), param="tools")
+    return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids, strict), param="tools")
 
 
 def _check_constraint(constraint: pb.Constraint | None, tokenizer: Tokenizer) -> wp.Vocabulary | None:

@@ -33,7 +33,8 @@ def check_messages(messages: object) -> Chat:
             Other keys must be empty. The orchestrator has joined contents that came in parts.
 
     Returns:
-        The same, with the arguments of calls as objects, as templates want them.
+        The same, with the arguments of calls as objects, as templates want them, and thoughts under both names that
+        templates have for them.
 
     Raises:
         ChatError: they are of another form.
@@ -59,6 +60,8 @@ def check_messages(messages: object) -> Chat:
         for key in ("name", "tool_call_id", "reasoning_content"):
             if message.get(key):
                 checked[key] = str(message[key])
+        if message.get("reasoning_content") and not (content and calls):  # gpt-oss takes but one before calls
+            checked["thinking"] = checked["reasoning_content"]
         if calls:
             checked["tool_calls"] = _calls(calls, f"{where}.tool_calls")
         chat.append(checked)

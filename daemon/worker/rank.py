@@ -162,6 +162,7 @@ class Rank:
             beside=beside,
             adapters=self._assignment.adapters,
             recurrent=loaded.recurrent,
+            embeds=bool(self._assignment.embeddings),
         )
         try:
             scheduler.run(self._daemon.commands)

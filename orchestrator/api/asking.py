@@ -129,6 +129,7 @@ class Asking:
         """
         served = self.served(model, adapter)
         session = served.session
+        _check_kind(session, each)
         if served.adapter is not None:
             for generate in each:
                 generate.adapter.CopyFrom(served.adapter.message)
@@ -155,3 +156,22 @@ class Asking:
         finally:
             if kept is not None:
                 self._kept.let_go(kept)
+
+
+def _check_kind(session: Session, each: Sequence[Generate]) -> None:
+    """Refuse answers of a session that embeds texts, and embeddings of one that answers.
+
+    Raises:
+        ApiError: 400.
+    """
+    embeds = bool(session.request.embeddings)
+    if any(generate.embed != embeds and not generate.only_prompt for generate in each):
+        does = (
+            "was started to embed texts; ask POST /v1/embeddings"
+            if embeds
+            else (
+                "was started to answer; for embeddings start a session with embeddings 'mean' or 'last'"
+                " (motley run --embeddings)"
+            )
+        )
+        raise ApiError(400, f"model {session.name!r} {does}", param="model", code="invalid_value")

@@ -11,11 +11,13 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES
+from motley.orchestrator.api.errors import ANTHROPIC
 from motley.orchestrator.api.mesh.access import NEW_KEY, NEW_TOKEN
 from motley.orchestrator.api.mesh.adapters import ADAPTER, PIN
 from motley.orchestrator.api.mesh.nodes import BUDGET, LEASE
 from motley.orchestrator.api.mesh.plans import PLAN
 from motley.orchestrator.api.mesh.session_parameters import SESSION
+from motley.orchestrator.api.openai.embeddings import EMBEDDINGS
 from motley.orchestrator.api.openai.generates import CHAT, COMPLETION
 from motley.orchestrator.api.responses.generates import RESPONSE
 from motley.orchestrator.api.tokens import DETOKENIZE, TOKENIZE
@@ -24,6 +26,7 @@ from motley.protocol.release import release
 _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
     ("POST", "/v1/chat/completions"): ("ChatRequest", CHAT),
     ("POST", "/v1/completions"): ("CompletionRequest", COMPLETION),
+    ("POST", "/v1/embeddings"): ("EmbeddingsRequest", EMBEDDINGS),
     ("POST", "/v1/responses"): ("ResponseRequest", RESPONSE),
     ("POST", "/v1/messages"): ("MessagesRequest", MESSAGES),
     ("POST", "/v1/messages/count_tokens"): ("CountRequest", COUNT),
@@ -58,6 +61,19 @@ _ERROR = {
     },
 }
 
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+
 
 def openapi_route(routes: Iterable[web.RouteDef]) -> web.RouteDef:
     """The route that tells of these."""
@@ -72,7 +88,7 @@ def openapi_route(routes: Iterable[web.RouteDef]) -> web.RouteDef:
 
 def openapi_document(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
     """An OpenAPI 3.1 document of these routes."""
-    schemas: dict[str, Any] = {"Error": _ERROR}
+    schemas: dict[str, Any] = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     for name, schema in _BODIES.values():
         body = schema.json_schema(ref_template=f"{_SCHEMAS}{{model}}")
         schemas |= body.pop("$defs", {})
@@ -94,7 +110,8 @@ def openapi_document(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
 
 
 def _operation(route: web.RouteDef, path: str) -> dict[str, Any]:
-    error = {"description": "An error.", "content": _json({"$ref": f"{_SCHEMAS}Error"})}
+    kind = "AnthropicError" if path.startswith(ANTHROPIC) else "Error"
+    error = {"description": "An error.", "content": _json({"$ref": f"{_SCHEMAS}{kind}"})}
     operation: dict[str, Any] = {
         "summary": (inspect.getdoc(route.handler) or "").partition("\n")[0],
         "responses": {"2XX": {"description": "The answer."}, "4XX": error, "5XX": error},

@@ -111,6 +111,14 @@ def lacking_prefixes(node: str, capabilities: Capabilities, engine: str) -> str:
     )
 
 
+def lacking_embeddings(node: str, capabilities: Capabilities, engine: str) -> str:
+    """Why a rank with this engine, which the node has, cannot embed texts; empty: it can."""
+    able = [each.name for each in capabilities.engines if each.embeds]
+    if engine in able:
+        return ""
+    return f"engine {engine!r} of node {node!r} cannot embed texts; engines there that can: {', '.join(able) or 'none'}"
+
+
 def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_format: str) -> str:
     """Why a rank with this engine, which the node has, cannot keep its KV caches in a format; empty: it can."""
     told = next(each for each in capabilities.engines if each.name == engine)

@@ -16,7 +16,7 @@ let answering = null; // the AbortController of the answer under way
 let chats = new Map(); // by name of a model that is ready: whether it knows roles, or only continues texts
 
 export function drawModels(sessions) {
-  chats = new Map(sessions.filter(({ state }) => state === "ready" || state === "recovering").map((session) => [session.name, session.chats]));
+  chats = new Map(sessions.filter(({ state, embeddings }) => !embeddings && (state === "ready" || state === "recovering")).map((session) => [session.name, session.chats]));
   const names = [...chats.keys()];
   const select = $("chat-model");
   const chosen = select.value;

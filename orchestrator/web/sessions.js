@@ -140,6 +140,7 @@ const settingsOf = (session, mixed) => quiet(joined(
   session.cache_node_tokens > 0 && `${session.cache_node_tokens} on ${session.cache_holders.map((holder) => holder.node).join(" and ")}`,
   session.cache_format !== "fp32" && `caches in ${session.cache_format}`,
   session.keep_prefixes && "prefixes kept on disk",
+  session.embeddings && `for embeddings (${session.embeddings})`,
   session.draft_model && `${session.draft_model.split(/[\\/]/).pop()} guesses tokens`,
   session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
   session.experts && `experts ${session.experts}`,

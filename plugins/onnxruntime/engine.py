@@ -83,6 +83,7 @@ class OnnxRuntimeEngine:
     keeps_windows = True
     keeps_prefixes = True
     takes_adapters = True
+    embeds = True
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")

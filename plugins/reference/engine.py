@@ -77,6 +77,7 @@ class ReferenceEngine(Interpreter):
     reads_far_blocks = True
     keeps_windows = True
     takes_adapters = True
+    embeds = True
 
     def __init__(
         self, graph: RankGraph, collectives: Collectives, options: EngineOptions, device: Device | None = None

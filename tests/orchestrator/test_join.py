@@ -20,7 +20,7 @@ from motley.orchestrator import app, control, nodes
 from motley.orchestrator.addresses import own_addresses
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.limits import HELLO_BYTES
-from motley.protocol.mesh_pb2 import Described, Empty, Hello, NodeMessage, RankEvent
+from motley.protocol.mesh_pb2 import Capabilities, Described, Empty, Hello, NodeMessage, RankEvent
 from motley.protocol.mesh_pb2_grpc import MeshStub
 from motley.protocol.versions import OLDEST, PROTOCOL, VERSION
 
@@ -196,11 +196,12 @@ async def test_a_worker_that_outlived_its_session_is_released(mesh: Any, new_nod
 
 
 @asynccontextmanager
-async def call(target: str, token: str, version: str = str(VERSION)) -> AsyncIterator[Any]:
+async def call(target: str, token: str, version: str = str(VERSION), raw: bool = False) -> AsyncIterator[Any]:
     """A stream of whoever trusts the orchestrator, with any token; nothing is said on it yet.
 
     Args:
         version: that of the protocol which it tells; empty: none.
+        raw: bytes are said on it, and not messages.
     """
     host, _, port = target.rpartition(":")
     pem = await asyncio.to_thread(ssl.get_server_certificate, (host.strip("[]"), int(port)))
@@ -208,7 +209,8 @@ async def call(target: str, token: str, version: str = str(VERSION)) -> AsyncIte
     named = [("grpc.ssl_target_name_override", "motley")]
     async with asyncio.timeout(30), grpc.aio.secure_channel(target, credentials, options=named) as channel:
         told = [(PROTOCOL, version)] if version else []
-        yield MeshStub(channel).Join(metadata=[*told, ("motley-token", token)])
+        join = channel.stream_stream("/motley.protocol.Mesh/Join") if raw else MeshStub(channel).Join
+        yield join(metadata=[*told, ("motley-token", token)])
 
 
 async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
@@ -220,6 +222,29 @@ async def test_without_the_token_nobody_is_listened_to(mesh: Any, monkeypatch: p
     async with call(mesh.orchestrator.local_target, "wrong") as stream:
         assert "motley-address" not in await stream.initial_metadata()
         assert (await refused(stream))[0] is grpc.StatusCode.UNAUTHENTICATED  # and it has said nothing
+
+
+async def test_what_is_no_message_ends_a_stream_and_nothing_else(
+    mesh: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target, token = mesh.orchestrator.local_target, mesh.orchestrator.join_token
+    async with call(target, token, raw=True) as stream:
+        await stream.write(b"\xff\xff")
+        code, why = await refused(stream)
+    assert (code, "the first message must be a Hello" in why) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    able = Capabilities(memory_bandwidth=1e9)
+    hello = Hello(protocol=VERSION, name="pc", address="127.0.0.1", capabilities=able)
+    async with call(target, token, raw=True) as stream:
+        await stream.write(NodeMessage(hello=hello).SerializeToString())
+        await mesh.poll("/api/nodes", lambda body: states_of(body) == {"pc": "alive"})
+        await stream.write(b"\xff\xff")
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in stream:
+                pass
+        code, why = await refused(stream)
+    assert (code, "what it said is no message" in why) == (grpc.StatusCode.ABORTED, True)
+    await mesh.poll("/api/nodes", lambda body: states_of(body) == {"pc": "lost"})
+    assert "Traceback" not in caplog.text + capfd.readouterr().err
 
 
 async def test_a_node_with_the_token_says_hello_soon_and_briefly(mesh: Any, monkeypatch: pytest.MonkeyPatch) -> None:

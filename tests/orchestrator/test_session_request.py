@@ -9,6 +9,7 @@ import pytest
 
 from motley.cli import options
 from motley.cli.errors import CliError
+from motley.daemon.rank.pooling import POOLINGS
 from motley.orchestrator.api.mesh.session_parameters import SESSION, session_request
 from motley.orchestrator.api.schema import FieldError
 from motley.orchestrator.serving.plans.substitutes import among, anywhere
@@ -16,6 +17,7 @@ from motley.orchestrator.session_request import (
     CACHE_FORMATS,
     Block,
     ContradictionError,
+    Embeddings,
     Layout,
     Quantisation,
     SessionRequest,
@@ -94,9 +96,11 @@ def test_an_engine_of_a_single_rank_is_not_for_all_sessions(fields: dict[str, An
         ({"stages": 2, "replicas": 2}, "replicas", "which ranks in stages cannot have"),
         ({"stages": (1, 2)}, "stages", "are of 3 ranks, and nodes names 0"),
         ({"stages": 3, "nodes": ("pc", "laptop")}, "stages", "need as many nodes: 2 are named"),
+        ({"embeddings": "mean", "draft_model": "small"}, "draft_model", "embeddings have none: leave it out"),
+        ({"embeddings": "last", "keep_prefixes": True}, "keep_prefixes", "made of all of its text: leave it out"),
     ],
 )
-def test_stages_that_there_cannot_be(fields: dict[str, Any], field: str, words: str) -> None:
+def test_what_excludes_each_other(fields: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(ContradictionError, match=words) as refused:
         SessionRequest("bard", **fields).check()
     assert refused.value.field == field
@@ -137,6 +141,7 @@ def test_stages_of_nodes_that_are_left(stages: int | tuple[int, ...], there: str
 def test_the_command_line_has_the_same_words() -> None:
     assert {*options.Quantisation} == {*get_args(Quantisation)}
     assert {*options.Experts} == {*get_args(Layout)}
+    assert {"", *options.Pooling} == {*get_args(Embeddings)} == {"", *POOLINGS}
     assert {*options.CacheFormat} == {*CACHE_FORMATS}
 
 

@@ -22,6 +22,7 @@ from motley.daemon.models.description.operations import (
     Experts,
     HeadLinear,
     Linear,
+    Norm,
     Operation,
     Recurrence,
     weights_of,
@@ -95,6 +96,13 @@ class Model:
     def tied(self) -> bool:
         """Whether the head is the embedding table."""
         return any(w.name == self.embedding.name for each in self.head for w in weights_of(each))
+
+    @property
+    def last_norm(self) -> Norm:
+        """The norm that the head begins with; what follows it is about words."""
+        norm = self.head[0]
+        assert isinstance(norm, Norm), "all families begin their heads with one"
+        return norm
 
     @property
     def experts(self) -> Experts | None:

@@ -24,7 +24,7 @@ results of a row's experts to that sum: whole ones, f32[T, D] on every rank. A w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
@@ -76,6 +76,8 @@ class Declared:
     """D, elements of the residual."""
     words: range
     """The rows of the head that this rank has."""
+    width: int
+    """Of a row of the result: logits, the residual, or the head's norm of it; 0: there is none."""
     words_per_unit: int
     """Rows of the head that are one unit of a share."""
     context: int
@@ -103,7 +105,7 @@ class Declared:
             alike=self.alike,
             caches=self.caches,
             hidden=self.hidden,
-            vocabulary=len(self.words) if self.stage.last else self.hidden,
+            vocabulary=self.width,
             context=self.context,
             blocks=self.blocks,
             adapters=self.adapters,
@@ -125,6 +127,7 @@ def build_rank_graph(
     blocks: CacheBlocks | None = None,
     adapters: int = 0,
     cut: Units | None = None,
+    embeds: bool = False,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
@@ -140,6 +143,8 @@ def build_rank_graph(
         adapters: how many slots for adapters there are. They may add to every product of the layers with a matrix of
             the model, but those of routed experts.
         cut: the units that shares are of, where the model is some layers of another; None: the model's own.
+        embeds: nothing follows the head's norm: the results are its rows, the same on all ranks, and no rank has a
+            weight of the head.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -153,7 +158,7 @@ def build_rank_graph(
     validate_stage(cut, stage, among)
     blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)
     nodes = _RankNodes(model, cut, stage, among, rank - stage.ranks.start, experts_elsewhere)
-    return nodes.build(context, blocks, adapters)
+    return nodes.build(context, blocks, adapters, embeds)
 
 
 class _RankNodes(RankSums):
@@ -171,7 +176,7 @@ class _RankNodes(RankSums):
         words = self.holding.ranges(model.embedding.out)
         self.words = words[0] if words else range(0)
 
-    def build(self, context: int, blocks: CacheBlocks, adapters: int) -> Declared:
+    def build(self, context: int, blocks: CacheBlocks, adapters: int, embeds: bool) -> Declared:
         """Lower the stage's layers, and what follows them."""
         model = self.model
         self.given(self.layers[0].x, "hidden")  # whichever layer of a whole model it is
@@ -182,7 +187,7 @@ class _RankNodes(RankSums):
         for layer in self.layers:
             self._lower_layer(layer)
         self.adapts = False
-        width = self._lower_end(self.read(self.layers[-1].y))
+        width = self._lower_end(self.read(self.layers[-1].y), embeds)
 
         placed, share_bytes = lay_out(self.weights)
         attentions = [layer.attention for layer in self.layers]
@@ -221,6 +226,7 @@ class _RankNodes(RankSums):
             stage=self.stage,
             hidden=model.hidden,
             words=self.words,
+            width=width,
             words_per_unit=self.cut.vocabulary_rows,
             context=context,
             blocks=blocks,
@@ -229,13 +235,20 @@ class _RankNodes(RankSums):
             states=[state_spec(each, self.width) for each in recurrences if self.has(each.y)],
         )
 
-    def _lower_end(self, residual: str) -> int:
+    def _lower_end(self, residual: str, embeds: bool) -> int:
         """Lower what follows the layers, which end with this residual; how wide a row of the result is, 0: none."""
         if not self.stage.last:
             self.node("Gather", [residual, "rows"], "logits", axis=0)
             return self.model.hidden
-        if self.words:
+        if self.words or embeds:
             self.given(self.model.head_x, self.node("Gather", [residual, "rows"], self.model.head_x.name, axis=0))
+        if embeds:
+            norm = self.model.last_norm
+            result = replace(norm.y, name="logits")
+            self.lower([replace(norm, y=result)])
+            self.read(result)
+            return self.model.hidden
+        if self.words:
             self.lower(self.model.head)
             self.read(self.model.logits)
         return len(self.words)
@@ -290,6 +303,9 @@ class _RankNodes(RankSums):
         """f32[T, D], f32[T, K] and i64[T, K]: what experts get."""
         count = operation.chosen.axis.size
         x, weights, chosen = map(self.read, (operation.x, operation.weights, operation.chosen))
+        if operation.scales_inputs:
+            x = self.node("Mul", [x, weights], f"{operation.y.name}.x")
+            weights = self.node("Div", [weights, weights], f"{operation.y.name}.ones")
         self.crosses(x, self.model.hidden)
         self.crosses(weights, count)
         self.crosses(chosen, count, TensorProto.INT64)

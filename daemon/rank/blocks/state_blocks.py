@@ -39,6 +39,8 @@ class StateBlockStore(BlockStore):
     def borders(self, sequence_tokens: Sequence[int], root: int) -> set[int]:
         """Positions where it is worth while to remember the state of a sequence with these tokens: where another one
         has gone on otherwise, and at its last whole block: somebody may go on from there."""
+        if not (self._free_places or self._remembered):
+            return set()
         path, _, _ = super()._path(sequence_tokens, root)
         last = (len(sequence_tokens) - 1) // self.tokens
         return {blocks * self.tokens for blocks in (len(path), last) if blocks}

@@ -62,6 +62,7 @@ def prompt_of(asked: Prompt) -> Generate:
             for tool in asked.tools
         ]
         generate.tools_json = json.dumps([{"type": "function", "function": function} for function in functions])
+        generate.strict_tools.extend(tool.name for tool in asked.tools if tool.strict)
         if choice is not None:
             generate.tool_choice = {"any": "required", "tool": f"={choice.name}"}.get(choice.type, "")
             generate.one_call = choice.disable_parallel_tool_use

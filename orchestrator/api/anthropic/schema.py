@@ -118,8 +118,8 @@ class Tool(Body):
     description: Text = ""
     input_schema: dict[str, Any]
     strict: bool = False
-    """Arguments are kept to the schema where a call is asked for (``tool_choice``); where the model chooses, true is
-    refused."""
+    """Arguments are kept to the schema also where the model chooses whether it calls a tool; where a call is asked for
+    (``tool_choice``), they are in any case."""
     cache_control: Any = None
     allowed_callers: Any = None
     defer_loading: bool = False
@@ -194,15 +194,6 @@ class Prompt(Body):
                 refuse("needs tools", "tool_choice")
             if self.tool_choice.name and self.tool_choice.name not in [tool.name for tool in self.tools]:
                 refuse(f"names {self.tool_choice.name!r}, which is no tool of the request", "tool_choice", "name")
-        chosen = self.tool_choice.type if self.tool_choice else "auto"
-        for index, tool in enumerate(self.tools):
-            if tool.strict and chosen == "auto":
-                refuse(
-                    "needs tool_choice 'any' or 'tool': where the model chooses, its calls are not kept to schemas",
-                    "tools",
-                    index,
-                    "strict",
-                )
         return self
 
 

@@ -80,6 +80,7 @@ def chat_generates(body: object) -> Generates:
     if chat.tools and chat.tool_choice != "none":
         generate.tools_json = json.dumps([tool.model_dump(exclude_unset=True) for tool in chat.tools])
         generate.one_call = not chat.parallel_tool_calls
+        generate.strict_tools.extend(tool.function.name for tool in chat.tools if tool.function.strict)
         if isinstance(chat.tool_choice, NamedTool):
             generate.tool_choice = f"={chat.tool_choice.function.name}"
         elif not chat.calls_freely:

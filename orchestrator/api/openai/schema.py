@@ -92,8 +92,8 @@ class Function(Body):
     parameters: dict[str, Any] = Field(default_factory=dict)
     """A JSON schema of its arguments."""
     strict: bool = False
-    """Arguments are kept to the schema where a call is asked for (``tool_choice``); where the model chooses, true is
-    refused."""
+    """Arguments are kept to the schema also where the model chooses whether it calls a tool; where a call is asked for
+    (``tool_choice``), they are in any case."""
 
 
 class Tool(Body):
@@ -294,11 +294,7 @@ class ChatRequest(Request):
             refuse(f"is none of the tools: {self.tool_choice.function.name!r}", "tool_choice", "function", "name")
         if self.tool_choice == "required" and not names:
             refuse("needs tools", "tool_choice")
-        if self.calls_freely:
-            for index, tool in enumerate(self.tools):
-                if tool.function.strict:
-                    refuse("is for a tool_choice that asks for a call", "tools", index, "function", "strict")
-        elif self.tool_choice != "none" and self.kept_to:
+        if not self.calls_freely and self.tool_choice != "none" and self.kept_to:
             refuse("contradicts tool_choice, by which the answer is calls; leave it out", self.kept_to[0])
 
     @property
@@ -307,7 +303,8 @@ class ChatRequest(Request):
         return self.tool_choice == "auto"
 
 
-def _prompts(prompt: Any) -> Any:
+def several_prompts(prompt: Any) -> Any:
+    """A prompt by itself is a list of one."""
     several = isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt)
     return prompt if several else [prompt]
 
@@ -315,7 +312,7 @@ def _prompts(prompt: Any) -> Any:
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
-def _prompt(prompt: Any) -> Any:
+def prompt_or_list(prompt: Any) -> Any:
     """A prompt is a string or a list; said as one, as a union would tell of both what is wrong."""
     if not isinstance(prompt, str | list) or (not prompt and isinstance(prompt, list)):
         refuse("must be a string, a list of token ids that is not empty, or a list of such prompts")
@@ -328,10 +325,11 @@ class CompletionRequest(Request):
     nulls: ClassVar[frozenset[str]] = frozenset({"max_tokens"})
 
     prompt: Annotated[
-        list[Annotated[Text | TokenIds, BeforeValidator(_prompt)]],
+        list[Annotated[Text | TokenIds, BeforeValidator(prompt_or_list)]],
         Field(max_length=MAX_ANSWERS),
         BeforeValidator(
-            _prompts, json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)]
+            several_prompts,
+            json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)],
         ),
     ]
     max_tokens: TokenCount | None = None

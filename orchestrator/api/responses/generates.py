@@ -47,6 +47,7 @@ def generate_of(asked: ResponseRequest) -> Generate:
         ]
         generate.tools_json = json.dumps([{"type": "function", "function": function} for function in functions])
         generate.one_call = not asked.parallel_tool_calls
+        generate.strict_tools.extend(tool.name for tool in asked.tools if tool.strict)
         if isinstance(asked.tool_choice, NamedTool):
             generate.tool_choice = f"={asked.tool_choice.name}"
         elif asked.tool_choice == "required":

@@ -122,8 +122,8 @@ class FunctionTool(Body):
     description: Text = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
     strict: bool = False
-    """Arguments are kept to the schema where a call is asked for (``tool_choice``); where the model chooses, true is
-    taken for a wish, as clients send it always: the model writes them as it likes."""
+    """Arguments are kept to the schema also where the model chooses whether it calls a tool; where a call is asked for
+    (``tool_choice``), they are in any case."""
     defer_loading: Any = None
 
 

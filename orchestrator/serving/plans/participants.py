@@ -11,6 +11,7 @@ from motley.orchestrator.planning.setup import (
     Setup,
     SetupError,
     lacking_disk,
+    lacking_embeddings,
     lacking_format,
     lacking_holders,
     lacking_prefixes,
@@ -157,6 +158,8 @@ def participant(request: SessionRequest, node: Node, place: Place) -> Participan
         raise refusal("unusable_engine", lacking, "cache_node_tokens")
     if request.keep_prefixes and (lacking := lacking_prefixes(node.name, node.capabilities, engine)):
         raise refusal("unusable_engine", lacking, "keep_prefixes")
+    if request.embeddings and (lacking := lacking_embeddings(node.name, node.capabilities, engine)):
+        raise refusal("unusable_engine", lacking, "embeddings")
     return Participant(node, setup)
 
 

@@ -514,3 +514,15 @@ def test_other_files_than_were_planned_for_are_refused(alone: Peers, tmp_path: P
     ):
         pass
     assert cache.entries() == []
+
+
+def test_an_engine_that_cannot_embed_texts_is_refused_by_name(alone: Peers, tmp_path: Path) -> None:
+    order, cache = assignment(CASE, "int8"), ShareCache(tmp_path / "shares")
+    order.embeddings, order.engine = "mean", "cuda"
+    for error, words in ((EngineError, "engine 'cuda' cannot embed texts"), (ConfigError, "planned as 'middle'")):
+        with (
+            pytest.raises(error, match=words),
+            load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None),
+        ):
+            pass
+        order.embeddings, order.engine = "middle", "reference"

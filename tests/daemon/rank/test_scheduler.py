@@ -25,6 +25,7 @@ from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join
@@ -263,6 +264,7 @@ class Session:
         adapted: what each rank has of adapters; empty: there are no slots for any.
         slots: for adapters.
         recurrent: whether engines keep states of sequences.
+        pooling: how texts are embedded, in the place of being answered.
     """
 
     def __init__(
@@ -282,6 +284,7 @@ class Session:
         adapted: Sequence[Any] = (),
         slots: int = 0,
         recurrent: bool = False,
+        pooling: str = "",
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -315,6 +318,7 @@ class Session:
                 file,
                 own,
                 keeps_logits=waves > 1,
+                pooling=pooling,
             )
             for engine, file, own in zip_longest(self.engines, kept, adapted)
         ]
@@ -349,8 +353,10 @@ class Session:
             waves=waves,
             adapters=slots,
             recurrent=recurrent,
+            embeds=bool(pooling),
         )
         self._draft = draft
+        self.embeddings: dict[str, F32] = {}
 
     def run(
         self,
@@ -415,6 +421,8 @@ class Session:
     def _hear(self, tokens: wp.Tokens) -> None:
         assert tokens.request_id not in self.ends
         self.texts.setdefault(tokens.request_id, []).extend(tokens.ids)
+        if tokens.embedding:
+            self.embeddings[tokens.request_id] = np.frombuffer(tokens.embedding, "<f4")
         if tokens.cached_tokens:
             self.cached[tokens.request_id] = tokens.cached_tokens
         if tokens.finish:
@@ -531,6 +539,37 @@ def test_a_machine_or_a_disk_that_keeps_blocks_and_is_lost_shows_in_no_text(
     session.run(requests, arrivals)
     assert_as_alone(session, requests, most=most, blocks=blocks, memory=session.engines[0].memory)
     assert not session.failures
+
+
+@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.sampled_from((BLOCKS, *FAR)), st.sampled_from(POOLINGS))
+def test_embeddings_are_of_whole_texts_whoever_else_is_asked(
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, pooling: str
+) -> None:
+    """Also of those that begin alike, and of those that step back, are held or lose what far blocks had."""
+    requests = drawn_requests(data, data.draw(st.integers(1, 8)))
+    for asked in requests:
+        asked.max_tokens = 0
+    lost_after = data.draw(st.none() | st.integers(0, 20)) if blocks.far else None
+    session = Session(most, blocks, pooling=pooling, lost_after=lost_after)
+    holds = [(start, asked.request_id, held) for asked in requests[::2] for start, held in ((2, True), (5, False))]
+    session.run(requests, {each.request_id: data.draw(st.integers(0, 9)) for each in requests}, holds=holds)
+    words = session.engines[-1].vocabulary
+    for asked in requests:
+        name, prompt = asked.request_id, list(asked.prompt)
+        if session.ends[name] == "error":  # longer than what is left of the caches
+            assert session.failure_codes[name] == "caches_lost"
+            continue
+        rows = [logits_after(*prompt[: end + 1])[words.start : words.stop] for end in range(len(prompt))]
+        expected = np.mean(rows, axis=0, dtype=np.float64) if pooling == "mean" else rows[-1]
+        assert np.allclose(session.embeddings[name], expected / np.linalg.norm(expected), atol=1e-5)
+        assert (session.ends[name], session.texts[name]) == ("stop", [])
+
+
+def test_an_embedding_that_is_not_finite_is_refused() -> None:
+    session = Session(broken=lambda tokens: 13 in tokens, pooling="last")
+    session.run([request("bad", [1, 13, 2], 0), request("good", [1, 2], 0)])
+    assert session.failure_codes == {"bad": "bad_logits"}
+    assert session.embeddings.keys() == {"good"}
 
 
 @given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60), st.booleans())

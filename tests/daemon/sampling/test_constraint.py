@@ -142,7 +142,7 @@ def test_a_tokenizer_that_cannot_be_read_is_the_trouble_of_one_request() -> None
 @pytest.mark.parametrize("begun", [False, True])
 def test_thoughts_are_kept_to_nothing(begun: bool) -> None:
     begin, end, other, a = 10, 11, 12, TOKENIZER.encode("a")[-1]
-    thoughts = pb.Thoughts(begin=begin, end=end, begun=begun)
+    thoughts = pb.Thoughts(begin=begin, end=[end], begun=begun)
     own = Constraint(pb.Constraint(regex="b?a", thoughts=thoughts), WORDS)
     before = [] if begun else [begin]
     if not begun:

@@ -128,21 +128,56 @@ TOOLS: list[Any] = [
 ]
 
 
+def drawn(grammar: str, begun: str, seed: int, most: int = 400) -> str:
+    """An answer that a grammar lets pass, which begins like this and goes on at random."""
+    constraint, draw = Constraint(pb.Constraint(grammar=grammar), TOKENIZER.words), np.random.default_rng(seed)
+    answer = TOKENIZER.encode(begun)
+    while len(answer) < most and not constraint.ends(answer):
+        bits = np.unpackbits(constraint.masks(answer, [])[0].view(np.uint8), bitorder="little")
+        token = int(draw.choice(np.flatnonzero(bits)))
+        assert not constraint.trouble
+        if token in TOKENIZER.stop_tokens:
+            break
+        answer.append(token)
+    return TOKENIZER.decode(answer)
+
+
+@pytest.mark.parametrize("calls", [HERMES, MISTRAL, BARE])
+@pytest.mark.parametrize("one", [False, True])
+def test_a_text_may_call_tools_and_is_then_kept_to_the_strict_ones(calls: CallFormat, one: bool) -> None:
+    loose = {"function": {"name": "stay", "parameters": {"type": "object", "required": ["never"]}}}
+    grammar = calls_grammar(calls, [TOOLS[0], loose], one, {}, {"go"})
+    plain = "What < you [say]: <tool_x {1}"
+    assert drawn(grammar, plain, 1).startswith(plain)
+    text, begun = "" if calls is BARE else "Well, \n", f'{calls.begin}{calls.lead}{{"name": '
+    for seed in range(4):
+        said, _, found = taken(calls, [drawn(grammar, f'{text}{begun}"go"', seed)])
+        assert (said.startswith(text.rstrip()), found[0][0]) == (True, "go")
+        for name, arguments in found:
+            assert isinstance(json.loads(arguments), dict)
+            if name == "go":
+                jsonschema.validate(json.loads(arguments), SCHEMA)
+    _, _, found = taken(calls, [f'{begun}"stay", "{calls.arguments}": {{}}}}'])
+    assert found == [("stay", "{}")]
+    assert drawn(grammar, f'{begun}"stay", "{calls.arguments}": {{}}', 1), "its schema does not bind"
+
+
+def test_the_mark_of_a_call_may_be_a_special_token() -> None:
+    token = min(TOKENIZER.special_tokens - TOKENIZER.stop_tokens)  # any that is special
+    grammar = calls_grammar(MISTRAL, TOOLS, True, {MISTRAL.begin: token}, {"go"})
+    assert f'opened: SAID <[{token}]> "["' in grammar
+    constraint = Constraint(pb.Constraint(grammar=grammar), TOKENIZER.words)
+    begun = TOKENIZER.encode("Well, ")
+    bits = np.unpackbits(constraint.masks([*begun, token], [])[0].view(np.uint8), bitorder="little")
+    assert [TOKENIZER.decode([each]) for each in np.flatnonzero(bits)] == ["["]
+
+
 @pytest.mark.parametrize("calls", [HERMES, MISTRAL, BARE])
 @pytest.mark.parametrize("one", [False, True])
 def test_what_is_kept_to_calls_is_taken_apart_as_valid_calls(calls: CallFormat, one: bool) -> None:
     seen = set()
     for seed, offered in enumerate([TOOLS[:1], TOOLS[1:], TOOLS, TOOLS]):
-        grammar = pb.Constraint(grammar=calls_grammar(calls, offered, one, {}))
-        own, draw, answer = Constraint(grammar, TOKENIZER.words), np.random.default_rng(seed), list[int]()
-        while not own.ends(answer):
-            bits = np.unpackbits(own.masks(answer, [])[0].view(np.uint8), bitorder="little")
-            token = int(draw.choice(np.flatnonzero(bits)))
-            assert not own.trouble
-            if token in TOKENIZER.stop_tokens:
-                break
-            answer.append(token)
-        said, _, found = taken(calls, [TOKENIZER.decode(answer)])
+        said, _, found = taken(calls, [drawn(calls_grammar(calls, offered, one, {}), "", seed, most=10_000)])
         assert not said
         assert found
         assert len(found) == 1 or not one

@@ -10,8 +10,13 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from motley.orchestrator.api.anthropic.generates import MESSAGES
+from motley.orchestrator.api.anthropic.generates import generate_of as messages_of
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
+from motley.orchestrator.api.responses.generates import RESPONSE
+from motley.orchestrator.api.responses.generates import generate_of as response_of
+from motley.orchestrator.api.schema import read
 from motley.orchestrator.usual_sampling import fill, usual
 from motley.protocol.mesh_pb2 import Sampling
 
@@ -330,7 +335,6 @@ def test_tools_arrive(choice: Any, arrives: str | None) -> None:
         ({"tools": [TOOL], "tool_choice": {**NAMED, "function": {"name": "b"}}}, "tool_choice.function.name"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"tools": [{**TOOL, "function": {"name": "a", "strict": True}}]}, "tools[0].function.strict"),
         ({"tools": [TOOL], "tool_choice": "required", "regex": "a"}, "regex"),
     ],
 )
@@ -395,3 +399,21 @@ def test_no_json_makes_it_stumble(body: Any) -> None:
         except ApiError as error:
             json.dumps(error.body)
             event(f"refused with {error.status}")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_strict_tools_are_named_whoever_decides_about_calls(choice: str) -> None:
+    loose = {"type": "function", "function": {"name": "loose"}}
+    strict = {"type": "function", "function": {"name": "strict", "strict": True}}
+    generates = [chat(tools=[loose, strict], tool_choice=choice).each[0]]
+    named = [{"type": "function", "name": own, "strict": own == "strict"} for own in ("loose", "strict")]
+    asked: dict[str, Any] = {"model": "bard", "input": "Hi", "tools": named, "tool_choice": choice}
+    generates.append(response_of(read(RESPONSE, asked)))
+    tools = [{"name": own, "input_schema": {}, "strict": own == "strict"} for own in ("loose", "strict")]
+    asked = {"model": "bard", "messages": [USER], "max_tokens": 9, "tools": tools}
+    asked |= {"tool_choice": {"type": "any"}} if choice == "required" else {}
+    generates.append(messages_of(read(MESSAGES, asked)))
+    for generate in generates:
+        assert list(generate.strict_tools) == ["strict"]
+        assert generate.tool_choice == choice.replace("auto", "")
+        assert [tool["function"]["name"] for tool in json.loads(generate.tools_json)] == ["loose", "strict"]

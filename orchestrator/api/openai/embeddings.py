@@ -1,0 +1,100 @@
+"""OpenAI's embeddings: texts as vectors of length 1, of sessions that were started for them."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from typing import Annotated, Any, Literal
+
+from aiohttp import web
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from motley.orchestrator.api.asking import Asking
+from motley.orchestrator.api.openai.schema import MAX_ANSWERS, TokenIds, prompt_or_list, several_prompts
+from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json, refuse
+from motley.orchestrator.api.slow_clients import give
+from motley.protocol import mesh_pb2 as pb
+
+
+def _text(text: Any) -> Any:
+    """A text is not empty; said here, as a union would tell of both its parts what is wrong."""
+    if text == "":
+        refuse("must not be empty")
+    return prompt_or_list(text)
+
+
+class EmbeddingsRequest(Body):
+    """The body of ``POST /v1/embeddings``."""
+
+    model: Annotated[Text, Field(min_length=1)]
+    """The name of a model that is served for embeddings; with an adapter: ``model:adapter``."""
+    input: Annotated[
+        list[Annotated[Text | TokenIds, BeforeValidator(_text)]],
+        Field(max_length=MAX_ANSWERS),
+        BeforeValidator(
+            several_prompts,
+            json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)],
+        ),
+    ]
+    """A text, or several, each as a string or as token ids. Strings become the tokens that the model's tokenizer makes
+    of them."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """Numbers, or float32 in little endian as base64."""
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """As many as the model has, or left out: no model tells that its vectors could be cut."""
+    user: str = ""
+
+
+EMBEDDINGS = TypeAdapter(EmbeddingsRequest)
+
+
+class EmbeddingsApi:
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/embeddings", self.embeddings)]
+
+    async def embeddings(self, http: web.Request) -> web.StreamResponse:
+        """Embed texts."""
+        asked = read(EMBEDDINGS, await read_json(http))
+        session = self._asking.served(asked.model).session
+        if asked.dimensions not in (None, session.profile.hidden):
+            why = f"must be {session.profile.hidden} or left out: the embeddings of {asked.model!r} cannot be cut"
+            raise FieldError("dimensions", why)
+        each = [_generate(text) for text in asked.input]
+        async with self._asking.answers(http, asked.model, each, "embd-") as given:
+            ends = [pb.Delta()] * given.count
+            while not given.answers.ended:
+                came = await given.answers.next(math.inf)
+                assert came is not None, "it waits for as long as it takes"
+                ends[came[0]] = came[1]
+        tokens = sum(end.prompt_tokens for end in ends)
+        body = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": _encoded(end.embedding, asked.encoding_format)}
+                for index, end in enumerate(ends)
+            ],
+            "model": given.model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+        return await give(http, body)
+
+
+def _generate(text: str | list[int]) -> pb.Generate:
+    """What the leader is asked for one text."""
+    generate = pb.Generate(embed=True, sampling=pb.Sampling(top_p=1.0, repetition_penalty=1.0), without_drafts=True)
+    if isinstance(text, str):
+        generate.prompt = text
+    else:
+        generate.prompt_tokens.ids.extend(text)
+    return generate
+
+
+def _encoded(vector: bytes, encoding: str) -> Any:
+    """float32 in little endian as a client wants it."""
+    if encoding == "base64":
+        return base64.b64encode(vector).decode()
+    return list(struct.unpack(f"<{len(vector) // 4}f", vector))

@@ -1,0 +1,93 @@
+"""``/v1/embeddings`` over real sockets: what is asked of nodes, what clients are told, what is refused."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from motley.protocol.mesh_pb2 import Delta, Generate
+
+ASKED = {"model": "embedder", "input": "Hi"}
+
+
+async def embed(generate: Generate) -> AsyncIterator[Delta]:
+    """A vector by which the tests know the text."""
+    ids = list(generate.prompt_tokens.ids) or list(generate.prompt.encode())
+    yield Delta(finish="stop", prompt_tokens=len(ids), embedding=np.array([len(ids), ids[0]], "<f4").tobytes())
+
+
+@pytest.fixture
+async def embedder(mesh: Any, new_node: Any) -> Any:
+    node = new_node()
+    for engine in node.capabilities.engines:
+        engine.embeds = engine.name == "onnxruntime"
+    node.capabilities.engines.add(name="warp")
+    node.answer = embed
+    await mesh.join(node)
+    await mesh.serve(name="embedder", embeddings="mean")
+    return node
+
+
+async def test_texts_and_tokens_in_both_encodings(mesh: Any, embedder: Any) -> None:
+    (order,) = [command.assign for command in embedder.commands if command.WhichOneof("body") == "assign"]
+    assert order.embeddings == "mean"
+    for asked, vectors in (
+        ("Hi", [[2, 72]]),
+        (["Hi", "A"], [[2, 72], [1, 65]]),
+        ([9, 8, 7], [[3, 9]]),
+        ([[9, 8, 7], [5]], [[3, 9], [1, 5]]),
+    ):
+        status, body = await mesh.call("POST", "/v1/embeddings", {**ASKED, "input": asked, "user": "me"})
+        assert status == 200, body
+        assert (body["object"], body["model"]) == ("list", "embedder")
+        data = [{"object": "embedding", "index": at, "embedding": vector} for at, vector in enumerate(vectors)]
+        assert body["data"] == data
+        tokens = sum(vector[0] for vector in vectors)
+        assert body["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+        _, body = await mesh.call("POST", "/v1/embeddings", {**ASKED, "input": asked, "encoding_format": "base64"})
+        read = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4").tolist() for each in body["data"]]
+        assert read == vectors
+    assert all(generate.embed for generate in embedder.generated)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param", "words"),
+    [
+        ({"input": ""}, "input[0]", "must not be empty"),
+        ({"input": []}, "input[0]", "must be a string, a list of token ids that is not empty"),
+        ({"input": ["a", ""]}, "input[1]", "must not be empty"),
+        ({"input": ["a"] * 129}, "input", "at most 128 items"),
+        ({"dimensions": 7}, "dimensions", "must be 0 or left out: the embeddings of 'embedder' cannot be cut"),
+        ({"encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
+        ({"inputs": "a"}, "inputs", "is not a known parameter"),
+        ({"model": "nobody"}, "model", "no model named 'nobody'"),
+    ],
+)
+async def test_what_cannot_be_is_refused(
+    mesh: Any, embedder: Any, wrong: dict[str, Any], param: str, words: str
+) -> None:
+    status, body = await mesh.call("POST", "/v1/embeddings", {**ASKED, **wrong})
+    assert (status, body["error"]["param"]) == (404 if "model" in wrong else 400, param)
+    assert words in body["error"]["message"]
+
+
+async def test_a_session_embeds_or_answers(mesh: Any, embedder: Any) -> None:
+    chat = {"model": "embedder", "messages": [{"role": "user", "content": "Hi"}]}
+    status, body = await mesh.call("POST", "/v1/chat/completions", chat)
+    assert (status, body["error"]["param"]) == (400, "model")
+    assert "was started to embed texts; ask POST /v1/embeddings" in body["error"]["message"]
+    await mesh.serve(name="bard")
+    status, body = await mesh.call("POST", "/v1/embeddings", {**ASKED, "model": "bard"})
+    assert (status, body["error"]["param"]) == (400, "model")
+    assert "start a session with embeddings 'mean' or 'last'" in body["error"]["message"]
+
+
+async def test_an_engine_that_cannot_is_refused_by_name(mesh: Any, embedder: Any) -> None:
+    asked = {"model": "bard", "embeddings": "last", "engine": "warp"}
+    status, body = await mesh.call("POST", "/api/sessions", asked)
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "unusable_engine", "embeddings")
+    assert "engine 'warp' of node 'pc' cannot embed texts; engines there that can: onnxruntime" in str(body)
