@@ -63,10 +63,10 @@ wheels: $(VENV)/installed-dev
 	rm -rf dist
 	$(BIN)/python -m build --sdist --quiet .
 	for target in linux-x86_64 linux-aarch64 win-amd64 win-arm64; do \
-		rm -rf build/lib build/bdist.* build/temp.* *.egg-info && \
+		rm -rf build/lib* build/bdist.* build/temp.* *.egg-info && \
 		MOTLEY_TARGET=$$target $(BIN)/python -m build --wheel --quiet . || exit 1; \
 	done
-	rm -rf build/lib build/bdist.* build/temp.* *.egg-info
+	rm -rf build/lib* build/bdist.* build/temp.* *.egg-info
 	$(BIN)/python -m pytest -q tests/test_wheels.py
 
 $(VENV)/installed: pyproject.toml $(NATIVE)

@@ -8,8 +8,18 @@ from typing import Any, NamedTuple
 from motley.daemon.models.families import FAMILIES, TEXT_PARTS
 from motley.daemon.models.gguf.architectures import ARCHITECTURES
 
-PACKED = {"awq": "AWQ", "gptq": "GPTQ", "fp8": "FP8", "mxfp4": "MXFP4"}
-"""By ``quant_method`` of files that are quantised already, what people call them."""
+PACKED = {
+    "awq": "AWQ",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "FP8",
+    "gptq": "GPTQ",
+    "modelopt": "ModelOpt",
+    "modelopt_fp4": "ModelOpt",
+    "mxfp4": "MXFP4",
+}
+"""By ``quant_method`` of files that are quantised already, as `motley.daemon.models.packing_keys` reads them, what
+people call them. Which bits and groups there may be, the files themselves tell when they are opened."""
 
 
 class Verdict(NamedTuple):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from motley.daemon.models.on_hub import Verdict, verdict
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.on_hub import PACKED, Verdict, verdict
+from motley.daemon.models.packing_keys import read_packing
 from motley.orchestrator.known_models.names import KNOWN, spelled_out
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.session_request import SessionRequest
@@ -20,8 +22,8 @@ async def test_a_model_is_found_fetched_listed_and_removed(tmp_path: Path) -> No
     hub.repositories = {"acme/bard": BUNDLED}
     hub.about = {
         "acme/bard": {"config": {"model_type": "llama"}, "tags": ["safetensors"], "downloads": 7},
-        "acme/bard-bnb": {
-            "config": {"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}},
+        "acme/bard-hqq": {
+            "config": {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}},
             "tags": ["safetensors"],
         },
     }
@@ -30,11 +32,11 @@ async def test_a_model_is_found_fetched_listed_and_removed(tmp_path: Path) -> No
         status, out, err = await motley("models", "search", "BARD", **where)
         assert status == 0, err
         assert "acme/bard" in out
-        assert "bnb" not in out
+        assert "hqq" not in out
         assert "1 more that Motley cannot run" in out
         _, out, _ = await motley("models", "search", "bard", "--all", "--json", **where)
         told = {each["name"]: each["why_not"] for each in json.loads(out)["models"]}
-        assert told == {"acme/bard": None, "acme/bard-bnb": "weights that are packed by bitsandbytes are not"}
+        assert told == {"acme/bard": None, "acme/bard-hqq": "weights that are packed by hqq are not"}
 
         status, out, err = await motley("models", "pull", "acme/bard", "--json", **where)
         assert status == 0, err
@@ -100,6 +102,18 @@ async def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:
 )
 def test_what_can_be_run(config: object, gguf: object, tags: list[str], expected: Verdict) -> None:
     assert verdict(config, gguf, tags) == expected  # type: ignore[arg-type]
+
+
+def test_every_way_of_packing_that_is_judged_well_is_read(tmp_path: Path) -> None:
+    """Whatever else is wrong with a config that says no more: it is not the method."""
+    for method in ("hqq", *PACKED):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
+        why = ""
+        try:
+            read_packing(tmp_path)
+        except ConfigError as error:
+            why = str(error)
+        assert ("quant_method" in why) == (method == "hqq"), why
 
 
 def test_short_names() -> None:
