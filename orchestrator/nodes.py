@@ -60,6 +60,8 @@ class Node:
     joined: float
     last_sign: float
     """When it last said anything."""
+    protocol: int = 0
+    """The newest version of the protocol that it speaks."""
     memory_available: int = 0
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
@@ -177,6 +179,7 @@ class NodeTable:
             name=hello.name,
             address=hello.address,
             version=hello.version,
+            protocol=hello.protocol,
             capabilities=hello.capabilities,
             colour=namesake.colour if namesake is not None else self._free_colour(hello.name),
             joined=now,

@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from motley.bench.random_models import writing
-from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import SynthError, synthesise, temporary_model
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
+from motley.orchestrator.known_models.shapes import SHAPES
 
 TINY = {
     "hidden_size": 64,

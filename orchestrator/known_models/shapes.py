@@ -1,4 +1,4 @@
-"""The sizes of well-known models, to write random ones of them: one table, by name."""
+"""The sizes of well-known models, as their config.json tells them: one table, by name."""
 
 from __future__ import annotations
 
