@@ -7,7 +7,7 @@ metadata of its stream, before anything else.
 
 from __future__ import annotations
 
-VERSION = 11
+VERSION = 10
 """Grows with every release that changes what nodes and the orchestrator say to each other. 10: a model is described by
 its config alone (`ModelSpec.config_json`); a node may tell several versions (`NEWEST`)."""
 OLDEST = 9
