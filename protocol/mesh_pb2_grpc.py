@@ -50,8 +50,9 @@ class MeshServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """Joins the mesh for as long as the stream lives. The call's metadata carries `motley-protocol`, a number in digits
-        that both must have, and `motley-token`: the secret of a join token, or the node's own `Welcome.key`. An
+        """Joins the mesh for as long as the stream lives. The call's metadata carries `motley-protocol` and
+        `motley-newest`, the versions that the node speaks (motley.protocol.versions), and `motley-token`: the secret of a
+        join token, or the node's own `Welcome.key`. An
         orchestrator that takes them sends initial metadata at once, and only then the node says Hello: of strangers
         nothing is read. In that metadata, `motley-address` is where other machines reach a node that has dialled from the orchestrator's own
         machine, if it has no address but a loopback one; empty: nowhere, or the node knows better.

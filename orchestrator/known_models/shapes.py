@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from motley.bench.random_models.series import (
+from motley.orchestrator.known_models.series import (
     DEEPSEEK_YARN,
     config_of,
     deepseek,

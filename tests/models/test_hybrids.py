@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from motley.bench.random_models.shapes import SHAPES
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.cutting.units import units
@@ -20,6 +19,7 @@ from motley.daemon.models.description.operations import ShortConvolution, StateS
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.recurrent import StateSpec
 from tests.models.cases import golden_case
 from tests.models.configs import LLAMA, read
