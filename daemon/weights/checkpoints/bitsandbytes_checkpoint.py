@@ -116,7 +116,7 @@ class BitsAndBytesCheckpoint(SafetensorsCheckpoint):
             peaks: F32 = self._items(info, np.dtype("<f4"), rows, blocks)
             return peaks
         codes = self._items(info, np.dtype(np.uint8), rows, blocks)
-        outer = (np.asarray(rows)[:, None] * across + np.arange(blocks.start, blocks.stop)) // state.nested
+        outer = (np.asarray(rows, np.int64)[:, None] * across + np.arange(blocks.start, blocks.stop)) // state.nested
         levels = self._vector(name + ".nested_quant_map")[codes]
         nested: F32 = levels * self._vector(name + ".nested_absmax")[outer] + np.float32(state.offset)
         return nested

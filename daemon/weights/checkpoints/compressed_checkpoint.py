@@ -190,7 +190,7 @@ class CompressedCheckpoint(CodedCheckpoint):
             return self._items(part, np.dtype(np.uint8), rows, groups) ^ np.uint8(128)
         bits = self._packing.bits
         per_word = 32 // bits
-        wanted = np.asarray(rows)
+        wanted = np.asarray(rows, np.int64)
         own = sorted(set((wanted // per_word).tolist()))
         words = self._items(part, np.dtype("<u4"), own, groups)[np.searchsorted(own, wanted // per_word)]
         shifts = (wanted % per_word * bits).astype(np.uint32)
