@@ -8,7 +8,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := -n $(shell expr $(CORES) + 1)
 PACKAGES := bench cli daemon orchestrator plugins protocol training transport
 
-.PHONY: demo test soak gpu lint format protocol nccl clean
+.PHONY: demo test soak gpu lint format docs protocol nccl wheels clean
 
 demo: $(VENV)/installed
 	$(BIN)/motley demo
@@ -41,6 +41,11 @@ format: $(VENV)/installed-dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The reference of commands, and a site of all pages in build/site.
+docs: $(VENV)/installed-dev
+	$(BIN)/python -m motley.cli.reference docs/commands.md
+	$(BIN)/mkdocs build --strict
+
 protocol: $(VENV)/installed-dev
 	mkdir -p build/protocol
 	$(BIN)/python -m grpc_tools.protoc --proto_path=motley/protocol=protocol \
@@ -52,6 +57,17 @@ protocol: $(VENV)/installed-dev
 # Prints where the library is that makes NCCL's users run over Motley; installation has built it.
 nccl: $(VENV)/installed
 	$(BIN)/python -m motley.plugins.nccl
+
+# What is published, to dist/: the sdist, and a wheel with the C libraries for each system, of which one compiler builds all.
+wheels: $(VENV)/installed-dev
+	rm -rf dist
+	$(BIN)/python -m build --sdist --quiet .
+	for target in linux-x86_64 linux-aarch64 win-amd64 win-arm64; do \
+		rm -rf build/lib build/bdist.* build/temp.* *.egg-info && \
+		MOTLEY_TARGET=$$target $(BIN)/python -m build --wheel --quiet . || exit 1; \
+	done
+	rm -rf build/lib build/bdist.* build/temp.* *.egg-info
+	$(BIN)/python -m pytest -q tests/test_wheels.py
 
 $(VENV)/installed: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(VENV)

@@ -20,28 +20,30 @@ from motley.cli.commands import (
     plan,
     rearrange,
     run,
+    service,
     status,
     train,
     up,
+    update,
 )
 from motley.cli.commands.bench import group as bench
 from motley.cli.commands.demo import group as demo
+from motley.cli.commands.models import group as models
 
 app = typer.Typer(
     name="motley",
     help="Your mismatched machines as one: run a language model that none of them can hold.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     rich_markup_mode="rich",
 )
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from motley.protocol.release import release
 
-        print(version("motley"))
+        print(release())
         raise typer.Exit
 
 
@@ -55,8 +57,8 @@ def motley(
 
 
 GROUPS = (
-    *(up, join, plan, run, chat, status, rearrange, lease, budget, access, doctor, devices, experts, cache),
-    *(train, adapters, demo, bench),
+    *(up, join, service, plan, run, chat, status, rearrange, lease, budget, access, doctor, update, devices, experts),
+    *(models, cache, train, adapters, demo, bench),
 )
 for group in GROUPS:
     group.register(app)

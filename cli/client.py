@@ -218,7 +218,8 @@ class _Request:
                 ) from error
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
                 raise Unreachable(
-                    f"no orchestrator answers at {url}; start one with `motley up` or name one with --url"
+                    f"no orchestrator answers at {url}; start one with `motley up`, join one with `motley join`, or"
+                    " name one with --url"
                 ) from error
             raise CliError(broke_off(url, error)) from error
         self._client.reached = True

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig
 
 
+MODELS_OWN = "as the model's makers say, else as OpenAI"
+"""What is shown as the default of options by which tokens are chosen."""
+
+
 class Quantisation(StrEnum):
     """How weights are held; stored: as the checkpoint has them, bit for bit, and its floats as int8.
 

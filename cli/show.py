@@ -154,6 +154,10 @@ def worker_name(worker: dict[str, Any]) -> str:
     return f"{worker['node']} ({role})"
 
 
+def _layers(first: int, end: int) -> str:
+    return f"layer {first}" if end - first == 1 else f"layers {first}-{end - 1}"
+
+
 def session_table(session: dict[str, Any]) -> RenderableType:
     """A session's ranks: what each has, and where its token time goes; then the nodes that have its experts."""
     ranks, hosts = session["ranks"], [host for host in session["hosts"] if host["state"] != "gone"]
@@ -163,7 +167,7 @@ def session_table(session: dict[str, Any]) -> RenderableType:
         timing, weights = rank["timing"], short_bytes(rank["share"]["weight_bytes"])
         parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
         layers = rank["share"]["layers"]
-        own = f"{share}, layers {layers[0]}-{layers[1] - 1}" if layers else share
+        own = f"{share}, {_layers(*layers)}" if layers else share
         rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], own, weights, *parts])
     for host, share in zip(hosts, shares[len(ranks) :], strict=True):
         held = [share, short_bytes(host["weight_bytes"]), counted(host["experts"], "expert")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import unquote
@@ -31,11 +31,11 @@ from motley.orchestrator.pairings import Pairing, PairingError, Pairings
 from motley.orchestrator.store.members import Member, Members
 from motley.orchestrator.store.store import StoreError
 from motley.orchestrator.store.tokens import Token, Tokens
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, HeldRank, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
 from motley.protocol.pairing import NAME, PAIRING, PAKE, SEALED, WrongCode, hand_over
+from motley.protocol.versions import NEWEST, PROTOCOL, disagreement
 
 PAIRED_S = 600.0
 """A join token that was got by a code is valid for so long."""
@@ -210,12 +210,13 @@ class Control(MeshServicer):
         """A step of handing a join token to a machine whose owner types the code that is shown here. Nothing is read
         but metadata."""
         told = dict(context.invocation_metadata() or ())
-        if wrong := _wrong_version(str(told.get(PROTOCOL, ""))):
+        if wrong := _wrong_version(told):
             _end(context, grpc.StatusCode.FAILED_PRECONDITION, wrong)
             return
         try:
             if NAME in told:
                 name = unquote(str(told[NAME]))
+                self._nodes.check_free(name)  # before somebody goes and types a code
                 pairing = self._pairings.ask(name, _address_of(context).rpartition(":")[0])
                 self._show_code(pairing)
                 context.set_trailing_metadata([(PAIRING, pairing.id)])  # what comes first may get lost
@@ -228,7 +229,7 @@ class Control(MeshServicer):
                 raise WrongCode("that is no message of a key exchange")
             own, sealed = await asyncio.to_thread(hand_over, pairing.code, message, pairing.token)
             context.set_trailing_metadata([(PAKE, own), (SEALED, sealed)])
-        except (PairingError, WrongCode, StoreError) as error:
+        except (PairingError, NameTakenError, WrongCode, StoreError) as error:
             _log.warning("refused %s: %s", _address_of(context), error)
             _end(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
 
@@ -245,7 +246,7 @@ class Control(MeshServicer):
     async def _admit(self, context: Context) -> _Admitted | _Refusal:
         """Have a node show a join token, or its own secret, then say Hello, and register it."""
         told = dict(context.invocation_metadata() or ())
-        if wrong := _wrong_version(str(told.get(PROTOCOL, ""))):
+        if wrong := _wrong_version(told):
             return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, wrong)
         secret, _, _ = str(told.get("motley-token", "")).partition(".")
         shown = self._members.find(secret) or self._tokens.find(secret)
@@ -338,16 +339,9 @@ async def _hello(context: Context) -> Hello | _Refusal:
     return first.hello
 
 
-def _wrong_version(told: str) -> str:
-    """Why a node may not join that tells this version of the protocol, or none; empty: it may."""
-    if told == str(VERSION):
-        return ""
-    theirs = int(told) if told.isdecimal() and len(told) < 9 else 0
-    older = "the orchestrator" if theirs > VERSION else "this node"
-    return (
-        f"this node speaks protocol version {theirs or 'before 4'}, the orchestrator version {VERSION};"
-        f" install the same motley on both: {older} has the older one"
-    )
+def _wrong_version(told: Mapping[str, str | bytes]) -> str:
+    """Why a node may not join that tells this in its metadata; empty: it may."""
+    return disagreement(str(told.get(PROTOCOL, "")), str(told.get(NEWEST, "")))
 
 
 async def _write(context: Context, stream: _Stream) -> None:

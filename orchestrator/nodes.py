@@ -60,6 +60,8 @@ class Node:
     joined: float
     last_sign: float
     """When it last said anything."""
+    protocol: int = 0
+    """The newest version of the protocol that it speaks."""
     memory_available: int = 0
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
@@ -156,10 +158,14 @@ class NodeTable:
                 raise HelloError(f"the measured speeds of {each.format!r} must be above 0 bytes/s")
         if not 0 <= hello.capabilities.call_s < 1:
             raise HelloError(f"a small operation takes from 0 to 1 s, not {hello.capabilities.call_s}")
-        namesake = self.known_as(hello.name)
+        self.check_free(hello.name)
+
+    def check_free(self, name: str) -> None:
+        """Raise NameTakenError if a live node has this name."""
+        namesake = self.known_as(name)
         if namesake is not None and namesake.alive:
             raise NameTakenError(
-                f"a node named {hello.name!r} is in the mesh already (at {namesake.address}); choose another name"
+                f"a node named {name!r} is in the mesh already (at {namesake.address}); choose another name"
                 f" with --name. If it is this machine coming back, its name is free in at most {SILENCE_S:.0f} s"
             )
 
@@ -173,6 +179,7 @@ class NodeTable:
             name=hello.name,
             address=hello.address,
             version=hello.version,
+            protocol=hello.protocol,
             capabilities=hello.capabilities,
             colour=namesake.colour if namesake is not None else self._free_colour(hello.name),
             joined=now,

@@ -22,20 +22,8 @@ nobody else reads it. Only graphs with `RankGraph.adapters` have such nodes. The
 and ``widths`` name what lies side by side in the N columns, and how many columns each has. To row t of a part it adds
 ``up @ (down @ x[t])``, with the `AdapterProduct` that the row's adapter (`Span.adapter`) has for the part's name; to
 rows without an adapter, and to parts that the adapter leaves alone, it adds nothing.
-``motley.GatedDelta`` reads and changes a sequence's *state* in one layer (gated DeltaNet, https://arxiv.org/abs/2412.06464).
-For H key heads of dk elements and G value heads each, of dv elements, its operands are q, k: f32[T, H dk],
-v, z: f32[T, H G dv], b, a: f32[T, H G], filters: f32[C, R] of the C = 2 H dk + H G dv elements of q, k and v,
-decay, bias: f32[H G], gain: f32[dv]; its result is y: f32[T, H G dv]. Row after row of a span:
 
-1. q, k and v, side by side, become ``silu(sum of filters[:, r] * the row R - 1 - r before it)``; rows before a
-   sequence's first are zero. Then each head of q and k becomes ``x / sqrt(sum(x ** 2) + 1e-6)``; q is divided by
-   sqrt(dk) besides.
-2. Each value head has a state f32[dk, dv], at first zero. With its group's q and k:
-   ``state *= exp(-exp(decay) * softplus(a + bias))``, ``state += outer(k, (v - k @ state) * sigmoid(b))``.
-3. ``o = q @ state``, ``y = o / sqrt(mean(o ** 2) + epsilon) * gain * silu(z)``.
-
-The attributes are layer, key_heads (H), group (G), key_size (dk), value_size (dv) and epsilon. States lie in *slots*,
-of which an engine has a fixed number (`CacheBlocks.slots`); `Span` says which one a sequence has.
+The operators of layers with a recurrent state are stated in `motley.plugins.recurrent`.
 
 A value that is read on the other side of a collective or of an Experts node is f32[T, D], unless the graph's
 ``value_info`` declares it. The graph's inputs and outputs have these names:
@@ -80,14 +68,13 @@ import onnx
 
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.mixture import Compute
+from motley.plugins.recurrent import StateSpec
 
 F32 = npt.NDArray[np.float32]
 
 DOMAIN = "motley"
 SCALES = ".scales"
 """What the array of a cache's scales is called after the cache, where it is int8."""
-MOST_GUESSES = 16
-"""Rows of a span at most that may be guesses, where a model has recurrent states."""
 CACHE_FORMATS = ("fp32", "fp16", "int8")
 """What keys and values can be kept as; every engine knows the first."""
 
@@ -186,47 +173,6 @@ class CacheSpec:
 
 
 @dataclass(frozen=True)
-class StateSpec:
-    """The recurrent state of one layer on this rank, see ``motley.GatedDelta``.
-
-    Attributes:
-        keys: H, key heads.
-        group: G, value heads of each.
-        key_size: dk.
-        value_size: dv.
-        reach: R, positions that the convolution sees.
-    """
-
-    layer: int
-    keys: int
-    group: int
-    key_size: int
-    value_size: int
-    reach: int
-
-    @property
-    def values(self) -> int:
-        """Value heads."""
-        return self.keys * self.group
-
-    @property
-    def columns(self) -> int:
-        """C, elements of q, k and v."""
-        return 2 * self.keys * self.key_size + self.values * self.value_size
-
-    @property
-    def row(self) -> int:
-        """Numbers that are kept of a row that may have to be computed again: q, k, v, b and a."""
-        return self.columns + 2 * self.values
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a slot: the state, the rows that the convolution sees, and guesses that may turn out to be right."""
-        state = self.values * self.key_size * self.value_size
-        return 4 * (state + (self.reach - 1) * self.columns + MOST_GUESSES * self.row)
-
-
-@dataclass(frozen=True)
 class CacheBlocks:
     """The blocks in which an engine keeps keys and values, of each layer and KV head alike.
 
@@ -243,6 +189,7 @@ class CacheBlocks:
         windowed: how many blocks a layer with a window has in place of all these; 0: it has the same as other layers.
         window: the widest window of such layers, in positions.
         slots: how many sequences can have a recurrent state at a time, where a model has any.
+        snapshots: how many more states there is room for, to begin with; their numbers follow those of the slots.
     """
 
     count: int
@@ -252,6 +199,12 @@ class CacheBlocks:
     windowed: int = 0
     window: int = 0
     slots: int = 1
+    snapshots: int = 0
+
+    @property
+    def states(self) -> int:
+        """How many recurrent states of a layer there is room for."""
+        return self.slots + self.snapshots
 
     def is_windowed(self, spec: CacheSpec) -> bool:
         """Whether a layer has the blocks of layers with a window."""
@@ -523,6 +476,18 @@ class AdaptedEngine(Engine, Protocol):
 
         Raises:
             EngineError: there is no such slot.
+        """
+
+
+class RecurrentEngine(Engine, Protocol):
+    """An engine that can keep recurrent states, see `motley.plugins.recurrent`."""
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Make states of all layers what others are, one after another, between two steps; guesses are not copied.
+
+        Args:
+            pairs: the numbers of a slot or a snapshot, and of the one that is overwritten; both are valid, the caller
+                has seen to that.
         """
 
 

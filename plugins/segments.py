@@ -33,6 +33,10 @@ ROWS = "rows"
 #                   and up f32[T, F]                                        attributes: columns (F), activation
 # `DELTA`           q, k, v, z side by side and b, a side by side, and      y; attributes as ``motley.GatedDelta``
 #                   what else ``motley.GatedDelta`` has
+# `SPACE`           x, z side by side, b, c side by side, dt, and what      y; attributes as ``motley.StateSpace``
+#                   else ``motley.StateSpace`` has
+# `CONVOLUTION`     b, c, x side by side, and what else                     y; attributes as
+#                   ``motley.ShortConvolution`` has                         ``motley.ShortConvolution``
 # ================  ======================================================  ==========================================
 #
 # Zero points, bias and skip may be absent.
@@ -42,6 +46,9 @@ ATTENTION = "AttentionOfSlots"
 NORM = "Norm"
 GATED = "Gated"
 DELTA = "DeltaOfSlots"
+SPACE = "StateSpaceOfSlots"
+CONVOLUTION = "ShortConvolutionOfSlots"
+RECURRENT = (DELTA, SPACE, CONVOLUTION)
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,7 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
         return _mixture(node)
     if node.domain == DOMAIN and node.op_type == ATTENTION:
         return Kernel(node, (node.input[0],), (node.output[0],))
-    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, HEAD_PRODUCT, NORM, GATED, DELTA)):
+    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, HEAD_PRODUCT, NORM, GATED, *RECURRENT)):
         rows = tuple(name for name in node.input if name and name not in initializers)
         return Kernel(node, rows, tuple(filter(None, node.output)))
     return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from motley.plugins.engine import F32, MOST_GUESSES, EngineError, RankGraph, Span
+from motley.plugins.engine import F32, EngineError, RankGraph, Span
+from motley.plugins.recurrent import MOST_GUESSES
 
 
 def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: int, most_spans: int) -> None:

@@ -1,15 +1,10 @@
 """What processes say to each other, as schemas with generated code (`make protocol`), and the limits they agree on.
 
 `mesh.proto` is what a node's daemon and the orchestrator say, `worker.proto` what a daemon and a worker process say.
-`VERSION` grows with every change of what nodes and the orchestrator say to each other that an older one would misread
-or wait for in vain. A node tells its own in the metadata of its stream, under `PROTOCOL`, before anything else; an
-orchestrator of another one refuses it by name, whichever is the newer. The pipe to a worker needs none: both ends are
-of one installation.
+Machines whose releases differ agree on a version (`motley.protocol.versions`), or say which is to be updated. The pipe
+to a worker needs none: both ends are of one installation.
 """
 
-VERSION = 9
-PROTOCOL = "motley-protocol"
-"""The key of a node's `VERSION`, in decimal digits; nodes before version 4 have none."""
 MAX_RANKS = 64
 """Ranks and expert hosts of a session at most; far above what tensor parallelism over a network can use."""
 MAX_TRUNK = 32
@@ -21,6 +16,8 @@ CACHE_BLOCK = 32
 CACHE_STRETCH = 128
 """Positions in a block of a session that has some on nodes which are none of its ranks: attention is computed to as
 many at a time, here or there."""
+SNAPSHOTS = 1
+"""Recurrent states of a model that can be kept to begin with, for each sequence that may be under way."""
 GPU_RESERVE = 512 << 20
 """Bytes of a GPU's free memory that no rank is planned into: CUDA's own, and what a desktop may want to draw."""
 

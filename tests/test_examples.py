@@ -1,4 +1,4 @@
-"""The examples of README and of `--help` leave a checkout clean."""
+"""The examples of README, of docs/ and of `--help` leave a checkout clean."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WRITTEN = re.compile(r"--(?:out|plot|csv)\s+([\w./-]+)|Save this as `([\w.]+)`")
 
 def written() -> set[str]:
     """What those who try the examples in a checkout have there afterwards."""
-    readme = (ROOT / "README.md").read_text("utf-8")
+    pages = [page.read_text("utf-8") for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     helps = [file.read_text("utf-8") for file in (ROOT / "cli" / "commands").rglob("*.py")]
-    commands = [*re.findall(r"Save this as `[\w.]+`", readme)]
-    commands += [command for text in (readme, *helps) for command in COMMAND.findall(text)]
+    commands = [found for page in pages for found in re.findall(r"Save this as `[\w.]+`", page)]
+    commands += [command for text in (*pages, *helps) for command in COMMAND.findall(text)]
     return {name.lstrip("./") for command in commands for found in WRITTEN.findall(command) for name in found if name}
 
 

@@ -60,7 +60,7 @@ BENCH = {
 
 ORCHESTRATOR = (
     {"session_request", "nodes", "identity", "certificates", "addresses", "limits", "audit", "store", "pairings"}
-    | {"flapping", "adapters", "traces"},
+    | {"flapping", "adapters", "traces", "usual_sampling", "known_models"},
     {"links"},
     {"planning"},
     {"workers"},

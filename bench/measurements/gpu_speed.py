@@ -21,7 +21,7 @@ from motley.bench.measurements.latency import WARM_UP, latency_of
 from motley.bench.measurements.throughput import throughput_of
 from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec
 from motley.bench.meshes.rank_processes import TIMEOUT_S, Answer, Question, RankProcesses, clock, percentile_us, serve
-from motley.plugins.cuda.kernels import ROWS, SOURCES, THREADS, TOKENS, WARP
+from motley.plugins.cuda.kernels import CODED, CODED_ROWS, ROWS, SOURCES, THREADS, TOKENS, WARP, Coded
 from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import CudaDriver, Driver
@@ -31,7 +31,7 @@ from motley.transport.schedules.schedule import Operation
 
 SHAPE = 14336, 4096
 """Rows and columns of a matrix that no cache holds: Mistral-7B's gate projection."""
-BLOCK = 32
+BLOCK = 128
 BITS = {"fp32": 32.0, "fp16": 16.0, "int8": 8 + 32 / BLOCK, "int4": 4 + 32 / BLOCK}
 """Per weight, its part of the scale included."""
 SIZES = (8 << 10, 16 << 10, 64 << 10)
@@ -49,9 +49,11 @@ VOCABULARY = 256
 
 
 def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, launches: int = 50) -> dict[int, float]:
-    """Bytes of weights per second that a product reads, by the tokens that it is computed for."""
+    """Bytes of weights per second that a product reads, by the tokens that it is computed for; these are quantised
+    before, where weights are codes."""
     rows, columns = shape
     nbytes = int(rows * columns * BITS[kind] / 8)
+    coded = Coded(CODED[kind], columns, BLOCK.bit_length() - 1) if kind in CODED else None
     with ExitStack() as memory, CudaStream(driver) as stream:
 
         def allocate(size: int) -> ctypes.c_void_p:
@@ -63,13 +65,18 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
         x, y, weights = allocate(4 * most * columns), allocate(4 * most * rows), allocate(4 * rows * columns)
         scales = allocate(4 * rows * columns // BLOCK)
         null, integer = ctypes.c_void_p(0), ctypes.c_int
-        blocks = -(-rows * WARP // (ROWS * THREADS))
+        blocks = -(-rows * WARP // ((CODED_ROWS if coded else ROWS) * THREADS))
 
         def run(tokens: int, times: int) -> None:
-            numbers = [integer(value) for value in (tokens, rows, columns, BLOCK.bit_length() - 1)]
-            arguments: list[Any] = [x, integer(columns), weights, scales, null, null, y, integer(rows), *numbers]
+            kernel, first = f"matmul_{kind}_{tokens}", columns
+            numbers = [tokens, rows, columns, BLOCK.bit_length() - 1]
+            if coded:
+                kernel, first = coded.products(tokens, zeros=False), coded.units
+                numbers = [tokens, rows, coded.row_bytes, coded.block_shift, columns // BLOCK]
+            arguments: list[Any] = [x, integer(first), weights, scales, null, null, y, integer(rows)]
+            arguments += map(integer, numbers)
             for _ in range(times):
-                stream.launch(SOURCES, f"matmul_{kind}_{tokens}", blocks, THREADS, arguments)
+                stream.launch(SOURCES, kernel, blocks, THREADS, arguments)
             stream.synchronise(60.0)
 
         rates = {}

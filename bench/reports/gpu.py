@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from motley.bench.measurements.gpu_speed import BITS, LONG, REQUESTS, SIZES, all_reduce_us, matmul_bandwidth, speed
-from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import synthesise
+from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.cuda.kernels import TOKENS
 from motley.protocol.wording import counted
 from motley.transport.cuda.driver import CudaDriver

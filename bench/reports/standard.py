@@ -21,11 +21,11 @@ from motley.bench.measurements.collectives import Row, Setup, measure
 from motley.bench.measurements.drift import Drift, measure_drift
 from motley.bench.measurements.latency import LatencyReport, measure_latency
 from motley.bench.meshes.local_mesh import MeshError, MeshSpec
-from motley.bench.random_models.shapes import SHAPES
 from motley.daemon.machine.processor import cpu_name, usable_cores
 from motley.daemon.models.description.axes import Heads, Kind
 from motley.daemon.models.description.model import Model, parameters, products
 from motley.daemon.models.files import open_model
+from motley.orchestrator.known_models.shapes import SHAPES
 
 SHAPE = "tinyllama-1.1b"
 """Synthesised where no model is given."""
@@ -41,7 +41,7 @@ PUBLISHED = (
     "SmolLM3-3B",
     "Seed-OSS-36B",
 )
-"""What the models without experts are called whose shapes are `motley.bench.random_models.shapes.SHAPES`."""
+"""What the models without experts are called whose shapes are `motley.orchestrator.known_models.shapes.SHAPES`."""
 PACKAGES = ("motley", "numpy", "onnxruntime")
 
 

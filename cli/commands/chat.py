@@ -19,7 +19,7 @@ from motley.cli.conversation import Conversation
 from motley.cli.errors import EXIT_INTERRUPTED, CliError
 from motley.cli.loading import checked_request, for_daemons, load, nodes_told
 from motley.cli.mesh_of_one import mesh_of_one
-from motley.cli.options import Context, DeviceOption, Engines, Quantisation, Quants, by_node, on_device
+from motley.cli.options import MODELS_OWN, Context, DeviceOption, Engines, Quantisation, Quants, by_node, on_device
 from motley.cli.place import USUAL_URL
 from motley.cli.show import console
 from motley.cli.wanted import Wanted
@@ -63,9 +63,15 @@ def chat(
         int | None, typer.Option(min=1, help="Longest answer.", show_default="as long as the model likes")
     ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0.0, max=2.0, help="How freely it chooses its words; 0: never otherwise.")
-    ] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Leaves out unlikely words: 0.9 is usual, 1 leaves out none.")] = 1.0,
+        float | None,
+        typer.Option(
+            min=0.0, max=2.0, help="How freely it chooses its words; 0: never otherwise.", show_default=MODELS_OWN
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Leaves out unlikely words: 0.9 is usual, 1 leaves out none.", show_default=MODELS_OWN),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
     url: Url = "",
     api_key: ApiKey = "",

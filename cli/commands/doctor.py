@@ -94,7 +94,7 @@ async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]
 
 async def _mesh(url: str, api_key: str) -> list[Finding]:
     """What the mesh tells, if there is one."""
-    from importlib.metadata import version
+    from motley.protocol.release import release
 
     try:
         async with Client(url, api_key) as client:
@@ -112,7 +112,7 @@ async def _mesh(url: str, api_key: str) -> list[Finding]:
     return [
         Finding(Level.GOOD, "mesh", f"the orchestrator at {client.url} answers; nodes: {alive}"),
         *await _joined(),
-        versions(version("motley"), told["version"], nodes),
+        versions(release(), told["version"], nodes),
         clock(now - told["time"]),
         *absent(nodes),
         *links(nodes),

@@ -16,6 +16,7 @@ from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.loading import checked_request, for_daemons, load
 from motley.cli.mesh_of_one import mesh_of_one
 from motley.cli.options import (
+    MODELS_OWN,
     AdapterFolders,
     AdapterRank,
     Adapters,
@@ -102,10 +103,20 @@ def run(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer.", show_default="what the context has room for")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Only the k likeliest tokens. 0: off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that make up this mass. 1: off.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Only tokens this likely, relative to the likeliest. 0: off.")] = 0.0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.", show_default=MODELS_OWN)
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Only the k likeliest tokens. 0: off.", show_default=MODELS_OWN)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Only the likeliest tokens that make up this mass. 1: off.", show_default=MODELS_OWN),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Only tokens this likely, relative to the likeliest. 0: off.", show_default=MODELS_OWN),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     url: Url = "",

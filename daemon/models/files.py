@@ -91,6 +91,8 @@ def open_model(path: Path, bring: Bring | None = None) -> Iterator[OpenModel]:
         model = gguf_model(files) if isinstance(files, GgufCheckpoint) else reading.read_model(path)
         source = Located(files, tensors(model))
         source.expect(expected_shapes(model))
+        if type(files) is SafetensorsCheckpoint:  # those that are packed may have tensors beside what they pack
+            source.refuse_others(("model.", *model.prefixes), len(model.layers))
         stored = {name: source.format(name) for _, names in fused_matrices(model) for name in names}
         yield OpenModel(model, source, stored)
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import grpc
@@ -23,11 +22,13 @@ from motley.daemon.node.probing import Unreachable, probe_link
 from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.release import release
+from motley.protocol.versions import VERSION
+from motley.protocol.versions import told as versions
 from motley.protocol.wording import human_bytes
 
 logger = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class Control:
             OrchestratorLost: the stream broke or was closed.
         """
         call = MeshStub(channel).Join(  # type: ignore[no-untyped-call]
-            metadata=((PROTOCOL, str(VERSION)), ("motley-token", secret))
+            metadata=(*versions(), ("motley-token", secret))
         )
         talk: list[asyncio.Task[None]] = []
         patience = WELCOME_S
@@ -114,7 +115,7 @@ class Control:
             self._ranks.attach(self, settings)
             hello = pb.Hello(
                 protocol=VERSION,
-                version=version("motley"),
+                version=release(),
                 name=settings.name,
                 address=settings.address,
                 capabilities=settings.capabilities,

@@ -13,10 +13,12 @@ from pathlib import Path
 from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
-from motley.daemon.models.keys import ConfigError
+from motley.daemon.models.keys import ConfigError, Keys
+from motley.daemon.models.reading import describe as read_config
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError
+from motley.daemon.text.usual_sampling import usual_sampling
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
@@ -31,7 +33,8 @@ class DescribeError(Exception):
 
 
 def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> pb.Described:
-    """Download a model if need be and read its config, its tokenizer and the headers of its weights.
+    """Download a model if need be and read its config, its tokenizer and the headers of its weights; or tell what one
+    costs by a config alone.
 
     Args:
         models: the folder in which model names are looked up, if there is one.
@@ -45,8 +48,16 @@ def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> p
         ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
         UnlikeTokenizersError: its tokenizer is not that of the other model.
     """
-    folder = fetch(model.source, models, lambda done, total: None)
     every = (model.quantisation, *model.beside)
+    if model.config_json:
+        alone = read_config(Keys(Path("config.json"), json.loads(model.config_json)))
+        profiles = [
+            profile(alone, each, model.block, None, model.exact, every, model.cache_format or "fp32") for each in every
+        ]
+        for profiled in profiles:
+            profiled.name = profiled.family
+        return pb.Described(profile=profiles[0], beside=profiles[1:])
+    folder = fetch(model.source, models, lambda done, total: None)
     with open_model(folder) as opened:
         profiles = [
             profile(opened.model, each, model.block, opened.stored, model.exact, every, model.cache_format or "fp32")
@@ -57,9 +68,10 @@ def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> p
     if tokens_of:
         whole = fetch(tokens_of, models, lambda done, total: None)
         check_alike(tokenizer, folder.name, load_tokenizer(whole), whole.name)
-    chats = tokenizer.template is not None
+    chats, usual = tokenizer.template is not None, usual_sampling(folder)
     for profiled in profiles:
         profiled.name, profiled.fingerprint, profiled.chats = folder.name, fingerprint, chats
+        profiled.sampling.CopyFrom(usual)
     return pb.Described(profile=profiles[0], beside=profiles[1:])
 
 

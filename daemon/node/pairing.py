@@ -10,9 +10,9 @@ import grpc
 import grpc.aio
 
 from motley.daemon.node.trust import TrustError, fetch_certificate, pinned_channel
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2_grpc import MeshStub
 from motley.protocol.pairing import NAME, PAIRING, PAKE, SEALED, Joining, WrongCode
+from motley.protocol.versions import told as versions
 
 ANSWER_S = 15.0
 """The orchestrator has so long for each step."""
@@ -52,7 +52,7 @@ async def pair(host: str, port: int, name: str, ask: Callable[[int], Awaitable[s
 
 async def _call(channel: grpc.aio.Channel, *metadata: tuple[str, str | bytes]) -> dict[str, str | bytes]:
     """One step: what is told in metadata, answered in metadata."""
-    call = MeshStub(channel).Pair(metadata=((PROTOCOL, str(VERSION)), *metadata))  # type: ignore[no-untyped-call]
+    call = MeshStub(channel).Pair(metadata=(*versions(), *metadata))  # type: ignore[no-untyped-call]
     try:
         async with asyncio.timeout(ANSWER_S):
             code = await call.code()

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +24,7 @@ from motley.daemon.machine.compute_speed import ComputeSpeed, FormatSpeed, measu
 from motley.daemon.machine.files import lock_file
 from motley.daemon.machine.processor import cpu_name
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.protocol.release import release
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def _lock_in_time(file: IO[str]) -> None:
 def identity(threads: int) -> str:
     """What this machine's speed depends on: another identity means that it must be measured anew."""
     gib = round(psutil.virtual_memory().total / 2**30)
-    return f"{cpu_name()}, {platform.machine()}, {threads} threads, {gib} GiB, motley {version('motley')}"
+    return f"{cpu_name()}, {platform.machine()}, {threads} threads, {gib} GiB, motley {release()}"
 
 
 def _remembered(file: Path, hardware: str) -> ComputeSpeed | None:

@@ -27,6 +27,7 @@ from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.steps import (
     Able,
     Close,
+    CopyStates,
     Keep,
     Message,
     More,
@@ -272,6 +273,8 @@ class Executor:
                 self._check_pairs(pairs)
                 for sequence in self._sequences.values():
                     sequence.renumber(pairs)
+            case CopyStates(pairs):
+                self._copy_states(pairs)
             case Keep(blocks):
                 return self._keep(blocks).encode()
             case Restore(blocks):
@@ -328,6 +331,16 @@ class Executor:
         except OSError as error:
             return Moved(f"cache blocks cannot be moved: {error}")
         return Moved()
+
+    def _copy_states(self, pairs: Numbers) -> None:
+        """Copy recurrent states.
+
+        Raises:
+            StepError: there are no such slots, or no states.
+        """
+        if pairs.max() >= self._blocks.states or not hasattr(self._engine, "copy_states"):
+            raise StepError(f"recurrent states are to be copied from and to {pairs.tolist()}, of which there are fewer")
+        self._engine.copy_states([(source, target) for source, target in pairs.tolist()])
 
     def _kept_for(self, blocks: Sequence[KeptBlock]) -> KeptFile:
         """The file for blocks that are to be kept or read.

@@ -348,12 +348,16 @@ def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
         found = pattern.match(name)
         return found is None or int(found[1]) in layers
 
+    ends = {  # of each layer: the last residual that it makes
+        int(found[1]): node.name
+        for node in graph.proto.graph.node
+        if (found := _LAYER.match(node.name)) and node.name.endswith(".residual")
+    }
     residual = {}
     latest = "hidden"
     for layer in _layers(graph.proto.graph.node):
-        ends = f"layers.{layer}.mlp.residual"
-        latest = ends if layer in layers else latest
-        residual[ends] = latest
+        latest = ends[layer] if layer in layers else latest
+        residual[ends[layer]] = latest
     del proto.graph.node[:]
     for node in graph.proto.graph.node:
         if stays(node.name, _LAYER):

@@ -33,7 +33,7 @@ from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, EngineError, EngineOptions
 from motley.plugins.installed import keeps_prefixes, load_engine, on_gpu, takes_adapters
-from motley.protocol import GPU_RESERVE
+from motley.protocol import GPU_RESERVE, SNAPSHOTS
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
 
@@ -62,7 +62,8 @@ class LoadedRank:
         max_rows: the most tokens that a step may have.
         hidden: D, the width of the residual.
         vocabulary: tokens that the model knows.
-        recurrent: its layers keep states of sequences, so that none can begin with what is in the caches.
+        recurrent: its layers keep states of sequences, so that one can begin with what is in the caches only where
+            these are remembered.
     """
 
     executor: Executor
@@ -129,6 +130,8 @@ def load_rank(
         recurrent = any(layer.recurrence for layer in opened.model.layers)
         if recurrent and assignment.keep_prefixes:
             raise ConfigError(f"{planned.path}: no prefixes can be kept of a model with recurrent states")
+        if recurrent:
+            blocks = replace(blocks, snapshots=blocks.slots * SNAPSHOTS)
         declared = build_rank_graph(
             opened.model,
             shares,

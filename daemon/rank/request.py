@@ -27,6 +27,7 @@ class Request:
         given: rows that it has had since it was admitted.
         stepped: the number of the last step that it was in.
         cached: tokens of its prompt that were found when it was first admitted; None: it has not been.
+        borders: positions where its recurrent states are to be remembered.
         whole: blocks that others may find already, or that the tree had already.
         follows: an active request that computes what this one, which waits, begins with; None: it waits for none.
         followed: tokens that both have in common, in whole blocks.
@@ -51,6 +52,7 @@ class Request:
     given: int = 0
     stepped: int = -1
     cached: int | None = None
+    borders: list[int] = field(default_factory=list)
     whole: int = 0
     follows: Request | None = None
     followed: int = 0

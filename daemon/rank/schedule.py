@@ -27,6 +27,7 @@ from motley.daemon.rank.adapters.table import NONE, AdapterTable
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import MOST, how_many
+from motley.daemon.rank.kept_states import KeptStates
 from motley.daemon.rank.pace import Pace, Size
 from motley.daemon.rank.request import Request
 from motley.protocol.mesh_pb2 import Activity
@@ -68,6 +69,7 @@ class Plan:
     """What every rank is to do next.
 
     Attributes:
+        copied: recurrent states that are to be copied before all else, in this order: from which slot to which.
         moved: blocks of running requests that have been copied, and the far ones that these have instead from now on;
             to be told first.
         closed: slots of requests that have stepped back, to be closed then.
@@ -81,6 +83,7 @@ class Plan:
         without: see `motley.daemon.rank.drafting.Drafts`.
     """
 
+    copied: list[tuple[int, int]] = field(default_factory=list)
     moved: list[tuple[int, int]] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     loads: list[tuple[int, str]] = field(default_factory=list)
@@ -129,7 +132,7 @@ class Schedule:
         drafting: Drafting[Request] | None = None,
         waves: int = 1,
         adapters: int = 0,
-        recurrent: bool = False,
+        states: KeptStates | None = None,
     ) -> None:
         """
         Args:
@@ -140,7 +143,8 @@ class Schedule:
             drafting: when to ask a draft model; None: there is none.
             waves: steps that may be under way at a time.
             adapters: slots of these.
-            recurrent: the model keeps states of sequences: the store is forgetful, and no row may be computed twice.
+            states: the model keeps recurrent states of sequences, so no row may be computed twice, and these are
+                remembered now and then; None: it keeps none.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
@@ -154,7 +158,7 @@ class Schedule:
         self._waves = waves
         self._under_way: set[Request] = set()
         """Requests of steps that are."""
-        self._recurrent = recurrent
+        self._states = states
         self._steps = 0
         self._full = False
         """Whether there was no room for the request that waits first, and none has become free since."""
@@ -211,6 +215,7 @@ class Schedule:
         if self._grow(plan):
             self._admit(plan)
             self._choose(plan)
+        plan.copied = self._states.taken() if self._states else []
         return plan
 
     def begun(self, plan: Plan) -> None:
@@ -226,7 +231,7 @@ class Schedule:
         """
         self._under_way.clear()
         near = self._store.near
-        lost = [request for request in self.active if self._recurrent or any(block >= near for block in request.blocks)]
+        lost = [request for request in self.active if self._states or any(block >= near for block in request.blocks)]
         slots = [request.slot for request in lost]
         for request in reversed(lost):
             self._release(request, broken=True)
@@ -248,6 +253,8 @@ class Schedule:
             if whole > request.whole:
                 request.whole = whole
                 self._store.publish(request.tokens[: request.position], request.blocks, request.root)
+            if self._states and request.slot >= 0:
+                self._states.computed(request)
 
     def guessed(self, part: Part, right: int) -> None:
         """Note that the first `right` guesses of a part were what was chosen; they are among the tokens now."""
@@ -393,6 +400,8 @@ class Schedule:
                 request.adapter_slot = self.adapters.take(request.adapter)
             insort(self.active, request, key=lambda each: each.arrived)
             plan.opened.append(request)
+            if self._states:
+                self._states.admitted(request)
 
     def _has_adapter(self, request: Request, plan: Plan) -> bool:
         """Whether a request may be computed with the adapter that it wants; one that can be loaded is to be."""
@@ -419,7 +428,7 @@ class Schedule:
     def _shared(self, request: Request, other: Request) -> int:
         """How many tokens two requests have in common, in whole blocks that the first one would find."""
         size, end = self._store.tokens, 0
-        alike = request.root == other.root and not self._recurrent
+        alike = request.root == other.root and not self._states
         last = min(len(request.tokens) - 1, len(other.tokens)) - size if alike else -1
         while end <= last and request.tokens[end : end + size] == other.tokens[end : end + size]:
             end += size
@@ -461,7 +470,8 @@ class Schedule:
 
     def _room(self, request: Request) -> int:
         """How many of a request's tokens can be computed in the blocks that it has."""
-        return min(request.left, len(request.blocks) * self._store.tokens - request.position)
+        most = self._states.room(request) if self._states else request.left
+        return min(most, request.left, len(request.blocks) * self._store.tokens - request.position)
 
     def _guesses(self, answered: Sequence[Request], plan: Plan) -> list[_Guesses]:
         """How the texts of these requests may go on: as many tokens of each as are worth their time."""

@@ -20,10 +20,10 @@ from motley.daemon.rank.adapters.leading import LeadingAdapters
 from motley.daemon.rank.all_ranks import AllRanks, by_row
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.blocks.far_caches import FarCaches
-from motley.daemon.rank.blocks.forgetful_blocks import ForgetfulBlockStore
 from motley.daemon.rank.blocks.kept_block import plan_of
 from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
 from motley.daemon.rank.blocks.roots import root_of
+from motley.daemon.rank.blocks.state_blocks import StateBlockStore
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.client import Client, logprob_row
 from motley.daemon.rank.constraints import Preparing
@@ -31,11 +31,12 @@ from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.drafting import Drafting
 from motley.daemon.rank.drafts import Lookup
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
+from motley.daemon.rank.kept_states import KeptStates
 from motley.daemon.rank.pace import Pace
 from motley.daemon.rank.planned_steps import Decision, UnderWay, step_of
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.schedule import Schedule
-from motley.daemon.rank.steps import Close, More, Open, Renumber
+from motley.daemon.rank.steps import Close, CopyStates, More, Open, Renumber
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose
 from motley.daemon.sampling.constraint import Constraint, ConstraintError
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
@@ -69,7 +70,8 @@ class Scheduler:
         alike: prompts up to this length have the same rotary tables.
         tell: tells the daemon `tokens` and `activity`.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
-        recurrent: whether the model keeps states of sequences, so that none can begin with what is in the caches.
+        recurrent: whether the model keeps states of sequences, so that one can begin with what is in the caches only
+            where these are remembered.
         held: whether other machines keep the far ones of the blocks.
         adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.
@@ -287,8 +289,12 @@ class Scheduler:
             able = self._ranks.abilities()
             blocks = self.blocks
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
-            kind = ForgetfulBlockStore if self.recurrent else BlockStore
-            store = kind(blocks.count, blocks.tokens, blocks.far, self._far.copy, windows)
+            sizes = blocks.count, blocks.tokens, blocks.far
+            store, states = BlockStore(*sizes, self._far.copy, windows), None
+            if self.recurrent:
+                places = range(blocks.slots, blocks.slots + blocks.snapshots)
+                store = StateBlockStore(*sizes, self._far.copy, windows, places)
+                states = KeptStates(store)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows, *([blocks.slots] if self.recurrent else []))
             drafting = Drafting(self.draft_model) if self.draft_model else None
@@ -302,7 +308,7 @@ class Scheduler:
                 drafting=drafting,
                 waves=self.waves,
                 adapters=self.adapters,
-                recurrent=self.recurrent,
+                states=states,
             )
             if (file := self.executor.kept) is not None:
                 self._kept = KeptPrefixes(file, plan_of([each.plan for each in able]), store, self._ranks.told)
@@ -314,6 +320,8 @@ class Scheduler:
         began = time.perf_counter()
         plan = schedule.next()
         planned = time.perf_counter()  # a draft model and moved blocks may have taken their time
+        if plan.copied:
+            self._ranks.do(CopyStates(np.array(plan.copied, np.int32)))
         if plan.moved:
             self._ranks.do(Renumber(np.array(plan.moved, np.int32)))
         for slot in plan.closed:

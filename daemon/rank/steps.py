@@ -186,6 +186,22 @@ class Renumber:
 
 
 @dataclass(frozen=True)
+class CopyStates:
+    """Copy recurrent states, one after another.
+
+    Attributes:
+        pairs: i32[N, 2]: the number of a sequence's slot or of a place where a state is remembered, and the one that is
+            overwritten.
+    """
+
+    pairs: Numbers
+
+    def encode(self) -> bytes:
+        """Write the message as bytes, which `decode` reads."""
+        return b"\x06" + self.pairs.tobytes()
+
+
+@dataclass(frozen=True)
 class Keep:
     """Write blocks to the file in which they are kept for another start, and say how it went (`Moved`)."""
 
@@ -258,7 +274,20 @@ class Stop:
 
 
 Message = (
-    Open | Step | Able | Move | Moved | Renumber | Keep | Restore | Restored | More | Close | Stop | AdapterMessage
+    Open
+    | Step
+    | Able
+    | Move
+    | Moved
+    | Renumber
+    | CopyStates
+    | Keep
+    | Restore
+    | Restored
+    | More
+    | Close
+    | Stop
+    | AdapterMessage
 )
 
 
@@ -293,6 +322,8 @@ def decode(data: bytes) -> Message:
                 return Close(*_SLOT.unpack(data)[1:])
             case 5 if len(data) == 1:
                 return Stop()
+            case 6:
+                return CopyStates(_pairs(data))
             case 7:
                 _, spans, plan = _ABLE.unpack(data)
                 if not spans:
@@ -318,10 +349,10 @@ def decode(data: bytes) -> Message:
 
 
 def _pairs(data: bytes) -> Numbers:
-    """Read the numbers of a `Move` or a `Renumber`; errors as `decode`."""
+    """Read the numbers of a `Move`, a `Renumber` or a `CopyStates`; errors as `decode`."""
     pairs = np.frombuffer(data, np.int32, offset=1).reshape(-1, 2)
     if not pairs.size or pairs.min() < 0:
-        raise StepError(f"blocks are to be moved from and to {pairs.tolist()}")
+        raise StepError(f"blocks or states are to be moved from and to {pairs.tolist()}")
     return pairs
 
 

@@ -95,9 +95,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"{path} is not a tokenizer: {error}") from error
-        settings = _read_json(folder / "tokenizer_config.json")
-        config = _read_json(folder / "config.json")
-        generation = _read_json(folder / "generation_config.json")
+        settings = read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / "config.json")
+        generation = read_json(folder / "generation_config.json")
 
         vocabulary = 1 + max(backend.get_vocab().values(), default=-1)
         rows = config.get("vocab_size")
@@ -225,7 +225,7 @@ def _tell_panic(error: BaseException) -> None:
         raise RuntimeError(f"the tokenizer panicked: {error}") from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty if there is no such file."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

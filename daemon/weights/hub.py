@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 _HUB_ID = re.compile(
     r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?(:(?P<file>([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf))?", re.ASCII
@@ -36,6 +38,14 @@ A_MODEL = (
 
 class ModelNotFound(Exception):
     """No such model, or it cannot be fetched; the message says what was tried and what to do."""
+
+
+class PublishedFile(NamedTuple):
+    """A file of a hub model: its name, its bytes, and whether it is here."""
+
+    name: str
+    size: int
+    here: bool
 
 
 def resolve(source: str, models_dir: Path | None = None) -> Path:
@@ -128,6 +138,28 @@ def find_fetched(source: str) -> Path | None:
     return None
 
 
+def published(source: str) -> list[PublishedFile]:
+    """The files of a hub model that would be fetched, without fetching any.
+
+    Raises:
+        ModelNotFound: `source` is no hub id, the hub refuses or cannot be reached, or has no such files.
+    """
+    hub_id = _HUB_ID.fullmatch(source)
+    if hub_id is None:
+        raise ModelNotFound(f"{source!r} is no model of the hub, which are called owner/name or owner/name:file.gguf")
+    repo, revision = hub_id["repo"], hub_id["revision"]
+    files = _listed(repo, revision, [_all_parts(hub_id["file"])] if hub_id["file"] else _NEEDED)
+    names = {each.name for each in files}
+    if hub_id["file"] and not files:
+        raise ModelNotFound(f"{repo} has no file {hub_id['file']}")
+    if not hub_id["file"] and "config.json" not in names:
+        ggufs = _listed(repo, revision, ["*.gguf"])
+        choice = [f"{repo}:{each.name}" for each in ggufs if not _LATER_PART.search(each.name)]
+        what = f"several models: give one of {', '.join(choice)}" if choice else "no config.json and no GGUF file"
+        raise ModelNotFound(f"{repo} has {what}")
+    return files
+
+
 def files_of(place: Path) -> list[Path]:
     """The files of a model that Motley reads, by name: those of its folder, or a GGUF file and its other parts.
 
@@ -184,17 +216,41 @@ def stays_inside(name: str) -> bool:
 
 
 def _from_hub(repo: str, revision: str | None, patterns: list[str]) -> Path:
-    from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
+
+    with _told(repo, revision):
+        ignored = _ignored(patterns)
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
+
+
+def _listed(repo: str, revision: str | None, patterns: list[str]) -> list[PublishedFile]:
+    """Those files of a repository that would be fetched."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import DryRunError
+
+    with _told(repo, revision):
+        try:
+            found = snapshot_download(
+                repo, revision=revision, dry_run=True, allow_patterns=patterns, ignore_patterns=_ignored(patterns)
+            )
+        except DryRunError as error:  # which hides why
+            raise error.__cause__ or error from None
+    return sorted(PublishedFile(each.filename, each.file_size or 0, each.is_cached) for each in found)
+
+
+def _ignored(patterns: list[str]) -> list[str] | None:
+    """Which of the files that are asked for by patterns are not fetched."""
+    return _DUPLICATES if patterns is _NEEDED else None
+
+
+@contextlib.contextmanager
+def _told(repo: str, revision: str | None) -> Iterator[None]:
+    """Turns what the hub's library raises into `ModelNotFound`."""
+    from huggingface_hub import errors as hub
 
     model = f"{repo}@{revision}" if revision else repo
     try:
-        folder = snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=patterns,
-            ignore_patterns=_DUPLICATES if patterns is _NEEDED else None,
-        )
+        yield
     except hub.GatedRepoError as error:
         raise ModelNotFound(
             f"{model} is gated: accept its terms on https://huggingface.co/{repo}, then run `hf auth login`"
@@ -218,4 +274,3 @@ def _from_hub(repo: str, revision: str | None, patterns: list[str]) -> Path:
             f"fetching {model} from huggingface.co failed ({type(error).__name__}: {error}); "
             "try again (what has been fetched is kept), or give a folder with the model"
         ) from error
-    return Path(folder)

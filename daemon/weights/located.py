@@ -6,7 +6,7 @@ rows of a larger tensor, say the queries of a fused ``qkv_proj``, or as a matrix
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -43,6 +43,25 @@ class Located:
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         expect_each(shapes, self._expect)
+
+    def refuse_others(self, trunks: Collection[str], layers: int) -> None:
+        """Make sure that no weight or bias of a layer goes unused: the model would be another one without it.
+
+        Args:
+            trunks: what the names of the model's own tensors begin with in front of ``layers.N.``.
+            layers: how many the model has; those beyond are of no use to it, and may be there.
+
+        Raises:
+            CheckpointError: naming the first such tensor.
+        """
+        known = {name for tensor in self._tensors.values() for name in (tensor.name, *_larger(tensor))}
+        own = {f"{trunk}layers.{layer}" for trunk in trunks for layer in range(layers)}
+        for name in sorted(self._files.names()):
+            if name.endswith((".weight", ".bias")) and name not in known and ".".join(_layer(name)) in own:
+                raise CheckpointError(
+                    f"{self.path}: tensor {name!r} is in a layer of the model, which has no use for it by its config:"
+                    " is this the config that belongs to these weights?"
+                )
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         part = self._part(name)
@@ -161,3 +180,14 @@ class Located:
 def _stacked(parts: Sequence[npt.NDArray[A]]) -> npt.NDArray[A]:
     """Arrays one below the other."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _larger(tensor: Tensor) -> Iterator[str]:
+    """The larger tensors that a tensor may be a part of."""
+    return (part.tensor.partition("[")[0] for part in tensor.parts)
+
+
+def _layer(name: str) -> list[str]:
+    """The words of a tensor's name up to its layer's number: ``model``, ``layers`` and ``3``; all, if it has none."""
+    words = name.split(".")
+    return words[: words.index("layers") + 2] if "layers" in words else words

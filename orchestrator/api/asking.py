@@ -21,7 +21,8 @@ from motley.orchestrator.serving.errors import BusyError, ServingError
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session
 from motley.orchestrator.store.usage import Usage
-from motley.protocol.mesh_pb2 import Generate
+from motley.orchestrator.usual_sampling import fill
+from motley.protocol.mesh_pb2 import Generate, Sampling
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Given:
         model: what the client calls that, with the adapter that it has named.
         id, created: what the answer is called, and when it was asked for (Unix time).
         count: answers that there will be.
+        sampling: how tokens of the first are chosen, with what the request did not say.
         answers: what comes of them.
         after: the number of the last event of a stream that the client has; None: its events have no numbers.
     """
@@ -42,6 +44,7 @@ class Given:
     id: str
     created: int
     count: int
+    sampling: Sampling
     answers: Answers
     after: int | None
 
@@ -140,9 +143,10 @@ class Asking:
                 each = kept.generates or each
             for generate in each:
                 generate.name = request_id(http)
+                fill(generate.sampling, session.profile.sampling)
             async with self._requests.generate(session, each, kept, served.adapter_name) as answers:
                 try:
-                    yield Given(session, served.name, id_, created, len(each), answers, after)
+                    yield Given(session, served.name, id_, created, len(each), each[0].sampling, answers, after)
                 finally:
                     self._usage.count(http[CALLER].name, served.name, answers.used)
         except ServingError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
-from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
@@ -20,6 +19,7 @@ from motley.orchestrator.api.mesh.session_parameters import SESSION
 from motley.orchestrator.api.openai.generates import CHAT, COMPLETION
 from motley.orchestrator.api.responses.generates import RESPONSE
 from motley.orchestrator.api.tokens import DETOKENIZE, TOKENIZE
+from motley.protocol.release import release
 
 _BODIES: dict[tuple[str, str], tuple[str, TypeAdapter[Any]]] = {
     ("POST", "/v1/chat/completions"): ("ChatRequest", CHAT),
@@ -83,7 +83,7 @@ def openapi_document(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Motley", "version": version("motley")},
+        "info": {"title": "Motley", "version": release()},
         "paths": paths,
         "components": {
             "schemas": schemas,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import version
 from itertools import accumulate, permutations
 
 import numpy as np
@@ -26,6 +25,7 @@ from motley.orchestrator.serving.answering.tally import Histogram, Outcome
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
 from motley.orchestrator.workers import Rank
+from motley.protocol.release import release
 
 HEALTH_PATH = "/health"
 """Answers without an API key: what restarts services has none."""
@@ -59,7 +59,7 @@ class OperatorsApi:
 
     async def version(self, _: web.Request) -> web.Response:
         """The version of this server, and its clock's Unix time."""
-        return web.json_response({"version": version("motley"), "time": time.time()})
+        return web.json_response({"version": release(), "time": time.time()})
 
     async def metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._numbers), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -74,7 +74,7 @@ class _Numbers(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All numbers, as they are now."""
-        yield _gauge("build_info", "The version that runs; 1.", ["version"], [([version("motley")], 1)])
+        yield _gauge("build_info", "The version that runs; 1.", ["version"], [([release()], 1)])
         yield from self._of_nodes()
         yield from self._of_links([node for node in self._nodes if node.alive])
         states = [session.state for session in self._sessions]

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from motley.orchestrator.planning.setup import Setup
-from motley.protocol import CACHE_BLOCK, CACHE_STRETCH
+from motley.protocol import CACHE_BLOCK, CACHE_STRETCH, SNAPSHOTS
 from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 
 WINDOWS = 4
@@ -105,7 +105,7 @@ def blocks_of(caches: Caches, profile: ModelProfile, setups: Collection[Setup]) 
 
 def with_blocks(profile: ModelProfile, blocks: Blocks) -> ModelProfile:
     """A model's costs with these blocks, as if all layers had all of them: a token takes less if layers with a window
-    have fewer. Its recurrent states are those of all slots."""
+    have fewer. Its recurrent states are those of all slots, and those that are kept."""
     if not blocks.windowed and not blocks.slots:
         return profile
     costs = ModelProfile()
@@ -115,5 +115,5 @@ def with_blocks(profile: ModelProfile, blocks: Blocks) -> ModelProfile:
         if blocks.windowed:
             windowed = -(-each.windowed_bytes_per_token * blocks.windowed // blocks.count)
             each.cache_bytes_per_token += windowed - each.windowed_bytes_per_token
-        each.state_bytes *= blocks.slots
+        each.state_bytes *= blocks.slots * (1 + SNAPSHOTS)
     return costs

@@ -129,7 +129,8 @@ def plan_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate
     units = profiles[0]
     by_body = _Rates.of([own.mlp_bytes for own in costs], candidates).speeds
     by_head = _Rates.of([own.vocabulary_bytes for own in costs], candidates).speeds
-    mlp = _cut(_apportion(units.mlp_units, body if any(body) else head, by_body))
+    of_layers = next((each for each in (body, head) if any(each)), [*map(float, map(len, attention))])
+    mlp = _cut(_apportion(units.mlp_units, of_layers, by_body))
     vocabulary = _cut(_apportion(units.vocabulary_units, head, by_head))
     return [own.rank_plan(*ranges) for own, *ranges in zip(costs, attention, mlp, vocabulary, strict=True)]
 

@@ -1,5 +1,7 @@
 // The page: everything is asked for every second, and drawn.
 
+import { drawAccess, forgetAccess, listen as listenToAccess, readAccess } from "./access.js";
+import { listen as listenToAdapters } from "./adapters.js";
 import { drawModels } from "./chat.js";
 import { $, ApiError, apiKey, get, joined, plural, scaled, tell, words } from "./common.js";
 import { drawOrder, listen as listenToForm } from "./create.js";
@@ -16,12 +18,13 @@ async function refresh() {
   refreshing = true;
   try {
     const [{ nodes }, { sessions }, { requests }] = await Promise.all(["nodes", "sessions", "requests"].map((each) => get(`api/${each}`)));
-    await Promise.all([readSteps(sessions), readMaps(sessions)]);
+    const [access] = await Promise.all([readAccess(), readSteps(sessions), readMaps(sessions)]);
     const alive = drawMesh(nodes, sessions);
     drawOrder(alive);
     drawSummary(alive, sessions);
     drawSessions(sessions);
     drawRequests(requests);
+    drawAccess(access);
     if (!seen) $("new").open = !sessions.length; // from then on it is as the user wants it
     drawModels(sessions);
     seen = new Date();
@@ -51,10 +54,13 @@ function askForKey() {
 $("key").addEventListener("submit", (event) => {
   const field = event.target.elements.key;
   apiKey.set(field.value.trim());
+  forgetAccess();
   field.value = "";
 });
 $("key").addEventListener("close", refresh);
 
+listenToAccess(refresh);
+listenToAdapters(refresh);
 listenToForm(refresh);
 listenToMachines(refresh);
 listenToSessions(refresh);

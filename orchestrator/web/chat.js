@@ -4,14 +4,14 @@ import { $, ApiError, call, h, joined, morph, ms, plural, words } from "./common
 import { markdown } from "./markdown.js";
 
 const settings = $("ask").elements;
-const { prompt, temperature, max_tokens: maxTokens } = settings;
+const { prompt, max_tokens: maxTokens } = settings;
 const log = $("log");
 const turns = []; // of the conversation: the question, the answer, and the entries that show them
 const SAY = prompt.placeholder;
 const CONTINUE = "A text for the model to continue: it was not trained to chat. Enter sends, Shift+Enter breaks the line.";
 const SHOW_MS = 60; // between two looks of an answer that comes
 const RATE_MS = 500; // pieces that came within less say nothing about a rate
-const SAMPLING = ["top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
+const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
 let answering = null; // the AbortController of the answer under way
 let chats = new Map(); // by name of a model that is ready: whether it knows roles, or only continues texts
 
@@ -145,7 +145,6 @@ async function answer(question) {
   const body = {
     model,
     ...input,
-    temperature: temperature.valueAsNumber,
     max_tokens: maxTokens.value ? maxTokens.valueAsNumber : null, // null: until the context is full
     ...Object.fromEntries(filled),
     stream: true,

@@ -24,9 +24,16 @@ export function morph(old, fresh) {
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && !own.includes(name)) old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (name !== "style") old.setAttribute(name, value);
   old.style.cssText = fresh.style.cssText;
-  const [have, want] = [[...old.childNodes], [...fresh.childNodes]];
-  want.forEach((child, index) => (index < have.length ? morph(have[index], child) : old.append(child)));
-  have.slice(want.length).forEach((child) => child.remove());
+  const want = [...fresh.childNodes];
+  want.forEach((child, index) => {
+    const key = child.dataset?.key; // what has one is found again wherever it has come to stand
+    const same = key && [...old.children].find((each) => each.dataset.key === key);
+    if (same && same !== old.childNodes[index]) old.insertBefore(same, old.childNodes[index] ?? null);
+    const there = old.childNodes[index];
+    if (there && there.dataset?.key === key) morph(there, child);
+    else old.insertBefore(child, there ?? null);
+  });
+  [...old.childNodes].slice(want.length).forEach((child) => child.remove());
 }
 
 /** The same for a list whose items carry a `data-key`. */

@@ -44,7 +44,7 @@ function nodeCard(node) {
     { class: "panel node", "data-key": node.name },
     h("div", { class: "row" },
       h("h3", { class: "name" }, swatch(node.name), node.name),
-      badge(node.silence_s > SILENT_S ? "silent" : node.state)),
+      badge(node.silence_s > SILENT_S ? "silent" : node.lease.words !== null ? "lent" : node.state)),
     memoryBar(node),
     h("dl", {},
       fact("Serves", [...models].join(", ") || "nothing"),
@@ -52,7 +52,7 @@ function nodeCard(node) {
       fact("GPU", joined(gpus.join("; ") || "none", gpus.length && onGpu.length && `used by ${onGpu.join(", ")}`)),
       reached.length > 0 && fact("Links", reached.map((link) => `${link.to}: ${linkText(link)}`).join("; "))),
     node.aside_s !== null && h("p", { class: "waiting" }, `Comes and goes: it is set aside for ${Math.ceil(node.aside_s / 60)} min more.`),
-    node.lease.words !== null && h("p", { class: "waiting" }, `Its machine ${node.lease.words}.`),
+    node.lease.words !== null && h("p", { class: "waiting" }, `${node.name} ${node.lease.words}.`),
     node.lease.trouble !== null && h("p", { class: "failure" }, `Taken for no lease: ${node.lease.trouble}`),
     node.links.filter((link) => link.failure).map((link) =>
       h("p", { class: "failure" }, `Cannot reach ${link.to}: ${link.failure}${link.relay ? `; they meet by ${link.relay}` : ""}`)),
@@ -64,7 +64,7 @@ function nodeCard(node) {
         node.zone && fact("Zone", node.zone),
         fact("Address", node.address),
         fact("System", joined(node.platform, `motley ${node.version}`))),
-      h("button", { type: "button", "data-leave": node.name, "aria-label": `Have ${node.name} leave` }, "Have it leave")),
+      h("button", { type: "button", "data-leave": node.name, "aria-label": `Have it leave: ${node.name}` }, "Have it leave")),
   );
 }
 

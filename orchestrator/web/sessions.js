@@ -1,5 +1,6 @@
 // The models that are served, each as a card: how it is cut, how fast it is, what it does; and the requests under way.
 
+import { adaptersOf } from "./adapters.js";
 import { ask, tellError } from "./dialogs.js";
 import { expertMap, hostRow, rebalance, waiting } from "./experts.js";
 import { $, badge, call, colour, fact, get, h, joined, morphList, ms, percent, plural, quiet, scaled, swatch } from "./common.js";
@@ -11,8 +12,8 @@ const ON_THE_WAY = {
   starting: "Starting a process on each machine…",
   connecting: "The machines connect to each other…",
   loading: "Reading weights…",
-  recovering: "A machine was lost: deciding who gets what now. Answers go on by themselves…",
-  paused: "Waiting until a plan fits…",
+  recovering: "A machine is not there any more: deciding who gets what now. Answers go on by themselves…",
+  paused: "No way to run it fits the machines that are here now. It goes on by itself as soon as one does.",
   closing: "Releasing the machines…",
 };
 
@@ -60,6 +61,8 @@ function loadingBar({ done_bytes: done, total_bytes: all }) {
   return [h("progress", { value: done, max: all, "aria-label": label }), quiet(label)];
 }
 
+const layersOf = ([first, end]) => (end - first === 1 ? `layer ${first}` : `layers ${first} to ${end - 1}`);
+
 function rankRow(rank, longest, mixed) {
   const { share, memory, timing } = rank;
   const state = rank.state === "ready" ? `loaded in ${rank.load_s.toFixed(1)} s` : rank.state;
@@ -72,7 +75,7 @@ function rankRow(rank, longest, mixed) {
       quiet(joined(rank.rank === 0 && "leads", state)),
       mixed && quiet(joined(rank.engine, rank.quantisation, rank.device === "gpu" && "on its GPU"))),
     h("div", {},
-      h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in layers ${share.layers[0]} to ${share.layers[1] - 1}` : ""}`),
+      h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in ${layersOf(share.layers)}` : ""}`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
       rank.state === "loading" && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
@@ -108,18 +111,8 @@ function activityOf(activity) {
   );
 }
 
-/** The adapters that requests to a session may name. */
-function adaptersOf(adapters) {
-  const stateOf = ({ pinned, loaded }) => [pinned && "pinned", loaded && "loaded"].filter(Boolean).join(", ") || "known";
-  const columns = ["Adapter", "Rank", "State", "Folder"];
-  return h("table", {},
-    h("thead", {}, h("tr", {}, columns.map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, adapters.map((each) =>
-      h("tr", {}, [each.served_as, each.rank, stateOf(each), each.folder].map((cell) => h("td", {}, `${cell}`))))));
-}
-
 function lossesOf(losses, interruptedBy) {
-  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Waits for another plan: ${interruptedBy}`);
+  if (interruptedBy !== null) return h("p", { class: "waiting" }, `Interrupted: ${interruptedBy}`);
   if (losses.length === 0) return false;
   const { message } = losses[losses.length - 1];
   const times = losses.length === 1 ? "one time" : `${losses.length} times`;
@@ -154,7 +147,8 @@ const settingsOf = (session, mixed) => quiet(joined(
   !mixed && session.engine));
 
 function sessionCard(session) {
-  const { state, failure, ranks, hosts } = session;
+  const { state, failure, hosts } = session;
+  const ranks = state === "paused" ? [] : session.ranks; // those it had are gone
   const map = maps.get(session.id);
   const here = hosts.filter(({ state: its }) => its !== "gone");
   const name = session.name || session.model;
@@ -163,7 +157,7 @@ function sessionCard(session) {
   const mixed = [session.engines, session.quantisations].some((own) => Object.keys(own).length > 0);
   const verb = state === "failed" ? "Dismiss" : "Close";
   const close = { type: "button", "data-close": session.id, "aria-label": `${verb} session ${name}` };
-  const latest = details.get(session.id);
+  const latest = state === "paused" ? null : details.get(session.id);
   const plannable = state === "ready" && !here.length;
   return h(
     "article",
@@ -176,7 +170,7 @@ function sessionCard(session) {
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
     !failure && lossesOf(session.losses, session.interrupted_by),
-    forecastOf(session),
+    state !== "paused" && forecastOf(session),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),
     latest && timeline(latest.ranks),
@@ -185,7 +179,7 @@ function sessionCard(session) {
     h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), here.map((host) => hostRow(host, map, loadingBar))),
     hosts.filter(({ state: its, lost }) => its === "gone" && lost).map(({ node, lost }) => quiet(`${node} (experts): ${lost}`)),
     session.activity && activityOf(session.activity),
-    session.known_adapters.length > 0 && adaptersOf(session.known_adapters),
+    session.adapters > 0 && state === "ready" && adaptersOf(session),
     map && expertMap(map),
     latest?.step_ms.length > 0 && plot(latest.step_ms),
   );

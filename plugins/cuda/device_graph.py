@@ -1,7 +1,7 @@
 """A rank's graph on the device: its weights, its blocks of keys and values, the buffers of its values, its kernels.
 
 Weights stay on the device as they lie in the share file (float32, float16, int8 or int4 blocks). Products of few rows
-widen them in registers. For the many rows of a prompt they are widened to scratch memory, a part of a matrix at a time,
+read them so. For the many rows of a prompt they are widened to scratch memory, a part of a matrix at a time,
 and multiplied by cuBLAS where that is installed.
 """
 
@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto
 
 from motley.plugins.cuda.cublas import Gemm
-from motley.plugins.cuda.kernels import HEADS, KINDS, SOURCES, THREADS, Matrix, View, pointer
+from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, SOURCES, THREADS, Matrix, View, pointer
 from motley.plugins.engine import Collectives, EngineError, RankGraph
 from motley.plugins.mapped_share import MappedShare, place_of
 from motley.plugins.nodes import attributes_of
@@ -193,7 +193,7 @@ class DeviceGraph:
             _, scale, zero = made.input
             scales = self.address(scale)
             zeros = self.address(zero) if zero in self.initializers else 0
-            if block % run or block & block - 1:
+            if block not in BLOCKS:
                 raise EngineError(f"engine 'cuda' has no kernel for blocks of {block} columns ({node.name})")
         elif columns % run:
             kind, run = f"odd_{kind}", 1

@@ -3,11 +3,12 @@
 Not yet run on a GPU. Its kernels compile for every architecture, and compiled for the host they compute what the
 reference does; speed and driver are untried.
 
-A step is submitted as a whole, node by node, and waited for once: the kernels of ``kernels.cu``, and between them the
-collectives as `motley.transport.cuda` orders them. A table on the device says where each row finds its sequence, so
-rows of one step may be of any sequences. Steps that decode, which have one row of each sequence, are captured: those of
-equally many rows as one CUDA graph, host steps included. They are run from it for whichever sequences, where the driver
-and the form of the host step allow that. Activations, keys, values and sums are float32.
+A step is submitted as a whole, node by node, and waited for once: the kernels of ``kernels.cu`` and ``quantised.cu``,
+and between them the collectives as `motley.transport.cuda` orders them. Products of few rows by 4- and 8-bit codes
+quantise the rows first, and have the bits that the CPU engine gives them. A table on the device says where each row
+finds its sequence, so rows of one step may be of any sequences. Steps that decode, which have one row of each sequence,
+are captured: those of equally many rows as one CUDA graph, host steps included. They are run from it for whichever
+sequences, where the driver and the form of the host step allow that. Activations, keys, values and sums are float32.
 """
 
 from __future__ import annotations

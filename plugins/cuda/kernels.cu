@@ -178,14 +178,6 @@ MATMUL(matmul_odd_fp16_1, OddFp16Run, 2, 1)
 MATMUL(matmul_odd_fp16_2, OddFp16Run, 2, 2)
 MATMUL(matmul_odd_fp16_4, OddFp16Run, 2, 4)
 MATMUL(matmul_odd_fp16_8, OddFp16Run, 2, 8)
-MATMUL(matmul_int8_1, Int8Run, 2, 1)
-MATMUL(matmul_int8_2, Int8Run, 2, 2)
-MATMUL(matmul_int8_4, Int8Run, 2, 4)
-MATMUL(matmul_int8_8, Int8Run, 2, 8)
-MATMUL(matmul_int4_1, Int4Run, 2, 1)
-MATMUL(matmul_int4_2, Int4Run, 2, 2)
-MATMUL(matmul_int4_4, Int4Run, 2, 4)
-MATMUL(matmul_int4_8, Int4Run, 2, 8)
 
 // to: f32[rows, columns], the rows of a matrix from `first_row` on; a thread per run.
 template <class Weights>

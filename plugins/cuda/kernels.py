@@ -11,12 +11,14 @@ from onnx import TensorProto
 
 from motley.transport.cuda.compiler import DEVICE
 
-SOURCES = (DEVICE, Path(__file__).with_name("kernels.cu"))
+SOURCES = (DEVICE, *(Path(__file__).with_name(name) for name in ("kernels.cu", "quantised.cu")))
 WARP = 32
 THREADS = 128
 """Threads of a block."""
 ROWS = 2
-"""Outputs per warp of a matmul, as in the source."""
+"""Outputs per warp of a product by floats, as in the source."""
+CODED_ROWS = 8
+"""Outputs per warp of a product by codes, as in the source."""
 TOKENS = (1, 2, 4, 8)
 """The numbers of tokens that a warp can multiply together: there is a kernel for each."""
 KINDS: dict[int, tuple[str, int]] = {
@@ -28,6 +30,16 @@ KINDS: dict[int, tuple[str, int]] = {
 """How kernels call a type of weights, and how many of them are a word."""
 PLACE = np.dtype([("blocks", "u8"), ("cosines", "u8"), ("sines", "u8"), ("position", "i8")])
 """`Place` in the source: where a row finds its sequence's blocks and rotary tables, and where it stands in it."""
+CODED = {"int4": 4, "int8": 8}
+"""Bits of the weights that products take as codes, by kind."""
+BLOCKS = (16, 32, 64, 128, 256)
+"""Columns that may have a scale of their own together."""
+STRETCH = 64
+"""Bytes of a row of codes that four threads read together, as in the source."""
+PARTS = 16
+"""Of a stretch, as in the source."""
+HEAD_BYTES = 32 + 4 * PARTS
+"""Of a unit of quantised activations, before their codes, as in the source."""
 HEADS = (64, 128, 256)
 """Widths up to which there is a kernel for heads."""
 PART = 128
@@ -72,6 +84,60 @@ class Matrix:
     weights: int
     scales: int
     zeros: int
+
+    @property
+    def coded(self) -> Coded | None:
+        """How its rows are multiplied as codes; None: they are floats."""
+        bits = CODED.get(self.kind)
+        return Coded(bits, self.columns, self.shift) if bits else None
+
+
+@dataclass(frozen=True)
+class Coded:
+    """How rows of codes are cut in units, and what is multiplied by them quantised, as in the source.
+
+    Attributes:
+        shift: 2^shift columns have one scale.
+    """
+
+    bits: int
+    columns: int
+    shift: int
+
+    @property
+    def block_shift(self) -> int:
+        """2^block_shift bytes have one scale."""
+        return self.shift - (self.bits == 4)
+
+    @property
+    def stretches(self) -> int:
+        """In a unit."""
+        return max(1, (1 << self.block_shift) // STRETCH)
+
+    @property
+    def units(self) -> int:
+        """In a row, the last of which may be incomplete."""
+        return -(-self.row_bytes // (self.stretches * STRETCH))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of codes."""
+        return self.columns * self.bits // 8
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's activations."""
+        return self.units * (HEAD_BYTES + self.stretches * STRETCH * (8 // self.bits))
+
+    @property
+    def quantise(self) -> str:
+        """The kernel that quantises activations."""
+        return f"quantise_int{self.bits}_{self.stretches}"
+
+    def products(self, tokens: int, zeros: bool) -> str:
+        """The kernel that multiplies so many tokens at a time, by codes with zero points of their own or without."""
+        narrow = 1 << self.block_shift < STRETCH // 4
+        return f"products_int{self.bits}_{0 if narrow else self.stretches}{'_zeros' if zeros else ''}_{tokens}"
 
 
 def pointer(address: int) -> ctypes.c_void_p:

@@ -11,12 +11,15 @@ from onnx import numpy_helper
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.kernels import (
+    CODED_ROWS,
     HEADS,
     MOST_PARTS,
+    PARTS,
     PLACE,
     ROWS,
     TOKENS,
     WARP,
+    Coded,
     Matrix,
     View,
     integers,
@@ -114,6 +117,8 @@ class _Step:
         self._tokens = len(sees)
         self._rows = rows
         self._in_head = False
+        self._held: dict[Coded, str] = {}
+        """The value that is quantised in the place for such products."""
         self._attending: dict[int, list[tuple[slice, int]]] = {}
         """See `rows_that_attend_together`, by windows."""
 
@@ -141,7 +146,19 @@ class _Step:
                 graph.launch("add", count * matrix.outputs, *rows_of(y), *rows_of(View(bias, 0, 0)), *rows_of(y), *size)
             return
         tokens = next((each for each in TOKENS if each >= count), TOKENS[-1])
-        warps = -(-matrix.outputs // ROWS) * -(-count // tokens)
+        groups = -(-count // tokens)
+        if (coded := matrix.coded) is not None:
+            graph.launch(
+                coded.products(tokens, bool(matrix.zeros)),
+                -(-matrix.outputs // CODED_ROWS) * groups * WARP,
+                pointer(self._quantised(node.input[0], x, coded)),
+                *integers(coded.units),
+                *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
+                *rows_of(y),
+                *integers(count, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
+            )
+            return
+        warps = -(-matrix.outputs // ROWS) * groups
         graph.launch(
             f"matmul_{matrix.kind}_{tokens}",
             warps * WARP,
@@ -150,6 +167,18 @@ class _Step:
             *rows_of(y),
             *integers(count, matrix.outputs, matrix.columns, matrix.shift),
         )
+
+    def _quantised(self, name: str, x: View, coded: Coded) -> int:
+        """The address of a value's rows, quantised for products by such codes; several of these have the same value."""
+        graph = self._graph
+        rows = graph.max_rows if graph.gemm is None else min(FEW_ROWS, graph.max_rows)
+        there = graph.buffer(f"quantised for {coded}", -(-coded.token_bytes // 4), rows)
+        if self._held.get(coded) != name:
+            self._held[coded] = name
+            threads = self._count * coded.units * PARTS
+            shape = integers(self._count, coded.columns, coded.shift, coded.units)
+            graph.launch(coded.quantise, threads, *rows_of(x), pointer(there.address), *shape)
+        return there.address
 
     def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
         """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows at a time as fit the

@@ -23,8 +23,12 @@
 #include "rows_kernel.h"
 #include "adapted_kernel.h"
 #include "attention_kernel.h"
+#include "recurrent_kernel.h"
 #include "delta_kernel.h"
+#include "state_space_kernel.h"
+#include "convolution_kernel.h"
 #include "codes_kernel.h"
 
 #define KERNELS {TILE_ROWS, TILE_TOKENS, quantise,   multiply,     normalise, gate, \
-                 adapt_down, adapt_up,    cache_rows, turn_queries, attend,    combine, encode, recur_rows}
+                 adapt_down, adapt_up,    cache_rows, turn_queries, attend,    combine, encode, recur_delta, \
+                 recur_state_space, recur_convolution}

@@ -12,7 +12,7 @@ enum { PORTABLE, AVX2, AVX_VNNI, AVX512_VNNI, LEVELS }; /* SHARED with library.p
 /* SHARED with library.py: a number that both count up when they no longer understand each other, and what each struct
  * takes. */
 EXPORT const int32_t motley_interface[] = {
-    11,
+    12,
     sizeof(struct matmul),
     sizeof(struct norm),
     sizeof(struct gated),
@@ -27,9 +27,9 @@ EXPORT const int32_t motley_interface[] = {
     sizeof(struct adapted_group),
     sizeof(struct adapted_rows),
     sizeof(struct adapted),
-    sizeof(struct delta_span),
-    sizeof(struct delta_spans),
-    sizeof(struct delta),
+    sizeof(struct recurrent_span),
+    sizeof(struct recurrent_spans),
+    sizeof(struct recurrent),
     sizeof(struct encoding),
 };
 

@@ -4,8 +4,8 @@
 #include "adapted.h"
 #include "attention.h"
 #include "codes.h"
-#include "delta.h"
 #include "matmul.h"
+#include "recurrent.h"
 #include "rows.h"
 
 #ifdef _WIN32
@@ -27,13 +27,18 @@ struct kernels {
     void (*attend)(const struct piece *now, int64_t stretch, int64_t kv_head);
     void (*combine)(const struct piece *now, int64_t chunk);
     void (*encode)(const struct encoding *e);
-    void (*recur)(const struct recurring *now, int64_t head);
+    void (*recur_delta)(const struct recurring *now, int64_t head);
+    void (*recur_state_space)(const struct recurring *now, int64_t head);
+    void (*recur_convolution)(const struct recurring *now, int64_t job);
 };
 
-/* Of delta.c: the columns of q, k and v of a row of a span under way, rows before it having numbers below 0; and the
- * numbers b and a of its value heads. */
-const float *delta_row(const struct recurring *now, int64_t row);
-const float *delta_gates(const struct recurring *now, int64_t row);
+/* Of recurrent.c, of a row of a span under way, rows before it having numbers below 0: what is kept of one that is not
+ * of the span; what `first` has of one that is; what is convolved from a column on (of a short convolution's own rows, one
+ * of two factors); and its gates. */
+const float *recurrent_kept(const struct recurring *now, int64_t row);
+const float *recurrent_first(const struct recurring *now, int64_t row);
+const float *recurrent_columns(const struct recurring *now, int64_t row, int64_t column);
+const float *recurrent_gates(const struct recurring *now, int64_t row);
 
 extern const struct kernels portable;
 #ifdef __x86_64__

@@ -219,8 +219,8 @@ class Adapted(ctypes.Structure):
     )
 
 
-class DeltaSpan(ctypes.Structure):
-    """``struct delta_span`` of delta.h."""
+class RecurrentSpan(ctypes.Structure):
+    """``struct recurrent_span`` of recurrent.h."""
 
     _fields_ = (
         ("row", c_int64),
@@ -231,21 +231,23 @@ class DeltaSpan(ctypes.Structure):
     )
 
 
-class DeltaSpanList(ctypes.Structure):
-    """``struct delta_spans`` of delta.h."""
+class RecurrentSpanList(ctypes.Structure):
+    """``struct recurrent_spans`` of recurrent.h."""
 
-    _fields_ = (("all", POINTER(DeltaSpan)), ("count", c_int64))
+    _fields_ = (("all", POINTER(RecurrentSpan)), ("count", c_int64))
 
 
-class Delta(ctypes.Structure):
-    """``struct delta`` of delta.h."""
+class Recurrent(ctypes.Structure):
+    """``struct recurrent`` of recurrent.h."""
 
     _fields_ = (
         ("pool", c_void_p),
-        ("spans", POINTER(DeltaSpanList)),
-        ("qkvz", c_void_p),
-        ("ba", c_void_p),
+        ("spans", POINTER(RecurrentSpanList)),
+        ("first", c_void_p),
+        ("second", c_void_p),
+        ("gates", c_void_p),
         ("filters", c_void_p),
+        ("filter_bias", c_void_p),
         ("rate", c_void_p),
         ("bias", c_void_p),
         ("gain", c_void_p),
@@ -254,26 +256,33 @@ class Delta(ctypes.Structure):
         ("guessed", c_void_p),
         ("marks", c_void_p),
         ("y", c_void_p),
+        ("kind", c_int64),
         ("rows", c_int64),
         ("slots", c_int64),
-        ("keys", c_int64),
+        ("heads", c_int64),
         ("group", c_int64),
         ("key_size", c_int64),
         ("value_size", c_int64),
         ("columns", c_int64),
+        ("first_columns", c_int64),
+        ("first_stride", c_int64),
+        ("gate_columns", c_int64),
         ("reach", c_int64),
         ("most_guesses", c_int64),
+        ("width", c_int64),
         ("epsilon", c_float),
+        ("least", c_float),
+        ("most", c_float),
     )
 
 
 STRUCTS = (
     *(Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
-    *(DeltaSpan, DeltaSpanList, Delta),
+    *(RecurrentSpan, RecurrentSpanList, Recurrent),
     Encoding,
 )
-INTERFACE = (11, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (12, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -293,8 +302,8 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("attention", [POINTER(Attention)], c_int32),
     ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),
     ("answer", [POINTER(Question)], c_int32),
-    ("prepare_delta", [POINTER(Delta)], c_int32),
-    ("delta", [POINTER(Delta)], c_int32),
+    ("prepare_recurrent", [POINTER(Recurrent)], c_int32),
+    ("recurrent", [POINTER(Recurrent)], c_int32),
     ("encode", [POINTER(Encoding)], None),
     ("guard", [c_void_p, c_int64], c_int32),
     ("is_broken", [c_int32], c_int32),

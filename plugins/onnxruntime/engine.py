@@ -43,13 +43,14 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.adapted import StepRows
 from motley.plugins.native.attention import SpanRows, Spans
-from motley.plugins.native.delta import DeltaRows, DeltaSpans
+from motley.plugins.native.recurrent import RecurrentRows, RecurrentSpans
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.held import HeldAttention
-from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_slots
+from motley.plugins.onnxruntime.kernels import FAR, Attend
 from motley.plugins.onnxruntime.lowering import lower
+from motley.plugins.onnxruntime.recurrences import allocated_slots
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
 from motley.plugins.spans import check_step, spans_of, wanted_rows
@@ -120,9 +121,9 @@ class OnnxRuntimeEngine:
         self._slots = AdapterSlots("onnxruntime", graph)
         self._adapts = [part.adapt for part in parts if part.adapt]
         self._adapted = [StepRows(most_rows) for _ in range(2)]
-        self._recurring = [DeltaSpans(most_rows) for _ in range(2)] if graph.states else []
+        self._recurring = [RecurrentSpans(most_rows) for _ in range(2)] if graph.states else []
         """The same as recurrent layers read them."""
-        self._states = {spec.layer: allocated_slots(spec, graph.blocks.slots) for spec in graph.states}
+        self._states = {spec.layer: allocated_slots(spec, graph.blocks.states) for spec in graph.states}
         self._caches = [f"key_cache.{spec.layer}" for spec in movable]
         layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
         self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
@@ -154,6 +155,11 @@ class OnnxRuntimeEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         return self._step(hidden, spans, halved, self._exchange)
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for states in self._states.values():
+            for source, target in pairs:
+                states.copy(source, target)
 
     def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
         fitting = self._slots.fitting(slot, products)
@@ -210,7 +216,7 @@ class OnnxRuntimeEngine:
             for number, chunk in enumerate(micro_chunks(rows, halved)):
                 self._recurring[number].set(
                     [
-                        DeltaRows(row, own.rows, own.position, own.slot, own.guesses)
+                        RecurrentRows(row, own.rows, own.position, own.slot, own.guesses)
                         for row, own in spans_of(spans, chunk)
                     ]
                 )

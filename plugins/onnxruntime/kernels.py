@@ -13,11 +13,10 @@ from typing import Any
 
 from motley.plugins.adapters import parts_of
 from motley.plugins.block_holder import HeldLayer
-from motley.plugins.engine import MOST_GUESSES, SCALES, EngineError, StateSpec
+from motley.plugins.engine import SCALES
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.adapted import AdaptedProduct, StepRows
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
-from motley.plugins.native.delta import WIDEST_HEAD, DeltaSpans, Slots, bind_delta
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import Action, bind_gated, bind_norm
 from motley.plugins.nodes import attributes_of
@@ -77,66 +76,6 @@ def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
     parts, widths, columns = zip(*parts_of(then.node), strict=True)
     factors = AdaptedProduct(columns[0], widths, slots, pool)
     return Adapt(x, product, y, parts, factors), {x: columns[0], product: sum(widths), y: sum(widths)}
-
-
-@dataclass(frozen=True)
-class Recur:
-    """The gated DeltaNet that follows a segment.
-
-    Attributes:
-        bind: binds it to the places of its values, to the spans of its rows and to its states.
-        layer: whose states these are.
-    """
-
-    bind: Callable[[Mapping[str, Array], DeltaSpans, Slots], Action]
-    layer: int
-
-
-def allocated_slots(spec: StateSpec, slots: int) -> Slots:
-    """The states of a layer, for so many sequences."""
-    return Slots(slots, spec.keys, spec.group, spec.key_size, spec.value_size, spec.reach, MOST_GUESSES)
-
-
-def recurrence(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[str, int]]:
-    """What computes a `DELTA` node, and the width of its operands and result by their names.
-
-    Raises:
-        EngineError: its heads are too wide.
-    """
-    attributes = attributes_of(then.node)
-    if max(attributes["key_size"], attributes["value_size"]) > WIDEST_HEAD:
-        raise EngineError(
-            f"engine 'onnxruntime' computes recurrent states of heads of at most {WIDEST_HEAD} elements;"
-            f" {then.node.name} has {attributes['key_size']} and {attributes['value_size']}. Use engine 'reference'"
-        )
-    keys, group, wide = attributes["key_heads"], attributes["group"], attributes["value_size"]
-    qkvz, ba, *names = then.node.input
-    (y,) = then.results
-    arrays = [weight(name) for name in names]
-
-    def bind(places: Mapping[str, Array], spans: DeltaSpans, slots: Slots) -> Action:
-        filters, decay, bias, gain = arrays
-        assert filters is not None
-        assert decay is not None
-        assert bias is not None
-        assert gain is not None
-        return bind_delta(
-            places[qkvz],
-            places[ba],
-            places[y],
-            spans,
-            slots,
-            filters=filters,
-            decay=decay,
-            bias=bias,
-            gain=gain,
-            epsilon=attributes["epsilon"],
-            pool=pool,
-        )
-
-    values = keys * group * wide
-    columns = 2 * keys * attributes["key_size"] + values
-    return Recur(bind, attributes["layer"]), {qkvz: columns + values, ba: 2 * keys * group, y: values}
 
 
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:

@@ -8,6 +8,8 @@ in the graph                                    in the runtime (domain ``com.mic
 ``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV
 ``DequantizeLinear`` -> ``HeadProducts``        `motley.plugins.segments.HEAD_PRODUCT`; of floats it is inlined
 ``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
+``Split`` -> ``StateSpace``                     `motley.plugins.segments.SPACE` on packed XZ and BC
+``Split`` -> ``ShortConvolution``               `motley.plugins.segments.CONVOLUTION` on packed BCX
 ``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`
 ``Split`` -> ``Swish`` -> ``Mul``               `motley.plugins.segments.GATED`
 ``Sigmoid`` -> ``Mul``                          the same, of a gate that was reshaped
@@ -28,11 +30,18 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
 from motley.plugins.nodes import attributes_of, is_experts
-from motley.plugins.segments import ATTENTION, DELTA, GATED, HEAD_PRODUCT, NORM, PRODUCT
+from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
+from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_PRODUCT, NORM, PRODUCT, SPACE
 
 MICROSOFT = "com.microsoft"
 HEAD_PRODUCTS = "HeadProducts"
 """The function of domain ``motley``."""
+_PACKED = {
+    GATED_DELTA: (DELTA, ((4, "qkvz"), (2, "ba"))),
+    STATE_SPACE: (SPACE, ((2, "xz"), (2, "bc"), (1, "dt"))),
+    SHORT_CONVOLUTION: (CONVOLUTION, ((3, "bcx"),)),
+}
+"""What computes each operator with a recurrent state, and how many of its operands lie side by side, called what."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,8 @@ class Lowering:
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
         if node.domain == DOMAIN and node.op_type.startswith("CachedAttention"):
             yield from self._attention(node)
-        elif node.domain == DOMAIN and node.op_type == "GatedDelta":
-            yield from self._delta(node)
+        elif node.domain == DOMAIN and node.op_type in _PACKED:
+            yield from self._recurrence(node)
         elif is_experts(node):
             yield self._experts(node)
         elif (
@@ -239,12 +248,16 @@ class Lowering:
         attention.attribute.extend(node.attribute)
         yield attention
 
-    def _delta(self, node: NodeProto) -> Iterator[NodeProto]:
-        qkvz = yield from self._packed(node.input[:4], f"{node.output[0]}.qkvz")
-        ba = yield from self._packed(node.input[4:6], f"{node.output[0]}.ba")
-        delta = helper.make_node(DELTA, [qkvz, ba, *node.input[6:]], node.output, name=node.name, domain=DOMAIN)
-        delta.attribute.extend(node.attribute)
-        yield delta
+    def _recurrence(self, node: NodeProto) -> Iterator[NodeProto]:
+        operator, groups = _PACKED[node.op_type]
+        operands, at = [], 0
+        for count, letters in groups:
+            parts = node.input[at : at + count]
+            operands.append((yield from self._packed(parts, f"{node.output[0]}.{letters}")) if count > 1 else parts[0])
+            at += count
+        made = helper.make_node(operator, [*operands, *node.input[at:]], node.output, name=node.name, domain=DOMAIN)
+        made.attribute.extend(node.attribute)
+        yield made
 
     def _packed(self, parts: Sequence[str], name: str) -> Generator[NodeProto, None, str]:
         """Values side by side: what was split into them, or a new value of this name."""

@@ -28,9 +28,10 @@ from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
 from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, Recur, adapt, attention, kernel, recurrence
+from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, adapt, attention, kernel
 from motley.plugins.onnxruntime.lowering import MICROSOFT
-from motley.plugins.segments import ATTENTION, DELTA, PRODUCT, ROWS, Kernel, Segment, buffer_numbers
+from motley.plugins.onnxruntime.recurrences import Recur, recurrence
+from motley.plugins.segments import ATTENTION, PRODUCT, RECURRENT, ROWS, Kernel, Segment, buffer_numbers
 
 EXACT_PROBE = 7
 """Rows with which an exact engine tests its kernels: odd, as last rows are what some compute differently."""
@@ -99,7 +100,7 @@ class Part:
         then: binds the `Kernel` that follows it; None: another thing follows.
         attend: the attention that follows it; None: another thing follows.
         adapt: what adapters add to the product that it ends with; None: another thing follows.
-        recur: the gated DeltaNet that follows it; None: another thing follows.
+        recur: the layer with a recurrent state that follows it; None: another thing follows.
     """
 
     segment: Segment
@@ -217,7 +218,7 @@ class Workshop:
             assert isinstance(self._graph, RankGraph)  # experts have no adapters
             added, widths = adapt(segment.then, self._graph.adapters, self._threads.pool)
             part = Part(segment, run, adapt=added)
-        elif segment.then.node.op_type == DELTA:
+        elif segment.then.node.op_type in RECURRENT:
             recur, widths = recurrence(segment.then, self._weight, self._threads.pool)
             part = Part(segment, run, recur=recur)
         else:

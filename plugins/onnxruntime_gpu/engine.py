@@ -44,6 +44,7 @@ from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepR
 from motley.plugins.onnxruntime_gpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
+from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.segments import (
     ROWS,
     Kernel,
@@ -170,10 +171,10 @@ class WebGpuEngine:
         refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
-        latent = any(spec.keys_alone for spec in graph.caches)
-        for unknown, there in (("CachedAttentionToKeys", latent), ("GatedDelta", graph.states)):
-            if there:
-                raise EngineError(f"engine {name!r} does not know {DOMAIN}.{unknown}; use engine 'onnxruntime'")
+        there = {node.op_type for node in graph.proto.graph.node if node.domain == DOMAIN}
+        if unknown := sorted(there.intersection(("CachedAttentionToKeys", *ROWS_READ))):
+            names = ", ".join(f"{DOMAIN}.{each}" for each in unknown)
+            raise EngineError(f"engine {name!r} does not know {names}; use engine 'onnxruntime'")
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows

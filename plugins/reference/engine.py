@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,11 +37,12 @@ from motley.plugins.engine import (
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Sent, Terms, add_mixture, deal
 from motley.plugins.nodes import attributes_of, is_collective, is_experts
+from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.reference.caches import BlockedCache
 from motley.plugins.reference.device import CPU, Array, ArrayModule, Device, open_device
 from motley.plugins.reference.interpreter import Interpreter, Node
 from motley.plugins.reference.operators import Operator
-from motley.plugins.reference.states import LayerStates
+from motley.plugins.reference.states import RECURRENCES, LayerStates
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 
 INEXACT = (
@@ -116,14 +118,9 @@ class ReferenceEngine(Interpreter):
                 for name in spec.names
             }
         """By the name that the graph gives to what a sequence has of them."""
-        epsilons = {
-            own["layer"]: own["epsilon"]
-            for own in (attributes_of(node) for node in whole.node if node.op_type == "GatedDelta")
-        }
         with where.errors_told():
             self._states = {
-                spec.layer: LayerStates(where.xp, np.dtype(dtype), spec, graph.blocks.slots, epsilons[spec.layer])
-                for spec in graph.states
+                spec.layer: LayerStates(where.xp, np.dtype(dtype), spec, graph.blocks.states) for spec in graph.states
             }
 
     @property
@@ -150,6 +147,12 @@ class ReferenceEngine(Interpreter):
             for cache in self._caches.values():
                 cache.move(pairs)
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        with self.device.errors_told():
+            for states in self._states.values():
+                for source, target in pairs:
+                    states.copy(source, target)
+
     def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
         with self.device.errors_told():
             factors = {
@@ -173,8 +176,9 @@ class ReferenceEngine(Interpreter):
         """A node, made ready; this engine computes attention, collectives and experts itself."""
         if node.domain == DOMAIN and is_attention(node.op_type):
             return self._prepared_attention(node)
-        if node.domain == DOMAIN and node.op_type == "GatedDelta":
-            return Node(partial(self._recur, attributes_of(node)["layer"]), list(node.input), list(node.output), {})
+        if node.domain == DOMAIN and node.op_type in RECURRENCES:
+            recur = partial(self._recur, node.op_type, attributes_of(node))
+            return Node(recur, list(node.input), list(node.output), {})
         if is_collective(node):
             return self._prepared_collective(node)
         if is_adapted(node):
@@ -228,14 +232,15 @@ class ReferenceEngine(Interpreter):
         self._caches[name].write(cache, span)
         return cache
 
-    def _recur(self, layer: int, xp: ArrayModule, *operands: Array) -> Array:
+    def _recur(self, operator: str, attributes: Mapping[str, Any], xp: ArrayModule, *operands: Array) -> Array:
         """What a layer with a recurrent state makes of the rows of all spans."""
-        *rows_of, filters, decay, bias, gain = operands
-        results = xp.empty_like(rows_of[3])
-        for rows, span in self._spans:
-            own = [values[rows] for values in rows_of]
-            results[rows] = self._states[layer].advance(xp, span, own, filters, decay, bias, gain)
-        return results
+        rows_of, weights = operands[: ROWS_READ[operator]], operands[ROWS_READ[operator] :]
+        states = self._states[attributes["layer"]]
+        made = [
+            RECURRENCES[operator](xp, span, states, [values[rows] for values in rows_of], weights, attributes)
+            for rows, span in self._spans
+        ]
+        return xp.concatenate(made)
 
     # -- collectives -------------------------------------------------------------------------------------------------
 

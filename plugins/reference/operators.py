@@ -194,6 +194,7 @@ OPERATORS: dict[str, Operator] = {
     "Range": lambda xp, start, limit, delta: np.arange(start, limit, delta),
     "ReduceSum": lambda xp, x, axes, keepdims: x.sum(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
     "ReduceMin": lambda xp, x, axes, keepdims: x.min(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
+    "Relu": lambda xp, x: xp.maximum(x, 0),
     "Reshape": lambda xp, x, dims: x.reshape(dims.tolist()),
     "RotaryEmbedding": rotary_embedding,
     "Shape": shape,

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from motley.cli.client import Client
 from tests.conftest import SHARED_MESH
+from tests.e2e.browsing import chromium
 from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 HERE = Path(__file__).parent
 
@@ -43,6 +48,12 @@ async def there(_shared: Mesh) -> AsyncIterator[Mesh]:
         await _shared.nodes.pop(name).end()
     left = [len(node.family()) - 1 for node in _shared.nodes.values()]
     assert left == [0, 0, 0], "a closed session left a worker behind"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as opened:
+        yield opened
 
 
 async def _until_alive(client: Client, names: str) -> None:

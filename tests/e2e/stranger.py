@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.address import parse_address
 from motley.protocol.mesh_pb2 import Hello, NodeMessage
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.versions import PROTOCOL, VERSION
 
 AT_A_TIME = 8
 SOURCE = "127.0.0.2"

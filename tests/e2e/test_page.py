@@ -5,88 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
-from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import synthesise
 from motley.cli.client import Client
+from motley.orchestrator.known_models.shapes import SHAPES
+from tests.e2e.browsing import DESKTOP, PHONE, page_of, text_of, until
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model
 from tests.e2e.test_experts import CONTEXT, SMALL
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
-DESKTOP, PHONE = (1280, 900), (360, 740)
-SOON_MS = 60_000
-"""Enough on a busy machine; the page itself asks every second."""
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def browser() -> AsyncIterator[Browser]:
-    try:
-        from playwright.async_api import async_playwright
-    except ImportError:
-        _missing("Playwright is not installed: pip install motley[dev]")
-    if CHROMIUM is None:
-        _missing("there is no Chromium: apt-get install chromium")
-    async with async_playwright() as playwright:
-        opened = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield opened
-        await opened.close()
-
-
-def _missing(what: str) -> None:
-    """Somebody without a browser tests the rest; CI has one."""
-    if "CI" in os.environ:
-        pytest.fail(what)
-    pytest.skip(what)
-
-
-@asynccontextmanager
-async def page_of(
-    browser: Browser, there: Mesh, size: tuple[int, int] = DESKTOP, scheme: str = "light", refusals: int = 0
-) -> AsyncIterator[Page]:
-    """The page, drawn from the mesh once. Errors in its console fail the test, but so many requests that are refused,
-    which the browser notes there by itself."""
-    width, height = size
-    context = await browser.new_context(
-        viewport={"width": width, "height": height},
-        color_scheme="dark" if scheme == "dark" else "light",
-        has_touch=size == PHONE,
-    )
-    try:
-        page = await context.new_page()
-        page.set_default_timeout(SOON_MS)
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
-        await page.goto(there.url)
-        await page.locator("#nodes > li").first.wait_for()
-        yield page
-        assert [said.startswith("Failed to load resource") for said in errors] == [True] * refusals, errors
-    finally:
-        await context.close()
-
-
-async def text_of(page: Page, selector: str) -> str:
-    return await page.locator(selector).inner_text()
-
-
-async def until(page: Page, condition: str, *arguments: object) -> None:
-    """Wait for a JavaScript function of `arguments` to be true in the page."""
-    await page.wait_for_function(f"(values) => ({condition})(...values)", arg=list(arguments))
+    from playwright.async_api import Browser
 
 
 async def test_nodes_and_shares_are_shown(browser: Browser, there: Mesh) -> None:
@@ -215,7 +147,7 @@ async def test_a_machine_joins_and_dies(browser: Browser, there: Mesh) -> None:
         await card.wait_for()
         assert await page.locator("#picture circle.ring").count() == 4
         await card.locator("summary").click()
-        await card.get_by_role("button", name="Have d leave").click()
+        await card.get_by_role("button", name="Have it leave: d").click()
         assert "leave" in await text_of(page, "#confirm")
         await page.get_by_role("button", name="Cancel").click()
         await node.kill()
@@ -365,13 +297,17 @@ async def test_experts_are_mapped_and_rebalanced(
 async def test_everything_fits_in_light_and_dark(
     size: tuple[int, int], scheme: str, browser: Browser, there: Mesh, tmp_path: Path
 ) -> None:
-    await there.session(nodes=["a", "b", "c"])
+    await there.session(nodes=["a", "b", "c"], adapters=2)
     async with Client(there.url) as client:
         await client.call("POST", "/v1/completions", {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 40})
     async with page_of(browser, there, size, scheme) as page:
         await page.locator("#sessions figure polyline").wait_for(state="attached")
         await page.locator("#new > summary").click()
         await page.get_by_text("All settings").click()
+        for part in await page.locator("#access summary, .adapters > summary").all():
+            await part.click()
+        await page.get_by_role("button", name="Make a token").click()
+        await page.locator("#new-token-made code").wait_for()
         await page.locator("#chat summary").get_by_text("Settings").click()
         await page.get_by_label("Max tokens").fill("20")
         await page.locator("#prompt").fill("A-very-long-word-without-a-break-" * 8)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.protocol import CACHE_BLOCK
 from tests.e2e.processes import Mesh
 from tests.models.cases import Case, golden_case
 
@@ -33,9 +34,14 @@ def text_of(tokens: list[int]) -> str:
     return "".join(map(letter, tokens))
 
 
-@pytest.mark.parametrize("name", [pytest.param("qwen3-5", marks=pytest.mark.soak), "qwen3-next"])
+SOAKED = [
+    pytest.param(name, marks=pytest.mark.soak) for name in ("granitemoehybrid", "lfm2-moe", "qwen3-5", "qwen3-next")
+]
+
+
+@pytest.mark.parametrize("name", [*SOAKED, "nemotron-h"])
 async def test_two_uneven_ranks_write_what_transformers_does(name: str, there: Mesh, tmp_path: Path) -> None:
-    """Also beside others, and a second time: nothing of the first is found."""
+    """Also beside others, and a second time, from the state that is remembered after the prompt's only whole block."""
     case = golden_case(name)
     model = with_letters(case, tmp_path)
     session = await there.session(model=str(model), nodes=["a", "b"], shares=[3, 1], sequences=3)
@@ -51,7 +57,7 @@ async def test_two_uneven_ranks_write_what_transformers_does(name: str, there: M
     for number in (0, 2, 4):
         assert answers[number]["choices"][0]["text"] == text_of(answer)
     assert again["choices"][0]["text"] == text_of(answer)
-    assert not again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == CACHE_BLOCK
 
 
 async def test_what_such_a_model_cannot_do_is_refused_by_name(there: Mesh, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.models.description.axes import Value
+from motley.daemon.models.cutting.states import reach
+from motley.daemon.models.description.axes import Value, W
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import (
     Activation,
@@ -31,7 +32,9 @@ from motley.daemon.models.description.operations import (
     Routing,
     Scale,
     ScaleRows,
+    ShortConvolution,
     SoftCap,
+    StateSpace,
     Sum,
     Times,
     WholeNorm,
@@ -70,6 +73,8 @@ class _Book:
                 width = x.axis.heads.size if x.axis.heads else x.axis.size
                 apart = rows.reshape(len(rows), -1, width)
                 scale = 1.0 if gain is None else self.weights[gain.name] + offset
+                if gain is not None and gain.out == x.axis:
+                    scale = (self.weights[gain.name] + offset).reshape(apart.shape[1:])
                 values[y.name] = (_normed(apart, epsilon) * scale).reshape(rows.shape)
             case WholeNorm(xs=xs, ys=ys, gains=gains, epsilon=epsilon):
                 for x, y, gain in zip(xs, ys, gains, strict=True):
@@ -96,6 +101,11 @@ class _Book:
                     at += size
             case DeltaRule():
                 values[operation.y.name] = self._delta_rule(operation, values)
+            case StateSpace():
+                values[operation.y.name] = self._state_space(operation, values)
+            case ShortConvolution(b=b, c=c, x=x, y=y, filter=own):
+                convolved = self._convolved(values[b.name] * values[x.name], own, operation.filter_bias)
+                values[y.name] = values[c.name] * convolved
             case Attend():
                 values[operation.y.name] = self._attend(operation, values)
             case Gated(gate, up, y, activation):
@@ -157,16 +167,43 @@ class _Book:
                 y[row, own] = odds[: len(scores)] @ v[first : row + 1, read]
         return y
 
+    def _convolved(self, rows: F64, own: W, bias: W | None = None) -> F64:
+        """Sums over a row and those before it, by taps."""
+        taps, seen = self.weights[own.name], reach(own)
+        whole = np.zeros_like(rows) + (self.weights[bias.name] if bias else 0.0)
+        for row in range(len(rows)):
+            for back in range(min(row + 1, seen)):
+                whole[row] += taps[:, seen - 1 - back] * rows[row - back]
+        return whole
+
+    def _state_space(self, space: StateSpace, values: Values) -> F64:
+        of, biases = space.heads, space.filter_biases or (None, None, None)
+        convolved = [
+            self._convolved(values[value.name], w, bias)
+            for value, w, bias in zip((space.x, space.b, space.c), space.filters, biases, strict=True)
+        ]
+        xs, bs, cs = (each * _sigmoid(each) for each in convolved)
+        z, dt = values[space.z.name], values[space.dt.name]
+        decay, bias, skip = (self.weights[each.name] for each in (space.decay, space.bias, space.skip))
+        y = np.zeros_like(xs)
+        for head in range(of.values):
+            key = slice(0, of.key_size) if of.shared else _part(head // of.group, of.key_size)
+            own, state = _part(head, of.value_size), np.zeros((of.key_size, of.value_size))
+            for row in range(len(y)):
+                step = min(max(np.log1p(np.exp(dt[row, head] + bias[head])), space.limits[0]), space.limits[1])
+                state *= np.exp(-np.exp(decay[head]) * step)
+                state += np.outer(bs[row, key], xs[row, own]) * step
+                gate = z[row, own] * _sigmoid(z[row, own])
+                y[row, own] = (cs[row, key] @ state + skip[head] * xs[row, own]) * gate
+        return y
+
     def _delta_rule(self, delta: DeltaRule, values: Values) -> F64:
         of = delta.heads
-        mixed = []
-        for value, w in zip((delta.q, delta.k, delta.v), delta.filters, strict=True):
-            rows, taps = values[value.name], self.weights[w.name]
-            whole = np.zeros_like(rows)
-            for row in range(len(rows)):
-                for back in range(min(row + 1, delta.reach)):
-                    whole[row] += taps[:, delta.reach - 1 - back] * rows[row - back]
-            mixed.append(whole * _sigmoid(whole))
+        convolved = [
+            self._convolved(values[value.name], w)
+            for value, w in zip((delta.q, delta.k, delta.v), delta.filters, strict=True)
+        ]
+        mixed = [each * _sigmoid(each) for each in convolved]
         z, b, a = (values[each.name] for each in (delta.z, delta.b, delta.a))
         decay, bias, gain = (self.weights[each.name] for each in (delta.decay, delta.bias, delta.gain))
         y = np.zeros_like(mixed[2])
@@ -206,6 +243,11 @@ def _size(heads: Value) -> int:
     return heads.axis.heads.size
 
 
+def _part(number: int, size: int) -> slice:
+    """The elements of one of several equal parts."""
+    return slice(number * size, (number + 1) * size)
+
+
 def _normed(rows: F64, epsilon: float) -> F64:
     normed: F64 = rows / np.sqrt(np.mean(rows**2, axis=-1, keepdims=True) + epsilon)
     return normed
@@ -231,6 +273,8 @@ def _gated(gate: F64, up: F64, activation: Activation) -> F64:
             return result
         case Activation.SIGMOID:
             return _sigmoid(gate) * up
+        case Activation.RELU:
+            return np.maximum(gate, 0.0) * up
         case Activation.CLAMPED:
             gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
             return gate * _sigmoid(1.702 * gate) * (up + 1)

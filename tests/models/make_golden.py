@@ -86,19 +86,21 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
         noise = torch.randn(value.shape, generator=generator)
         if (drawn := _drawn_for_family(settings["model_type"], name, noise)) is not None:
             pass
-        elif "e_score_correction_bias" in name:
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
             drawn = 0.3 * noise
+        elif name.endswith(("A_log", "dt_bias", ".D")):
+            drawn = noise
         elif "norm" in name:
             drawn = 1 + 0.2 * noise
         elif value.ndim == 1:
             drawn = 0.3 * noise
-        elif "embed_tokens" in name:
+        elif "embed" in name:
             drawn = noise if not config.tie_word_embeddings else 0.5 * noise
         else:
             drawn = 1.5 * noise / value.shape[-1] ** 0.5
         weights[name] = drawn.to((torch.float16, torch.bfloat16, torch.float32)[0 if index % 5 else index // 5 % 3])
     for name, value in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             weights[name] = 0.3 * torch.randn(value.shape, generator=generator)
         if name.endswith("layer_scalar"):
             weights[name] = 1 + 0.3 * torch.randn(value.shape, generator=generator)
@@ -177,6 +179,14 @@ def _in_mxfp4(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Ten
         yield f"{name}_scales", (exponents + 127).to(torch.uint8)
 
 
+_GRANITE = {
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+    "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
+}
+"""What published checkpoints call tensors."""
+
+
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
     if family in ("gpt_oss", "gemma4_text"):
@@ -195,15 +205,23 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         yield "mtp.fc.weight", torch.ones(4, 8)
         return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    if family in ("mixtral", "minimax_m2"):
+    if family == "granitemoehybrid":
+        for name, value in weights.items():
+            for today, published in _GRANITE.items():
+                name = name.replace(today, published)
+            yield name, value
+        return
+    if family == "nemotron_h":
+        weights = {name.replace("model.", "backbone.", 1): value for name, value in weights.items()}
+    if family in ("mixtral", "minimax_m2", "lfm2_moe"):
         called = {"gate": "w1", "up": "w3", "down": "w2"}
         weights = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in weights.items()}
     for name, value in weights.items():
-        if value.ndim < 3 or "conv1d" in name:
+        if value.ndim < 3 or "conv" in name:
             yield name, value
             continue
         module, _, fused = name.rpartition(".")
-        parts = ("gate", "up") if fused == "gate_up_proj" else ("down",)
+        parts = {"gate_up_proj": ("gate", "up"), "up_proj": ("up",)}.get(fused, ("down",))
         for number, expert in enumerate(value):
             for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
                 yield f"{module}.{number}.{called[part]}.weight", matrix.contiguous()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.cutting.units import units
-from motley.daemon.models.description.axes import Axis, DeltaHeads, Kind, Value, W
+from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
 from motley.daemon.models.description.operations import Attend, Experts
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import ShardingError, Writer
@@ -17,7 +18,7 @@ from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.spec import Piece
-from motley.plugins.engine import StateSpec
+from motley.plugins.recurrent import StateSpec
 from tests.models.cases import golden_case, uneven_shares
 from tests.models.configs import EXPERTS, LLAMA, read
 
@@ -36,7 +37,7 @@ def test_defaults(config: dict[str, Any], keys: int, tmp_path: Path) -> None:
     deltas = [layer.recurrence for layer in model.layers if layer.recurrence]
     assert ([each.layer for each in attends], [each.layer for each in deltas]) == ([3, 7], [0, 1, 2, 4, 5, 6])
     assert {(each.heads.queries, each.heads.keys, each.heads.size) for each in attends} == {(16, keys, 256)}
-    assert {(each.heads, each.reach) for each in deltas} == {(DeltaHeads(16, 32, 128, 128), 4)}
+    assert {(each.heads, reach(each.filters[0])) for each in deltas} == {(RecurrentHeads(16, 32, 128, 128), 4)}
     assert model.ropes == {"main": Rope(1e4, 64)}
     experts = [each for each in model.operations if isinstance(each, Experts)]
     assert len(experts) == (0 if config is DENSE else 8)
@@ -72,7 +73,7 @@ def test_heads_that_cannot_be_cut_alike_are_named(tmp_path: Path) -> None:
 def test_the_profile_counts_states_by_the_heads_that_a_group_has(tmp_path: Path) -> None:
     told = profile(read(tmp_path, DENSE), "fp32", 32)
     assert (told.kv_groups, told.attention_splits) == (4, [1, 2, 4])
-    assert told.state_bytes == 6 * StateSpec(0, 4, 2, 128, 128, 4).bytes
+    assert told.state_bytes == 6 * StateSpec(0, 2 * 4 * 128 + 8 * 128, 4, 8, 128, 128, 16).bytes
     assert told.cache_bytes_per_token == 2 * 2 * 4 * 256
 
 
@@ -87,7 +88,7 @@ def test_shares_take_key_heads_with_all_that_read_them() -> None:
 
 
 def test_parts_of_heads_must_make_them_up() -> None:
-    heads, hidden = DeltaHeads(2, 4, 8, 8), Axis(Kind.HIDDEN, 16, "hidden_size")
+    heads, hidden = RecurrentHeads(2, 4, 8, 8), Axis(Kind.HIDDEN, 16, "hidden_size")
     writer = Writer(Value("x", hidden))
     (made,) = writer.linear("made", writer.x, W("w", heads.value_axis, hidden))
     with pytest.raises(ShardingError, match="made is not made of heads with these parts"):

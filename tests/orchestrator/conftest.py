@@ -20,7 +20,6 @@ import grpc.aio
 import pytest
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import (
     AdapterEvent,
     AdapterOrder,
@@ -56,9 +55,11 @@ from motley.protocol.mesh_pb2 import (
     Ready,
     Relay,
     Relayed,
+    Sampling,
     Timing,
 )
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.versions import PROTOCOL, VERSION
 from tests.e2e.processes import in_thread, motley
 
 GB = 10**9
@@ -69,6 +70,7 @@ def small_profile(name: str = "bard") -> ModelProfile:
     return ModelProfile(
         name=name,
         fingerprint="0123456789abcdef",
+        sampling=Sampling(top_k=40),
         layers=4,
         kv_groups=4,
         attention_splits=[1, 2],

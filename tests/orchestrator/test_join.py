@@ -20,9 +20,9 @@ from motley.orchestrator import app, control, nodes
 from motley.orchestrator.addresses import own_addresses
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.limits import HELLO_BYTES
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.mesh_pb2 import Described, Empty, Hello, NodeMessage, RankEvent
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.versions import OLDEST, PROTOCOL, VERSION
 
 
 def states_of(body: Any) -> dict[str, str]:
@@ -92,7 +92,7 @@ async def test_a_wrong_token_is_refused(mesh: Any, new_node: Any) -> None:
     ("told", "speaks", "older"),
     [
         (str(VERSION + 1), f"version {VERSION + 1}, the", "the orchestrator has the older one"),
-        (str(VERSION - 1), f"version {VERSION - 1}, the", "this node has the older one"),
+        (str(OLDEST - 1), f"version {OLDEST - 1}, the", "this node has the older one; update this machine"),
         ("", "version before 4, the", "this node has the older one"),
         ("9" * 5000, "version before 4, the", "this node has the older one"),
         ("x", "version before 4, the", "this node has the older one"),
@@ -105,8 +105,9 @@ async def test_another_protocol_version_is_refused_at_once_and_named(
     async with call(mesh.orchestrator.local_target, "any", version=told) as stream:
         code, details = await refused(stream)  # and it has said nothing
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert f"{speaks} orchestrator version {VERSION}" in details
-    assert f"install the same motley on both: {older}" in details
+    assert f"{speaks} orchestrator version {OLDEST} to {VERSION}" in details
+    assert older in details
+    assert "motley update" in details
 
 
 async def test_a_live_nodes_name_is_taken(mesh: Any, new_node: Any) -> None:

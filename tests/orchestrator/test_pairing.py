@@ -90,6 +90,9 @@ async def test_a_machine_gets_a_token_for_itself_by_the_code_on_the_other_screen
     assert (tries, screen[0].name) == ([3, 2, 1], "my laptop")
     node = new_node("my laptop")
     await node.join(mesh.orchestrator.local_target, token)
+    with pytest.raises(PairingRefused, match="'my laptop' is in the mesh already"):
+        await pair(host, int(port), "my laptop", ask)
+    assert len(screen) == 1, "nobody is shown a code that would be of no use"
     await node.leave()
     codes = (await mesh.call("GET", "/api/pairings"))[1]["pairings"]
     assert [each["tries_left"] for each in codes] == [0]

@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import save_file
 
 import motley.cli
-from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import synthesise
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
@@ -23,6 +22,7 @@ from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
+from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
 from motley.plugins.mixture import Compute, Sent

@@ -46,11 +46,11 @@ def device(
 ) -> None:
     """A device of this machine, its driver, and its time per token of a small model."""
     from motley.bench.measurements.device import measure_device
-    from motley.bench.random_models.shapes import SHAPES
     from motley.bench.random_models.writing import temporary_model
     from motley.daemon.node.capabilities import measure
     from motley.daemon.node.devices import devices_of, lacking
     from motley.daemon.node.engines import installed_engines
+    from motley.orchestrator.known_models.shapes import SHAPES
 
     if like not in SHAPES:
         raise CliError(f"--like: no shape is called {like!r}; there are: {', '.join(SHAPES)}")

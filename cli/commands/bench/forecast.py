@@ -34,9 +34,9 @@ def forecast(
     Takes about five minutes on a machine that does nothing else, which it must not.
     """
     from motley.bench.measurements.forecast import CASES, SHORT, measure_forecasts, summary
-    from motley.bench.random_models.shapes import SHAPES
     from motley.bench.random_models.writing import temporary_model
     from motley.daemon.models.files import open_model
+    from motley.orchestrator.known_models.shapes import SHAPES
 
     with ExitStack() as stack:
         if model is None:

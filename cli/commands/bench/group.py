@@ -221,8 +221,8 @@ def moe(
     """Experts sliced over nodes against experts as services of nodes: random weights, a process per rank and host."""
     from motley.bench.measurements.moe import PROMPT, measure_moe
     from motley.bench.meshes.local_mesh import MeshSpec
-    from motley.bench.random_models.shapes import SCALED
     from motley.bench.random_models.writing import temporary_model
+    from motley.orchestrator.known_models.shapes import SCALED
 
     counts = parse_counts("--requests", requests, at_most=64)
     like = like if like or config else LIKE
@@ -267,8 +267,8 @@ def synth(
     list_shapes: Annotated[bool, typer.Option("--list", help="List the known shapes and exit.")] = False,
 ) -> None:
     """Write a model folder of a real shape with random weights."""
-    from motley.bench.random_models.shapes import SHAPES
     from motley.bench.random_models.writing import synthesise
+    from motley.orchestrator.known_models.shapes import SHAPES
 
     if list_shapes:
         print("\n".join(SHAPES))
@@ -405,7 +405,7 @@ def quantisation(
         show_foresight(found)
 
 
-@bench.command(epilog="Example: motley bench report --readme README.md")
+@bench.command(epilog="Example: motley bench report --readme docs/benchmarks.md")
 def report(
     model: Annotated[
         Path | None,
@@ -420,12 +420,12 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """The standard measurements: latency, contexts, exact mode, collectives, precision. Takes about five minutes."""
-    from motley.bench.random_models.shapes import SHAPES
     from motley.bench.random_models.writing import temporary_model
     from motley.bench.reports.plots import plot_report, require_plotting
     from motley.bench.reports.readme_section import check_markers, findings, rewrite_section
     from motley.bench.reports.standard import SHAPE, Standard, measure_standard, write_json
     from motley.daemon.weights.hub import resolve
+    from motley.orchestrator.known_models.shapes import SHAPES
 
     require_plotting()
     if readme:
@@ -476,7 +476,7 @@ def parse_shape(like: str, config: Path | None) -> dict[str, Any]:
     Raises:
         CliError: not one of both was given, there is no such shape, or the file cannot be read.
     """
-    from motley.bench.random_models.shapes import SHAPES
+    from motley.orchestrator.known_models.shapes import SHAPES
 
     if bool(like) == (config is not None):
         raise CliError("say which shape: either --like NAME or --config FILE")

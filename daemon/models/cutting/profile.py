@@ -7,22 +7,23 @@ from functools import lru_cache
 from itertools import groupby
 
 from motley.daemon.models.cutting.holding import FLOATS, Formats, told
+from motley.daemon.models.cutting.states import state_spec
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Model, parameters
 from motley.daemon.models.description.operations import (
     Attend,
-    DeltaRule,
     Experts,
     HeadLinear,
     Linear,
     Operation,
+    Recurrence,
     weights_of,
 )
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import EngineOptions, StateSpec, cached_bytes
+from motley.plugins.engine import EngineOptions, cached_bytes
 from motley.protocol import mesh_pb2
 
 RUNTIME_BYTES = 192 << 20
@@ -157,12 +158,8 @@ class _Count:
                 self.cached += a_token
                 self.windowed += a_token * bool(each.window)
                 self.window = max(self.window, each.window)
-            if isinstance(each, DeltaRule):
-                keys = -(-each.heads.keys // self._cut.kv_groups)
-                own = StateSpec(
-                    each.layer, keys, each.heads.group, each.heads.key_size, each.heads.value_size, each.reach
-                )
-                self.state += own.bytes
+            if isinstance(each, Recurrence):
+                self.state += state_spec(each, lambda axis: self._unit(axis) if axis.cut else axis.size).bytes
             if isinstance(each, Experts):
                 matrices = [w for one in each.body for w in weights_of(one)]
                 for number in range(each.count):

@@ -33,7 +33,7 @@ from motley.daemon.models.cutting.holding import (
 from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.description.axes import Axis, Heads, Kind
 from motley.daemon.models.description.model import Model, products
-from motley.daemon.models.description.operations import Attend, DeltaRule, Linear
+from motley.daemon.models.description.operations import Attend, DeltaRule, Linear, ShortConvolution, StateSpace
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.stored import Format
@@ -206,22 +206,24 @@ def _attentions(model: Model) -> tuple[list[Heads], int]:
     """
     operations = list(model.operations)
     kinds = list(dict.fromkeys(each.heads for each in operations if isinstance(each, Attend)))
-    deltas = dict.fromkeys(each.heads for each in operations if isinstance(each, DeltaRule))
+    convolved = [each.filter.out.heads for each in operations if isinstance(each, ShortConvolution)]
+    recurrent = dict.fromkeys(each.heads for each in operations if isinstance(each, DeltaRule | StateSpace))
     if not kinds:
         raise ConfigError("a model without attention is not supported")
     most = max(heads.keys for heads in kinds)
+    kinds = list(dict.fromkeys([*kinds, *filter(None, convolved)]))
     for heads in kinds:
         if most % heads.keys or heads.queries % most:
             raise ConfigError(
                 f"layers of {most} and of {heads.keys} KV heads (with {heads.queries} query heads) cannot be cut alike"
             )
-    for delta in deltas:
-        if delta.keys % most:
+    for each in recurrent:
+        if each.keys % most:
             raise ConfigError(
-                f"layers of {most} KV heads and layers with a recurrent state of {delta.keys} key heads cannot be cut"
+                f"layers of {most} KV heads and layers with a recurrent state of {each.keys} key heads cannot be cut"
                 " alike"
             )
-    return [*kinds, *(delta.per_key(delta.group * delta.value_size) for delta in deltas)], most
+    return [*kinds, *(each.per_key(each.group * each.value_size) for each in recurrent)], most
 
 
 def _leaf_groups(attentions: Sequence[Heads], most: int) -> int:

@@ -41,45 +41,54 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class DeltaHeads:
-    """The heads of a layer with a recurrent state (gated DeltaNet).
+class RecurrentHeads:
+    """The heads of a layer with a recurrent state (gated DeltaNet, Mamba2).
 
-    Such a layer is cut by key heads, each with its query head and with all value heads that read it.
+    Such a layer is cut by key heads, each with its query head and with all value heads that read it; or, where all
+    value heads read the same one, by value heads.
 
     Attributes:
-        keys: key heads; there are as many query heads.
+        keys: key heads; there are as many query heads. As many as value heads, where these share one.
         values: value heads; a multiple of `keys`, each key head is read by ``values / keys`` neighbouring ones.
         key_size: elements of a query or key head.
         value_size: elements of a value head.
+        shared: all value heads read one key head, and one query head, which every rank has.
     """
 
     keys: int
     values: int
     key_size: int
     value_size: int
+    shared: bool = False
 
     @property
     def group(self) -> int:
-        """Value heads per key head."""
+        """Value heads that are not cut apart: those of a key head that is not shared."""
         return self.values // self.keys
 
     @property
     def key_axis(self) -> Axis:
-        """All query (or key) heads, side by side."""
-        size = self.keys * self.key_size
-        return Axis(Kind.HEADS, size, "linear_num_key_heads * linear_key_head_dim", self.per_key(self.key_size))
+        """All query (or key) heads, side by side; the one that is shared."""
+        if self.shared:
+            return Axis(Kind.PLAIN, self.key_size, "the size of a key head")
+        return Axis(Kind.HEADS, self.keys * self.key_size, "key heads * their size", self.per_key(self.key_size))
 
     @property
     def value_axis(self) -> Axis:
         """All value heads, side by side."""
         heads = Heads(self.values, self.keys, self.value_size)
-        size = self.values * self.value_size
-        return Axis(Kind.HEADS, size, "linear_num_value_heads * linear_value_head_dim", heads)
+        return Axis(Kind.HEADS, self.values * self.value_size, "value heads * their size", heads)
+
+    @property
+    def group_axis(self) -> Axis:
+        """The same elements, those of the value heads of a key head as one head."""
+        heads = self.per_key(self.group * self.value_size)
+        return Axis(Kind.HEADS, self.values * self.value_size, "value heads * their size", heads)
 
     @property
     def gate_axis(self) -> Axis:
         """A number for each value head."""
-        return Axis(Kind.HEADS, self.values, "linear_num_value_heads", Heads(self.values, self.keys, 1))
+        return Axis(Kind.HEADS, self.values, "value heads", Heads(self.values, self.keys, 1))
 
     def per_key(self, size: int) -> Heads:
         """As many heads as there are key heads, of a size."""

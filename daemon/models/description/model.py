@@ -19,11 +19,11 @@ from math import prod
 from motley.daemon.models.description.axes import Value, W
 from motley.daemon.models.description.operations import (
     Attend,
-    DeltaRule,
     Experts,
     HeadLinear,
     Linear,
     Operation,
+    Recurrence,
     weights_of,
 )
 from motley.daemon.models.description.rope import Rope
@@ -53,9 +53,9 @@ class Layer:
         return next((each for each in self.operations if isinstance(each, Attend)), None)
 
     @property
-    def recurrence(self) -> DeltaRule | None:
+    def recurrence(self) -> Recurrence | None:
         """What reads and changes a recurrent state in the layer; None: it has none."""
-        return next((each for each in self.operations if isinstance(each, DeltaRule)), None)
+        return next((each for each in self.operations if isinstance(each, Recurrence)), None)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from motley.daemon.models.description.axes import DeltaHeads, Heads, Value, W
+from motley.daemon.models.description.axes import Heads, RecurrentHeads, Value, W
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Norm:
     """RMS norm of rows: ``y = x / sqrt(mean(x ** 2) + epsilon) * (gain + offset)``; of sharded heads, each by itself.
 
     Attributes:
-        gain: None: there is none.
+        gain: f32[a row's, or a head's elements], or of all heads side by side; None: there is none.
     """
 
     x: Value
@@ -128,7 +128,7 @@ class HeadParts:
 class DeltaRule:
     """What a gated DeltaNet layer does between its projections: reads and changes the recurrent state of a sequence.
 
-    ``motley.GatedDelta`` in `motley.plugins.engine` states the mathematics.
+    ``motley.GatedDelta`` in `motley.plugins.recurrent` states the mathematics.
 
     Attributes:
         q, k, v: queries, keys and values, before the convolution.
@@ -149,19 +149,71 @@ class DeltaRule:
     b: Value
     a: Value
     y: Value
-    heads: DeltaHeads
+    heads: RecurrentHeads
     filters: tuple[W, W, W]
     decay: W
     bias: W
     gain: W
     epsilon: float
 
-    @property
-    def reach(self) -> int:
-        """Positions that the convolution sees, a row's own among them."""
-        axis = self.filters[0].in_
-        assert axis is not None
-        return axis.size
+
+@dataclass(frozen=True)
+class StateSpace:
+    """What a Mamba2 layer does between its projections: reads and changes the recurrent state of a sequence.
+
+    ``motley.StateSpace`` in `motley.plugins.recurrent` states the mathematics.
+
+    Attributes:
+        x: inputs of the heads, before the convolution.
+        z: opens the gates of the result.
+        b, c: what a state is written with, and read with, before the convolution.
+        dt: a number per head: how fast the state decays, and how much of x is written.
+        filters: of x, b and c, f32[elements, positions that the convolution sees]; the last is the row's own.
+        filter_biases: of x, b and c; None: there are none.
+        decay: f32[heads], the logarithm of each head's decay.
+        bias: f32[heads], added to `dt`.
+        skip: f32[heads], how much of its x a head adds to what it reads.
+        limits: the least and the largest that `dt` becomes.
+    """
+
+    layer: int
+    x: Value
+    z: Value
+    b: Value
+    c: Value
+    dt: Value
+    y: Value
+    heads: RecurrentHeads
+    filters: tuple[W, W, W]
+    filter_biases: tuple[W, W, W] | None
+    decay: W
+    bias: W
+    skip: W
+    limits: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """``y = c * convolution(b * x)``, element by element: its state is the rows that the convolution sees.
+
+    ``motley.ShortConvolution`` in `motley.plugins.recurrent` states the mathematics.
+
+    Attributes:
+        filter: f32[elements, positions that the convolution sees]; the last is the row's own.
+        filter_bias: f32[elements]; None: there is none.
+    """
+
+    layer: int
+    b: Value
+    c: Value
+    x: Value
+    y: Value
+    filter: W
+    filter_bias: W | None = None
+
+
+Recurrence = DeltaRule | StateSpace | ShortConvolution
+"""What reads and changes a recurrent state."""
 
 
 class Activation(StrEnum):
@@ -175,6 +227,8 @@ class Activation(StrEnum):
     """``sigmoid(gate) * up``"""
     CLAMPED = "clamped"
     """gpt-oss': gate is at most 7, up within -7 and 7; ``gate * sigmoid(1.702 * gate) * (up + 1)``"""
+    RELU = "relu"
+    """``max(gate, 0) * up``; of one value twice it is its square where it is positive"""
 
 
 @dataclass(frozen=True)
@@ -310,6 +364,8 @@ Operation = (
     | HeadParts
     | Attend
     | DeltaRule
+    | StateSpace
+    | ShortConvolution
     | Gated
     | Sum
     | Scale
@@ -337,6 +393,10 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return (sinks,)
         case DeltaRule(filters=filters, decay=decay, bias=bias, gain=gain):
             return (*filters, decay, bias, gain)
+        case StateSpace(filters=filters, filter_biases=biases, decay=decay, bias=bias, skip=skip):
+            return (*filters, *(biases or ()), decay, bias, skip)
+        case ShortConvolution(filter=own, filter_bias=added):
+            return (own,) if added is None else (own, added)
         case Times(w=w):
             return (w,)
         case Route(routing=Routing(correction=correction, gains=gains)):

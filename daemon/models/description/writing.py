@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from motley.daemon.models.description.axes import (
     Axis,
-    DeltaHeads,
     Heads,
     Kind,
     Placement,
+    RecurrentHeads,
     Value,
     W,
     key_axis,
@@ -41,7 +41,9 @@ from motley.daemon.models.description.operations import (
     Routing,
     Scale,
     ScaleRows,
+    ShortConvolution,
     SoftCap,
+    StateSpace,
     Sum,
     Times,
     WholeNorm,
@@ -55,6 +57,8 @@ OfOneValue = (
     | Clip
     | Attend
     | DeltaRule
+    | StateSpace
+    | ShortConvolution
     | Gated
     | Sum
     | Scale
@@ -85,13 +89,14 @@ class Writer:
         return Layer(self.x, self._wants(y, Placement.REPLICATED, "the end of a layer"), tuple(self.operations))
 
     def norm(self, name: str, x: Value, gain: W | None, epsilon: float, offset: float = 0.0) -> Value:
-        """RMS norm of whole rows f32[T, D], or of each head of sharded rows by itself (`gain` is of one head then)."""
+        """RMS norm of whole rows f32[T, D], or of each head of sharded rows by itself (`gain` is of one head then, or
+        of all side by side)."""
         if x.axis.heads is None:
             x = self.replicated(x)
             width = x.axis.size
         else:
             width = x.axis.heads.size
-        if gain is not None and gain.shape != (width,):
+        if gain is not None and gain.shape != (width,) and gain.out != x.axis:
             raise ShardingError(f"{name}: a norm of {width} elements cannot have a gain {gain.name} of {gain.shape}")
         return self._made(Norm(x, Value(name, x.axis, x.placement), gain, epsilon, offset))
 
@@ -203,7 +208,7 @@ class Writer:
         layer: int,
         qkvz: tuple[Value, Value, Value, Value],
         gates: tuple[Value, Value],
-        heads: DeltaHeads,
+        heads: RecurrentHeads,
         *,
         filters: tuple[W, W, W],
         decay: W,
@@ -224,6 +229,45 @@ class Writer:
             raise ShardingError(f"{name}: heads of {heads.value_size} elements cannot have a gain of {gain.shape}")
         y = Value(name, value, Placement.SHARDED)
         return self._made(DeltaRule(layer, *qkvz, *gates, y, heads, filters, decay, bias, gain, epsilon))
+
+    def state_space(
+        self,
+        name: str,
+        layer: int,
+        xz: tuple[Value, Value],
+        bc: tuple[Value, Value],
+        dt: Value,
+        heads: RecurrentHeads,
+        *,
+        filters: tuple[W, W, W],
+        filter_biases: tuple[W, W, W] | None,
+        decay: W,
+        bias: W,
+        skip: W,
+        limits: tuple[float, float],
+    ) -> Value:
+        """What reads and changes a layer's recurrent state, see `StateSpace`."""
+        inner, key, gate = heads.group_axis, heads.key_axis, heads.gate_axis
+        for each, axis in zip((*xz, *bc, dt), (inner, inner, key, key, gate), strict=True):
+            if each.axis != axis:
+                raise ShardingError(f"{name}: {each.name} is not made of this layer's heads")
+            self._wants(each, Placement.SHARDED if axis.cut else Placement.REPLICATED, name)
+        outs = [w.out for w in (*filters, *(filter_biases or filters), decay, bias, skip)]
+        if outs != [inner, key, key] * 2 + [gate] * 3 or len({w.in_ for w in filters}) > 1 or filters[0].in_ is None:
+            raise ShardingError(f"{name}: filters, decay, bias or skip are not of this layer's heads")
+        y = Value(name, inner, Placement.SHARDED)
+        return self._made(StateSpace(layer, *xz, *bc, dt, y, heads, filters, filter_biases, decay, bias, skip, limits))
+
+    def short_convolution(
+        self, name: str, layer: int, bcx: tuple[Value, Value, Value], own: W, bias: W | None
+    ) -> Value:
+        """Products of two values, convolved over a few rows, times a third, see `ShortConvolution`."""
+        for each in bcx:
+            if each.axis != own.out or own.in_ is None or (bias is not None and bias.out != own.out):
+                raise ShardingError(f"{name}: {each.name} and the filter {own.name} are of unlike axes")
+            self._wants(each, Placement.SHARDED, name)
+        y = Value(name, own.out, Placement.SHARDED)
+        return self._made(ShortConvolution(layer, *bcx, y, own, bias))
 
     def gated(self, name: str, gate: Value, up: Value, activation: Activation) -> Value:
         """What the down projection of a gated MLP gets."""

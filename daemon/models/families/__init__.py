@@ -14,10 +14,13 @@ from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
 from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.granite import granite
+from motley.daemon.models.families.granitemoehybrid import granitemoehybrid
+from motley.daemon.models.families.lfm2 import lfm2, lfm2_moe
 from motley.daemon.models.families.llama import llama
 from motley.daemon.models.families.minimax_m2 import minimax_m2
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
+from motley.daemon.models.families.nemotron_h import nemotron_h
 from motley.daemon.models.families.olmo2 import olmo2
 from motley.daemon.models.families.olmo3 import olmo3
 from motley.daemon.models.families.olmoe import olmoe
@@ -43,11 +46,15 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "glm4_moe_lite": glm4_moe_lite,
     "gpt_oss": gpt_oss,
     "granite": granite,
+    "granitemoehybrid": granitemoehybrid,
     "kimi_k2": deepseek_v3,
+    "lfm2": lfm2,
+    "lfm2_moe": lfm2_moe,
     "llama": llama,
     "minimax_m2": minimax_m2,
     "mistral": mistral,
     "mixtral": mixtral,
+    "nemotron_h": nemotron_h,
     "olmo2": olmo2,
     "olmo3": olmo3,
     "olmoe": olmoe,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from motley.daemon.models.description.axes import Axis, DeltaHeads, Kind, Value, W
+from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.blocks import FULL, Shape, attention, model, pre_norm_layer, read_shape
@@ -62,7 +62,9 @@ def hybrid(
     return model(family, shape, layer, {"main": rope}, context)
 
 
-def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: DeltaHeads, reach: int, fused: bool) -> Value:
+def delta_net(
+    writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int, fused: bool
+) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated DeltaNet, from its normalised input to its output projection.
 
     Args:
@@ -99,7 +101,7 @@ def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: DeltaH
 
 
 def _projections(
-    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: DeltaHeads
+    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: RecurrentHeads
 ) -> tuple[Value, ...]:
     """Queries, keys, values, gates and the numbers b and a, of which files have the first three in one matrix, and may
     have the last two in one, side by side for each key head."""
@@ -125,7 +127,7 @@ def _projections(
 
 
 def _fused_projections(
-    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: DeltaHeads
+    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: RecurrentHeads
 ) -> tuple[Value, ...]:
     """The same, of which files have those of a key head together, head by head."""
 
@@ -141,8 +143,8 @@ def _fused_projections(
     return *qkvz, *projected("ba", (heads.gate_axis, heads.gate_axis))
 
 
-def _read_heads(keys: Keys) -> DeltaHeads:
-    heads = DeltaHeads(
+def _read_heads(keys: Keys) -> RecurrentHeads:
+    heads = RecurrentHeads(
         keys.size("linear_num_key_heads"),
         keys.size("linear_num_value_heads"),
         keys.size("linear_key_head_dim"),

@@ -34,10 +34,13 @@ from motley.daemon.models.description.operations import (
     Linear,
     Norm,
     Operation,
+    Recurrence,
     Route,
     Scale,
     ScaleRows,
+    ShortConvolution,
     SoftCap,
+    StateSpace,
     Sum,
     Times,
     WholeNorm,
@@ -171,8 +174,8 @@ class Nodes:
                 lower_head_parts(self, operation)
             case Attend():
                 self._attend(operation)
-            case DeltaRule():
-                self.delta_rule(operation)
+            case DeltaRule() | StateSpace() | ShortConvolution():
+                self.recurrence(operation)
             case Gated():
                 self._gated(operation)
             case Scale(x, y, by):
@@ -205,7 +208,7 @@ class Nodes:
         """Norm over everyone's parts of an axis; only ranks can."""
         raise AssertionError(f"{operation.name} is computed by ranks")
 
-    def delta_rule(self, operation: DeltaRule) -> None:
+    def recurrence(self, operation: Recurrence) -> None:
         """Read and change a recurrent state; only ranks have any."""
         raise AssertionError(f"{operation.y.name} is computed by ranks")
 
@@ -221,11 +224,15 @@ class Nodes:
             return
         count = self.width(norm.x.axis) // heads.size
         apart = self.node("Reshape", [x, self.integers((-1, count, heads.size))], f"{name}.heads")
-        gain = self._gain(norm, heads.size)
+        whole = norm.gain if norm.gain is not None and norm.gain.out == norm.x.axis else None
+        gain = self.ones(heads.size) if whole else self._gain(norm, heads.size)
         normed = self.node("RMSNormalization", [apart, gain], name, axis=-1, epsilon=norm.epsilon)
-        self._made[norm.y.name] = self.node(
-            "Reshape", [normed, self.integers((-1, count * heads.size))], f"{name}.rows"
-        )
+        rows = self.node("Reshape", [normed, self.integers((-1, count * heads.size))], f"{name}.rows")
+        if whole:
+            pieces = tuple(Piece(whole.name, own) for own in self.holding.ranges(whole.out))
+            gains = self.weight(Weight(f"{name}.weight", pieces, offset=norm.offset))
+            rows = self.node("Mul", [rows, gains], f"{name}.weighed")
+        self._made[norm.y.name] = rows
 
     def _gain(self, norm: Norm, width: int) -> str:
         if norm.gain is None:
@@ -356,6 +363,8 @@ class Nodes:
                 opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
             case Activation.SIGMOID:
                 opened = self.node("Sigmoid", [gate], f"{gate}.sigmoid")
+            case Activation.RELU:
+                opened = self.node("Relu", [gate], f"{gate}.relu")
             case Activation.CLAMPED:
                 limit = CLAMPED_LIMIT
                 gate = self.node("Min", [gate, self.floats(limit)], f"{gate}.clamped")

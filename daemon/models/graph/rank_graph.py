@@ -36,18 +36,20 @@ from onnx import TensorProto, helper
 from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stage_of, validate_stage
+from motley.daemon.models.cutting.states import state_spec
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Attend, DeltaRule, Experts, WholeNorm
+from motley.daemon.models.description.operations import Attend, Experts, Recurrence, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes
 from motley.daemon.models.graph.protos import declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
-from motley.daemon.models.graph.recurrence import lower_delta_rule
+from motley.daemon.models.graph.recurrence import lower_recurrence
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Piece, Placed, lay_out
-from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph, StateSpec
+from motley.plugins.engine import DOMAIN, F32, CacheBlocks, CacheSpec, RankGraph
+from motley.plugins.recurrent import StateSpec
 from motley.protocol import CACHE_BLOCK
 
 TABLES_KEPT = 8
@@ -89,7 +91,7 @@ class Declared:
     @property
     def cache_bytes(self) -> int:
         """How many bytes the KV caches take, all blocks, and recurrent states, all slots."""
-        return self.blocks.bytes_of(self.caches) + self.blocks.slots * sum(each.bytes for each in self.states)
+        return self.blocks.bytes_of(self.caches) + self.blocks.states * sum(each.bytes for each in self.states)
 
     def bind(self, share_file: Path) -> RankGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
@@ -184,7 +186,7 @@ class _RankNodes(RankSums):
 
         placed, share_bytes = lay_out(self.weights)
         attentions = [layer.attention for layer in self.layers]
-        deltas = [layer.recurrence for layer in self.layers]
+        recurrences = [each for layer in self.layers if (each := layer.recurrence) is not None]
         caches = [spec for attend in attentions if attend is not None and (spec := self._cache(attend)).heads]
         ropes = _tables_of(model, self.layers) if caches else {}
         alike = _alike(ropes, context)
@@ -224,7 +226,7 @@ class _RankNodes(RankSums):
             blocks=blocks,
             adapters=adapters,
             adapted=self.adapted,
-            states=[own for delta in deltas if delta is not None and (own := self._state(delta)).keys],
+            states=[state_spec(each, self.width) for each in recurrences if self.has(each.y)],
         )
 
     def _lower_end(self, residual: str) -> int:
@@ -246,11 +248,6 @@ class _RankNodes(RankSums):
     def _cache(self, attend: Attend) -> CacheSpec:
         heads = attend.heads.size
         return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window, attend.v is None)
-
-    def _state(self, delta: DeltaRule) -> StateSpec:
-        heads = delta.heads
-        keys = self.width(delta.q.axis) // heads.key_size
-        return StateSpec(delta.layer, keys, heads.group, heads.key_size, heads.value_size, delta.reach)
 
     def rotary_size(self, attend: Attend) -> int:
         """How many elements of each head are rotated."""
@@ -306,9 +303,9 @@ class _RankNodes(RankSums):
         self.weights += body.weights
         return graph
 
-    def delta_rule(self, operation: DeltaRule) -> None:
+    def recurrence(self, operation: Recurrence) -> None:
         """See `motley.daemon.models.graph.recurrence`."""
-        lower_delta_rule(self, operation)
+        lower_recurrence(self, operation)
 
     def whole_norm(self, operation: WholeNorm) -> None:
         """See `motley.daemon.models.graph.rank_norms`."""

@@ -38,7 +38,8 @@ def lower_whole_norm(nodes: RankSums, operation: WholeNorm) -> None:
     shares = nodes.floats(*(1 / x.axis.size for x in xs))
     mean = nodes.node("Mul", [total, shares], f"{at}.mean")
     above = nodes.node("Add", [mean, nodes.floats(operation.epsilon)], f"{at}.above")
-    rms = nodes.split(nodes.node("Sqrt", [above], f"{at}.rms"), {f"{at}.rms.{index}": 1 for index in range(len(xs))})
+    root = nodes.node("Sqrt", [above], f"{at}.rms")
+    rms = [root] if len(xs) == 1 else nodes.split(root, {f"{at}.rms.{index}": 1 for index in range(len(xs))})
     for x, y, gain, own in zip(xs, operation.ys, operation.gains, rms, strict=True):
         pieces = tuple(Piece(gain.name, rows) for rows in nodes.holding.ranges(gain.out))
         vector = nodes.weight(Weight(f"{y.name}.weight", pieces))

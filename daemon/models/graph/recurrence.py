@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from motley.daemon.models.description.axes import W
-from motley.daemon.models.description.operations import DeltaRule, HeadParts
+from motley.daemon.models.description.axes import Value, W
+from motley.daemon.models.description.operations import (
+    DeltaRule,
+    HeadParts,
+    Recurrence,
+    ShortConvolution,
+    StateSpace,
+)
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.engine import DOMAIN
+from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 if TYPE_CHECKING:
     from motley.daemon.models.graph.nodes import Nodes
@@ -27,34 +35,75 @@ def lower_head_parts(nodes: Nodes, parts: HeadParts) -> None:
         nodes.given(y, nodes.node("Reshape", [f"{y.name}.heads", rows], y.name))
 
 
-def lower_delta_rule(nodes: RankSums, delta: DeltaRule) -> None:
-    """The node ``motley.GatedDelta`` of what an owner has of the heads, see `motley.plugins.engine`."""
-    heads, at = delta.heads, delta.y.name
+def lower_recurrence(nodes: RankSums, recurrence: Recurrence) -> None:
+    """The node of what an owner has of a layer with a recurrent state, see `motley.plugins.recurrent`."""
+    match recurrence:
+        case DeltaRule(heads=heads):
+            weights = {
+                "filters": recurrence.filters,
+                "decay": (recurrence.decay,),
+                "bias": (recurrence.bias,),
+                "gain": (recurrence.gain,),
+            }
+            _lower(
+                nodes,
+                recurrence,
+                GATED_DELTA,
+                (recurrence.q, recurrence.k, recurrence.v, recurrence.z, recurrence.b, recurrence.a),
+                weights,
+                key_heads=nodes.width(recurrence.q.axis) // heads.key_size,
+                group=heads.group,
+                key_size=heads.key_size,
+                value_size=heads.value_size,
+                epsilon=recurrence.epsilon,
+            )
+        case StateSpace(heads=heads):
+            own = nodes.width(heads.gate_axis)
+            weights = {
+                "filters": recurrence.filters,
+                "decay": (recurrence.decay,),
+                "bias": (recurrence.bias,),
+                "skip": (recurrence.skip,),
+                "filter_bias": recurrence.filter_biases or (),
+            }
+            _lower(
+                nodes,
+                recurrence,
+                STATE_SPACE,
+                (recurrence.x, recurrence.z, recurrence.b, recurrence.c, recurrence.dt),
+                weights,
+                heads=own,
+                group=own if heads.shared else heads.group,
+                key_size=heads.key_size,
+                value_size=heads.value_size,
+                least=recurrence.limits[0],
+                most=recurrence.limits[1],
+            )
+        case ShortConvolution(b=b, c=c, x=x, filter_bias=bias):
+            weights = {"filter": (recurrence.filter,), "filter_bias": (bias,) if bias else ()}
+            _lower(nodes, recurrence, SHORT_CONVOLUTION, (b, c, x), weights)
 
-    def weight(name: str, *ws: W) -> str:
-        def columns(w: W) -> range | None:
-            return None if w.in_ is None else range(w.in_.size)
 
-        pieces = tuple(Piece(w.name, rows, columns(w)) for w in ws for rows in nodes.holding.ranges(w.out))
-        return nodes.weight(Weight(f"{at}.{name}", pieces))
-
-    values = (delta.q, delta.k, delta.v, delta.z, delta.b, delta.a)
+def _lower(
+    nodes: RankSums,
+    recurrence: Recurrence,
+    operator: str,
+    values: Sequence[Value],
+    weights: Mapping[str, Sequence[W]],
+    **attributes: Any,
+) -> None:
+    at = recurrence.y.name
     operands = [nodes.read(each) for each in values]
     for each in values:  # some are made before the products of others
         nodes.crosses(nodes.read(each), nodes.width(each.axis))
-    operands += [weight("filters", *delta.filters), weight("decay", delta.decay)]
-    operands += [weight("bias", delta.bias), weight("gain", delta.gain)]
-    nodes.node(
-        "GatedDelta",
-        operands,
-        delta.y.name,
-        domain=DOMAIN,
-        layer=delta.layer,
-        key_heads=nodes.width(delta.q.axis) // heads.key_size,
-        group=heads.group,
-        key_size=heads.key_size,
-        value_size=heads.value_size,
-        epsilon=delta.epsilon,
-    )
-    nodes.crosses(at, nodes.width(delta.y.axis))
-    nodes.given(delta.y)
+
+    def columns(w: W) -> range | None:
+        return None if w.in_ is None else range(w.in_.size)
+
+    for name, ws in weights.items():
+        if ws:
+            pieces = tuple(Piece(w.name, rows, columns(w)) for w in ws for rows in nodes.holding.ranges(w.out))
+            operands.append(nodes.weight(Weight(f"{at}.{name}", pieces)))
+    nodes.node(operator, operands, at, domain=DOMAIN, layer=recurrence.layer, **attributes)
+    nodes.crosses(at, nodes.width(recurrence.y.axis))
+    nodes.given(recurrence.y)

@@ -19,7 +19,7 @@ from motley.orchestrator.api.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from motley.orchestrator.api.openai.generates import LEAST_TOP_P
+from motley.orchestrator.api.openai.generates import least_top_p
 from motley.protocol.mesh_pb2 import Constraint, Generate, Sampling
 
 MESSAGES = TypeAdapter(MessagesRequest)
@@ -35,8 +35,7 @@ def generate_of(asked: MessagesRequest) -> Generate:
         Sampling(
             temperature=asked.temperature,
             top_k=asked.top_k,
-            top_p=asked.top_p or LEAST_TOP_P,
-            repetition_penalty=1.0,
+            top_p=least_top_p(asked.top_p),
             seed=secrets.randbits(64),
         )
     )

@@ -215,9 +215,10 @@ class MessagesRequest(Prompt):
         default_factory=list
     )
     stream: bool = False
-    temperature: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    """This, top_p and top_k, left out: as the model's makers have it, else 1, 1 and 0."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     metadata: Any = None
     service_tier: Any = None
     speed: Any = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -10,6 +12,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
+from motley.orchestrator.known_models.names import KNOWN
+from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
 from motley.orchestrator.planning.arrangement import Choice
 from motley.orchestrator.planning.cost import Forecast
@@ -17,7 +21,7 @@ from motley.orchestrator.planning.machines import DEVICES, Machine, what_if
 from motley.orchestrator.planning.shares import Candidate
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.plans.forecasts import Forecasts, Planned
-from motley.orchestrator.session_request import MAX_SEQUENCES
+from motley.orchestrator.session_request import MAX_SEQUENCES, SessionRequest
 from motley.protocol import MAX_RANKS
 
 UNSERVABLE = 422
@@ -53,6 +57,8 @@ class PlanBody(Body):
     """Machines beside the nodes, such as "RTX 4070 12GB, 1Gbit"."""
     machines: Annotated[list[MachineBody], Field(min_length=1, max_length=MAX_RANKS)] | None = None
     """Machines in place of the nodes."""
+    by_shape: bool = False
+    """Plan by the published sizes of a model that has a short name, whose files nobody needs to have."""
 
 
 PLAN = TypeAdapter(PlanBody)
@@ -63,23 +69,49 @@ class PlansApi:
         self._forecasts = forecasts
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/api/plan", self.plan), web.get("/api/devices", self.devices)]
+        return [
+            web.post("/api/plan", self.plan),
+            web.get("/api/devices", self.devices),
+            web.get("/api/known-models", self.known_models),
+        ]
 
     async def devices(self, _: web.Request) -> web.Response:
         """The devices that are known by name, for ``what_if``."""
         return web.json_response({"devices": list(DEVICES)})
+
+    async def known_models(self, _: web.Request) -> web.Response:
+        """The models that have short names."""
+        told = [{"name": name, "source": each.source, "quantisation": each.held} for name, each in KNOWN.items()]
+        return web.json_response({"models": told})
 
     async def plan(self, request: web.Request) -> web.Response:
         """Plan a session, described as for ``POST /api/sessions``, for so many ``requests`` at a time, with machines
         that are not there: ``what_if`` beside the nodes, or ``machines`` in their place."""
         asked = read(PLAN, await read_json(request))
         machines = _machines(asked)
-        wanted = session_request(asked.model_extra)
+        wanted, config = session_request(asked.model_extra), ""
+        if asked.by_shape:
+            wanted, config = _by_shape(wanted)
+        alone = asked.machines is not None
         try:
-            planned = await self._forecasts.plan(wanted, asked.requests, machines, alone=asked.machines is not None)
+            planned = await self._forecasts.plan(wanted, asked.requests, machines, alone=alone, config=config)
         except ServingError as error:
             raise ApiError.from_failure(error.failure, UNSERVABLE) from error
         return web.json_response(plan_json(planned))
+
+
+def _by_shape(wanted: SessionRequest) -> tuple[SessionRequest, str]:
+    """A request to plan a model by its sizes alone, and these as its ``config.json``.
+
+    Raises:
+        FieldError: they are not known.
+    """
+    name = next((name for name, each in KNOWN.items() if each.source == wanted.model), None)
+    if name is None:
+        raise FieldError("model", f"has no short name, which by_shape is for; there are: {', '.join(KNOWN)}")
+    # Files that are packed already have what they are packed in; sizes alone do not say so.
+    held = KNOWN[name].held if wanted.quantisation == "stored" else wanted.quantisation
+    return replace(wanted, quantisation=held), json.dumps(SHAPES[name])
 
 
 def _machines(asked: PlanBody) -> list[Machine]:
@@ -136,6 +168,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
     """A plan as clients see it."""
     profile, choice = planned.profile, planned.choice
     return {
+        "parameters": profile.parameters,
         "plan": {
             "kind": choice.kind,
             "ranks": [

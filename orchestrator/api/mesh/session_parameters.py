@@ -5,13 +5,14 @@ from __future__ import annotations
 from pydantic import TypeAdapter
 
 from motley.orchestrator.api.schema import FieldError, read
+from motley.orchestrator.known_models.names import spelled_out
 from motley.orchestrator.session_request import ContradictionError, SessionRequest
 
 SESSION = TypeAdapter(SessionRequest)
 
 
 def session_request(body: object) -> SessionRequest:
-    """What a client asks for. A field that is null counts as absent.
+    """What a client asks for, short names of models spelled out. A field that is null counts as absent.
 
     Raises:
         ApiError: 400, naming the field.
@@ -28,4 +29,4 @@ def session_request(body: object) -> SessionRequest:
         request.check()
     except ContradictionError as error:
         raise FieldError(error.field, str(error)) from error
-    return request
+    return spelled_out(request, quantised="quantisation" in given)

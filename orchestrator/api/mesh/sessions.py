@@ -22,6 +22,7 @@ from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.rearranging import GAIN, Rearranging
 from motley.orchestrator.session_table import SessionTable
 from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.usual_sampling import usual
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Timing
 
@@ -129,6 +130,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "parameters": profile.parameters,
         "fingerprint": profile.fingerprint,
         "chats": profile.chats,
+        "sampling": usual(profile.sampling),
         "matrices": profile.matrices,
         "context": session.caches.context,
         "cache_tokens": session.caches.tokens,

@@ -133,7 +133,7 @@ def _sampling(request: Request, logprobs: bool, top_logprobs: int) -> Sampling:
     return Sampling(
         temperature=request.temperature,
         top_k=request.top_k,
-        top_p=request.top_p or LEAST_TOP_P,
+        top_p=least_top_p(request.top_p),
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
         presence_penalty=request.presence_penalty,
@@ -143,6 +143,11 @@ def _sampling(request: Request, logprobs: bool, top_logprobs: int) -> Sampling:
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
+
+
+def least_top_p(top_p: float | None) -> float | None:
+    """A top_p that lets at least one token pass; None: the request does not say."""
+    return None if top_p is None else max(top_p, LEAST_TOP_P)
 
 
 def _constraint(request: Request) -> Constraint | None:

@@ -191,13 +191,14 @@ class Request(Body):
     """The name of a model that is served; ``GET /v1/models`` lists them. With an adapter: ``model:adapter``."""
     adapter: Text = ""
     """The name of an adapter of the model, instead of one behind the model's name. Not part of OpenAI's API."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=_UINT32)] = 0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """This and the next four, left out: as the model's makers have it (``generation_config.json``), else OpenAI."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=_UINT32)] | None = None
     """Only the k likeliest tokens; 0: all. Not part of OpenAI's API."""
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Only tokens this likely, relative to the likeliest. Not part of OpenAI's API."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     """As Hugging Face has it. Not part of OpenAI's API."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0

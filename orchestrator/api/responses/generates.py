@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from motley.orchestrator.api.openai.generates import LEAST_TOP_P
+from motley.orchestrator.api.openai.generates import least_top_p
 from motley.orchestrator.api.responses.schema import (
     LOGPROBS,
     CallItem,
@@ -35,8 +35,7 @@ def generate_of(asked: ResponseRequest) -> Generate:
         reasoning_effort=(asked.reasoning and asked.reasoning.effort) or "",
         sampling=Sampling(
             temperature=asked.temperature,
-            top_p=asked.top_p or LEAST_TOP_P,
-            repetition_penalty=1.0,
+            top_p=least_top_p(asked.top_p),
             seed=secrets.randbits(64),
             logprobs=LOGPROBS in asked.include,
             top_logprobs=asked.top_logprobs if LOGPROBS in asked.include else 0,

@@ -193,8 +193,9 @@ class ResponseRequest(Body):
     """What the model is told first."""
     max_output_tokens: TokenCount | None = None
     """Refused if the context has no room for them; left out: until the context is full at the latest."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """This and top_p, left out: as the model's makers have it, else 1."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     include: list[str] = Field(default_factory=list)
     """``message.output_text.logprobs`` is told; all else is nothing that this server has."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from motley.orchestrator.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
-from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.nodes import Node, NodeTable
 from motley.orchestrator.planning.arrangement import Choice
 from motley.orchestrator.planning.choice import Chooser, RunnersUp
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
@@ -29,6 +29,7 @@ from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions import Session
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import ModelProfile
+from motley.protocol.versions import describes_by_config
 from motley.transport.schedules.forecast import Network
 
 
@@ -69,7 +70,13 @@ class Forecasts:
         self._carrier = carrier
 
     async def plan(
-        self, request: SessionRequest, requests: int, machines: Sequence[Machine], *, alone: bool = False
+        self,
+        request: SessionRequest,
+        requests: int,
+        machines: Sequence[Machine],
+        *,
+        alone: bool = False,
+        config: str = "",
     ) -> Planned:
         """Plan a session as it would be if it started now.
 
@@ -77,6 +84,7 @@ class Forecasts:
             requests: that are to be answered at a time.
             machines: that are not there, and take part as nodes do.
             alone: plan on these alone; a node that is there only tells what the model costs.
+            config: the model's ``config.json``, if it is to be planned by this alone, without its files.
 
         Raises:
             ServingError: a node or engine is unknown, the model cannot be served or fitted, its experts would be on
@@ -88,9 +96,12 @@ class Forecasts:
         try:
             spec = wanted_model(request, participants)
             session = Session(secrets.token_hex(4), request, "", time.time())  # in no table: nobody is to wait for it
-            profiles, _ = await self._descriptions.survey(
-                session, spec, [one.node for one in participants], self._nodes
-            )
+            there = [one.node for one in participants]
+            if config:
+                spec.source, spec.config_json = "", config
+                profiles = await self._descriptions.describe(session, spec, _newest(there))
+            else:
+                profiles, _ = await self._descriptions.survey(session, spec, there, self._nodes)
             profile = profiles[spec.quantisation]
             engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
             if not alone and is_parallel(request, profile, engines):
@@ -166,6 +177,20 @@ class Forecasts:
             candidates=[*offers, *(machine.offer for machine in machines)],
             network=_widened(there.network, machines),
         )
+
+
+def _newest(nodes: Sequence[Node]) -> Node:
+    """A node that knows models by their config alone.
+
+    Raises:
+        ServingError: none does.
+    """
+    for node in nodes:
+        if describes_by_config(node.protocol):
+            return node
+    names = ", ".join(node.name for node in nodes)
+    why = f"the motley on {names} is too old to know a model by its sizes alone: update it (`motley update` says how)"
+    raise refusal("outdated_node", why)
 
 
 def _widened(network: Network, machines: Sequence[Machine]) -> Network:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from motley.bench.measurements.moe import place
 from motley.bench.meshes import local_mesh
-from motley.bench.random_models.shapes import SHAPES
 from motley.cli.app import app
+from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.protocol import mesh_pb2 as pb
 

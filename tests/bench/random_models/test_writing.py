@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from motley.bench.random_models import writing
-from motley.bench.random_models.shapes import SHAPES
 from motley.bench.random_models.writing import SynthError, synthesise, temporary_model
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
+from motley.orchestrator.known_models.shapes import SHAPES
 
 TINY = {
     "hidden_size": 64,
@@ -39,7 +39,11 @@ def tiny(like: str) -> dict[str, Any]:
 HYBRID = ("qwen3-next", "qwen3.5")
 """What the names of models begin with of which parts are described that lie in larger tensors."""
 PARAMETERS = {  # as the models' authors count them, in millions
+    "granite-4.0-h-tiny": 6939,
+    "lfm2-1.2b": 1170,
+    "lfm2-8b-a1b": 8340,
     "llama-7m": 7,
+    "nemotron-3-nano-30b-a3b": 31578,
     "tinyllama-1.1b": 1100,
     "llama-3.2-1b": 1236,
     "llama-3.1-8b": 8030,

@@ -61,8 +61,8 @@ def test_a_file_without_the_two_markers_stays_as_it_is(text: str, tmp_path: Path
     assert readme.read_text() == text
 
 
-def test_our_own_readme_has_the_section() -> None:
-    check_markers(Path(__file__).parents[3] / "README.md")
+def test_our_own_page_has_the_section() -> None:
+    check_markers(Path(__file__).parents[3] / "docs" / "benchmarks.md")
 
 
 def test_a_readme_that_is_not_there(tmp_path: Path) -> None:

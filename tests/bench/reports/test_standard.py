@@ -10,7 +10,6 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 import motley.cli
-from motley.bench.random_models.shapes import SHAPES
 from motley.bench.reports.readme_section import section
 from motley.bench.reports.standard import (
     PUBLISHED,
@@ -23,6 +22,7 @@ from motley.bench.reports.standard import (
 )
 from motley.daemon.machine.processor import usable_cores
 from motley.daemon.models.reading import read_model
+from motley.orchestrator.known_models.shapes import SHAPES
 from tests.bench.made_reports import results
 from tests.models.to_gguf import to_gguf
 

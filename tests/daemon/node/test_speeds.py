@@ -28,7 +28,7 @@ async def test_it_is_measured_once_for_the_hardware(tmp_path: Path, monkeypatch:
     for threads in (1, 1, 2, 1):
         assert await speeds.compute_speed(threads, tmp_path / "node") == KNOWN
     assert asked == [1, 2]
-    monkeypatch.setattr(speeds, "version", lambda _: "another")
+    monkeypatch.setattr(speeds, "release", lambda: "another")
     assert await speeds.compute_speed(1, tmp_path / "node") == KNOWN
     assert asked == [1, 2, 1], "another package has other kernels"
     file = tmp_path / "node" / speeds.FILE

@@ -28,7 +28,8 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.request import Request
 from motley.daemon.rank.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join
-from motley.plugins.engine import F32, MOST_GUESSES, CacheBlocks, Span
+from motley.plugins.engine import F32, CacheBlocks, Span
+from motley.plugins.recurrent import MOST_GUESSES
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.transport import Communicator
@@ -157,6 +158,11 @@ class Engine:
         sure = [*sure, *guessed[:known], *tokens[span.position : len(tokens) - span.guesses]]
         self.states[span.slot] = sure, tokens[len(sure) :]
         assert sure == tokens[: len(sure)], "a state has got other tokens"
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target in pairs:
+            assert max(source, target) < self.blocks.states
+            self.states[target] = [*self.states[source][0]], []
 
     def _logits(self, tokens: list[int]) -> F32:
         if self.broken(tokens):
@@ -518,7 +524,8 @@ def test_a_machine_or_a_disk_that_keeps_blocks_and_is_lost_shows_in_no_text(
     """Whatever was computed with what it had is computed again."""
     requests = drawn_requests(data, number)
     memory = data.draw(st.sampled_from((2, LONGEST)))
-    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=data.draw(st.integers(1, 6)))
+    slots, snapshots = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 3))
+    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=slots, snapshots=snapshots)
     session = Session(most, blocks, lost_after=lost_after, memory=memory, held=held, recurrent=recurrent)
     arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
     session.run(requests, arrivals)
@@ -620,7 +627,8 @@ def test_a_request_is_answered_as_if_it_were_alone(
     holds = data.draw(st.lists(st.tuples(rounds, names), max_size=3))
     unwritable = data.draw(st.sets(st.integers(1, 30), max_size=10)) if blocks.far else ()
     waves = 1 if blocks.far else waves
-    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=data.draw(st.integers(1, 6)))
+    slots, snapshots = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 3))
+    recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=slots, snapshots=snapshots)
     session = Session(
         most, blocks, broken, memory=memory, draft=draft, unwritable=unwritable, waves=waves, recurrent=recurrent
     )
@@ -660,7 +668,7 @@ def test_a_text_is_four_times_as_long_as_the_near_blocks(most: tuple[int, ...]) 
     assert len(session.said(Open)) == len(most) - 1, "it has never stepped back"
 
 
-def test_recurrent_states_find_nothing_in_caches_and_slots_bound_who_is_under_way() -> None:
+def test_without_places_for_states_nothing_is_found_and_slots_bound_who_is_under_way() -> None:
     requests = [request(str(number), [*range(30)], 10) for number in range(4)]
     session = Session((16, 16), replace(BLOCKS, slots=2), recurrent=True)
     session.run(requests)
@@ -669,6 +677,28 @@ def test_recurrent_states_find_nothing_in_caches_and_slots_bound_who_is_under_wa
     assert max(told.active for told in session.activities) == 2
     assert {message.slot for message in session.said(Open)} == {0, 1}
     assert drafts.MOST <= MOST_GUESSES
+
+
+def test_what_is_found_ends_where_a_state_is_remembered() -> None:
+    """At the last whole block of a prompt, and where a second one has gone on otherwise: a third may, too."""
+    prompts = [[*range(30)], [*range(30), 99], [*range(12), *range(50, 60)], [*range(12), *range(70, 80)]]
+    requests = [request(str(number), prompt, 3) for number, prompt in enumerate(prompts)]
+    session = Session((16, 16), replace(BLOCKS, slots=1, snapshots=4), recurrent=True)
+    session.run(requests)
+    assert_as_alone(session, requests)
+    assert session.cached == {"1": 25, "3": 10}
+
+
+def test_the_state_that_was_not_begun_with_for_longest_gives_way() -> None:
+    def asked(number: int) -> list[int]:
+        return [number, *range(100, 110)]
+
+    order = [0, 1, 0, 2, 0, 1]
+    requests = [request(str(number), asked(each), 2) for number, each in enumerate(order)]
+    session = Session((16,), replace(BLOCKS, slots=1, snapshots=2), recurrent=True)
+    session.run(requests)
+    assert_as_alone(session, requests)
+    assert session.cached == {"2": 10, "4": 10}
 
 
 def test_a_prefix_is_found_far_and_used_there() -> None:

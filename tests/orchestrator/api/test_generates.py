@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
+from motley.orchestrator.usual_sampling import fill, usual
+from motley.protocol.mesh_pb2 import Sampling
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -28,9 +30,15 @@ def messages(**fields: Any) -> Any:
     return json.loads(chat(**fields).each[0].messages_json)
 
 
-def test_defaults_are_openais() -> None:
+def test_defaults_are_the_models_else_openais() -> None:
     parameters = chat()
     sampling = parameters.each[0].sampling
+    of_model = Sampling(temperature=0.6, top_k=20)
+    own = Sampling(temperature=0, top_p=0.5)
+    fill(own, of_model)
+    assert (own.temperature, own.top_k, own.top_p) == (0, 20, 0.5)
+    assert usual(of_model) == {"temperature": 0.6, "top_k": 20, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    fill(sampling, Sampling())
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1, 1, 0, 0)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1, 0, 0)
     assert not sampling.logprobs

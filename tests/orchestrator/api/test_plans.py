@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from motley.cli.commands.models.fit import usefulness
 from motley.protocol.mesh_pb2 import Described, FormatSpeed, Probed
 from tests.e2e.processes import in_thread
 from tests.orchestrator.conftest import GB
@@ -48,7 +49,7 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     await house(mesh, new_node, pc=16)
     status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "what_if": ["RTX 4070 12GB, 1Gbit, 0.1ms"]})
     assert status == 200, body
-    assert set(body) == {"plan", "forecast", "alternatives", "without"}
+    assert set(body) == {"parameters", "plan", "forecast", "alternatives", "without"}
     assert body["plan"]["kind"] == "tensor"
     (rank,) = body["plan"]["ranks"]
     memory = rank.pop("memory_mb")
@@ -249,3 +250,40 @@ async def test_the_command(mesh: Any, new_node: Any, tmp_path: Path) -> None:
         status, out, err = await in_thread(*plan, "--nodes", str(file))
         assert status != 0
         assert says in err
+
+
+async def test_what_fits(mesh: Any, new_node: Any) -> None:
+    asked = []
+
+    def describe(order: Any) -> Described:
+        asked.append(order.model)
+        config = json.loads(order.model.config_json or '{"num_hidden_layers": 32}')
+        size = config["num_hidden_layers"] / 32 * (9 if "n_routed_experts" in config else 1)
+        profile = seven_billion()
+        profile.mlp_unit_bytes = int(profile.mlp_unit_bytes * size)
+        profile.parameters = int(7e9 * size)
+        return Described(profile=profile)
+
+    for node in (await house(mesh, new_node, pc=16)).values():
+        node.on_describe = describe
+    names = ("tinyllama-1.1b", "llama-3.1-8b", "qwen3-8b", "deepseek-v3")
+    fit = ("models", "fit", *names, "--url", mesh.orchestrator.http_url)
+    status, out, err = await in_thread(*fit, "--json")
+    assert status == 0, err
+    found = json.loads(out)["models"]
+    assert [(each["name"], each["quantisation"]) for each in found] == [
+        ("tinyllama-1.1b", "int8"), ("llama-3.1-8b", "int4"), ("qwen3-8b", "int4"), ("deepseek-v3", "int4"),
+    ]  # fmt: skip
+    quick = {**found[0], "parameters": 3 * found[0]["parameters"]}
+    assert min([*found, quick], key=usefulness) is quick, "the largest of those that are quick"
+    assert [each["why_not"] is None for each in found] == [True, True, True, False]
+    assert all(spec.config_json and not spec.source for spec in asked), "no node is to fetch anything"
+    status, out, err = await in_thread(*fit)
+    assert "does not fit" in out
+    assert "motley chat tinyllama-1.1b" in out
+    status, out, err = await in_thread("models", "fit", "mine", "--url", mesh.orchestrator.http_url)
+    assert (status, "model has no short name, which by_shape is for; there are: deepseek-v3" in err) == (1, True)
+
+    asked.clear()
+    status, _ = await mesh.call("POST", "/api/plan", {"model": "qwen3-8b"})
+    assert (status, {(spec.source, spec.config_json) for spec in asked}) == (200, {("Qwen/Qwen3-8B-AWQ", "")})

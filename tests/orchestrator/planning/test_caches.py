@@ -6,6 +6,7 @@ import pytest
 
 from motley.orchestrator.planning.caches import Blocks, Caches, blocks_of, with_blocks
 from motley.orchestrator.planning.setup import Setup
+from motley.protocol import SNAPSHOTS
 from motley.protocol.mesh_pb2 import ModelProfile
 
 
@@ -68,5 +69,5 @@ def test_states_are_as_many_as_sequences_or_eight() -> None:
     profile, setup = ModelProfile(cache_bytes_per_token=60, state_bytes=1000), Setup("any", "int4", on_gpu=False)
     some, many = (blocks_of(Caches(4096, 4096, sequences=count), profile, [setup]) for count in (3, 64))
     assert (some.slots, many.slots) == (3, 8)
-    assert with_blocks(profile, some).state_bytes == 3000
+    assert with_blocks(profile, some).state_bytes == 3000 * (1 + SNAPSHOTS), "as many are remembered"
     assert not blocks_of(Caches(4096, 4096), ModelProfile(cache_bytes_per_token=60), [setup]).slots

@@ -69,6 +69,8 @@ SOAKED = [pytest.param(between, marks=pytest.mark.soak) for between in CAPABILIT
 
 TOLERANCE = 1e-4
 """Of the largest logit, between ours and transformers' in float64."""
+CODES_TOLERANCE = 0.04
+"""Of the length of all logits, where activations are quantised, too, as weights are codes: as on the CPU."""
 
 
 def on_host(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
@@ -86,12 +88,19 @@ def error(got: F32, expected: F32) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
+def is_near(got: F32, expected: F32, quantisation: str) -> bool:
+    """Whether decoded rows have the logits that they should, as near as the arithmetic for such weights allows."""
+    if not quantisation.startswith("int"):
+        return error(got, expected) < TOLERANCE
+    return float(np.linalg.norm(got - expected) / np.linalg.norm(expected)) < CODES_TOLERANCE
+
+
 @pytest.mark.parametrize("capability", [*CAPABILITIES[:1], *SOAKED, *CAPABILITIES[-1:]], ids=str)
 def test_every_architecture_is_compiled_for(capability: Capability) -> None:
     pytest.importorskip("cuda.bindings")
     cubin = compile_kernels(SOURCES, capability)
-    for kind in ("fp32", "fp16", "odd_fp16", "int8", "int4"):
-        assert all(f".text.matmul_{kind}_{tokens}\0".encode() in cubin for tokens in TOKENS)
+    for kind in ("matmul_fp32", "matmul_fp16", "matmul_odd_fp16", "products_int8_4", "products_int4_1_zeros"):
+        assert all(f".text.{kind}_{tokens}\0".encode() in cubin for tokens in TOKENS)
 
 
 @pytest.mark.parametrize(("case", "ranks"), [(known_cases()[0], 1), *((case, 3) for case in known_cases())], ids=str)
@@ -136,8 +145,8 @@ def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path:
         expected = group.step(case.tokens[:6], 0)
     options = EngineOptions(extra={"host_step": "memory"})
     with LocalSession(case.folder, on_host, shares, tmp_path / "gpu", quantisation, options=options) as group:
-        assert error(group.step(case.tokens[:5], 0), expected[:5]) < TOLERANCE
-        assert error(group.step(case.tokens[5:6], 5), expected[5:]) < TOLERANCE
+        assert is_near(group.step(case.tokens[:5], 0), expected[:5], quantisation)
+        assert is_near(group.step(case.tokens[5:6], 5), expected[5:], quantisation)
 
 
 def test_blocks_are_zero_at_first(tmp_path: Path) -> None:
@@ -395,21 +404,20 @@ def test_graphs_are_not_hoarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @given(
-    st.sampled_from(["fp32", "fp16", "odd_fp16", "int8", "int4"]),
+    st.sampled_from(["fp32", "fp16", "odd_fp16"]),
     st.integers(1, 9),
     st.integers(1, 5),
-    st.integers(1, 90),
-    st.booleans(),
-    st.integers(0, 1000),
+    st.integers(1, 300),
+    st.integers(0, 9),
 )
-@example("int4", 9, 5, 33, True, 0)  # several words per lane, and a last one that few lanes have
-def test_a_product_has_the_same_bits_in_any_company(
-    kind: str, tokens: int, outputs: int, runs: int, zeros: bool, seed: int
+@example("fp16", 9, 5, 290, 0)  # several words per lane, and a last one that few lanes have
+def test_a_product_by_floats_has_the_same_bits_in_any_company(
+    kind: str, tokens: int, outputs: int, runs: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    columns = {"fp16": 2, "odd_fp16": 1, "fp32": 1}.get(kind, 32) * runs
+    columns = (2 if kind == "fp16" else 1) * runs
     x = rng.standard_normal((tokens, columns)).astype(np.float32)
-    matrix, arguments = weights(rng, kind, outputs, columns, zeros)
+    matrix, arguments = weights(rng, kind, outputs, columns, False)
     expected = x.astype(np.float64) @ matrix.T.astype(np.float64)
     results = []
     for together in TOKENS:
@@ -427,12 +435,23 @@ def test_a_product_has_the_same_bits_in_any_company(
     assert all(result.tobytes() == results[0].tobytes() for result in results)
     scale = np.abs(x).astype(np.float64) @ np.abs(matrix.T).astype(np.float64)
     assert (np.abs(results[0] - expected) <= 1e-6 * scale).all()
-    if kind != "fp32":
-        widened = np.full((outputs, columns), np.nan, np.float32)
-        numbers = [ctypes.c_int(number) for number in (0, outputs, columns, 5)]
-        threads = widened.size // kernels.KINDS[CODES[kind]][1] if kind != "odd_fp16" else widened.size
-        launch(SOURCES, f"widen_{kind}", -(-threads // 128), 128, [*arguments, pointer(widened), *numbers])
-        assert np.array_equal(widened, matrix)
+
+
+@given(
+    st.sampled_from(["fp16", "odd_fp16", "int8", "int4"]),
+    st.integers(1, 5),
+    st.integers(1, 90),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_weights_are_widened_exactly(kind: str, outputs: int, runs: int, zeros: bool, seed: int) -> None:
+    columns = {"fp16": 2, "odd_fp16": 1}.get(kind, 32) * runs
+    matrix, arguments = weights(np.random.default_rng(seed), kind, outputs, columns, zeros)
+    widened = np.full((outputs, columns), np.nan, np.float32)
+    numbers = [ctypes.c_int(number) for number in (0, outputs, columns, 5)]
+    threads = widened.size // kernels.KINDS[CODES[kind]][1] if kind != "odd_fp16" else widened.size
+    launch(SOURCES, f"widen_{kind}", -(-threads // 128), 128, [*arguments, pointer(widened), *numbers])
+    assert np.array_equal(widened, matrix)
 
 
 CODES = {"fp16": TensorProto.FLOAT16, "int8": TensorProto.UINT8, "int4": TensorProto.UINT4}
@@ -586,7 +605,7 @@ def test_prompts_by_cublas(
         assert products
         assert {n for blas in gemms for _, n, _ in blas.shapes} == {length}
         got = [group.step(case.tokens[at : at + 1], at) for at in (length, length + 1)]
-        assert error(np.concatenate(got), expected[length:]) < TOLERANCE
+        assert is_near(np.concatenate(got), expected[length:], quantisation)
         assert sum(len(blas.shapes) for blas in gemms) == products
         drivers = [blas.driver for blas in gemms]
     assert [blas.handles for blas in gemms] == [driver.live for driver in drivers] == [0, 0]

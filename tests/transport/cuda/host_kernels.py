@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 _compiling = Lock()
-_ENTRY = re.compile(r'^(?:extern "C" __global__ void |[A-Z]+\()(\w+)[(,]', re.MULTILINE)
+_ENTRY = re.compile(r'extern "C" +void (\w+)\(')
+"""A kernel, as the preprocessor leaves it."""
 
 
 @cache
@@ -29,8 +30,7 @@ def _compile(sources: tuple[Path, ...]) -> ctypes.CDLL:
     import fcntl
 
     texts = [source.read_text() for source in sources if source.suffix == ".cu"]
-    entries = [f"KERNEL({name})" for text in texts for name in _ENTRY.findall(text)]
-    whole = "\n".join([Path(__file__).with_name("host.h").read_text(), *texts, *entries])
+    whole = "\n".join([Path(__file__).with_name("host.h").read_text(), *texts])
     library = Path(os.environ["MOTLEY_CACHE"]).with_name(f"kernels-{sha256(whole.encode()).hexdigest()}.so")
     # Of the processes of a run, the first one compiles. Without instructions of this very processor, every number of
     # 16 bits would be a call.
@@ -39,6 +39,8 @@ def _compile(sources: tuple[Path, ...]) -> ctypes.CDLL:
         if not library.exists():
             source, made = library.with_suffix(".cpp"), library.with_suffix(".made")
             source.write_text(whole)
+            expanded = subprocess.run([compiler, "-E", str(source)], capture_output=True, text=True, check=True).stdout
+            source.write_text("\n".join([whole, *(f"KERNEL({name})" for name in _ENTRY.findall(expanded))]))
             options = ["-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE"]
             subprocess.run(
                 [compiler, *options, "-shared", "-fPIC", str(source), "-o", str(made)], check=True, timeout=100

@@ -1,4 +1,4 @@
-"""The sizes of well-known models, to write random ones of them: one table, by name."""
+"""The sizes of well-known models, as their config.json tells them: one table, by name."""
 
 from __future__ import annotations
 
@@ -178,6 +178,29 @@ def _gemma4(**values: Any) -> dict[str, Any]:
     )
     config.pop("hidden_act")
     return config | {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+
+
+def _lfm2(model_type: str, architecture: str, attends: tuple[int, ...], **values: Any) -> dict[str, Any]:
+    """Short convolutions, but for the layers that attend."""
+    config = _config(
+        model_type,
+        architecture,
+        hidden_size=2048,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=65536,
+        max_position_embeddings=128000,
+        norm_eps=1e-5,
+        rope_theta=1000000.0,
+        conv_L_cache=3,
+        conv_bias=False,
+        bos_token_id=1,
+        eos_token_id=7,
+        **values,
+    )
+    layers = range(config["num_hidden_layers"])
+    kinds = ["full_attention" if layer in attends else "conv" for layer in layers]
+    return config | {"layer_types": kinds, "tie_word_embeddings": True}
 
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -490,6 +513,91 @@ SHAPES: dict[str, dict[str, Any]] = {
         top_k_experts=8,
         moe_intermediate_size=704,
     ),
+    "lfm2-1.2b": _lfm2(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        (2, 5, 8, 10, 12, 14),
+        intermediate_size=12288,
+        num_hidden_layers=16,
+        block_auto_adjust_ff_dim=True,
+        block_ffn_dim_multiplier=1.0,
+        block_multiple_of=256,
+    ),
+    "lfm2-8b-a1b": _lfm2(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        (2, 6, 10, 14, 18, 21),
+        intermediate_size=7168,
+        num_hidden_layers=24,
+        moe_intermediate_size=1792,
+        num_dense_layers=2,
+        num_experts=32,
+        num_experts_per_tok=4,
+        norm_topk_prob=True,
+        routed_scaling_factor=1.0,
+        use_expert_bias=True,
+    ),
+    "nemotron-3-nano-30b-a3b": _config(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        hybrid_override_pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        hidden_size=2688,
+        intermediate_size=1856,
+        num_hidden_layers=52,
+        num_attention_heads=32,
+        num_key_value_heads=2,
+        head_dim=128,
+        vocab_size=131072,
+        max_position_embeddings=262144,
+        layer_norm_epsilon=1e-5,
+        mlp_hidden_act="relu2",
+        mamba_num_heads=64,
+        mamba_head_dim=64,
+        ssm_state_size=128,
+        n_groups=8,
+        conv_kernel=4,
+        n_routed_experts=128,
+        n_shared_experts=1,
+        num_experts_per_tok=6,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        moe_intermediate_size=1856,
+        moe_shared_expert_intermediate_size=3712,
+        routed_scaling_factor=2.5,
+        bos_token_id=1,
+        eos_token_id=2,
+    ),
+    "granite-4.0-h-tiny": _config(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        hidden_size=1536,
+        intermediate_size=512,
+        shared_intermediate_size=1024,
+        num_hidden_layers=40,
+        layer_types=["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        num_local_experts=64,
+        num_experts_per_tok=6,
+        mamba_n_heads=48,
+        mamba_d_head=64,
+        mamba_d_state=128,
+        mamba_n_groups=1,
+        mamba_d_conv=4,
+        mamba_expand=2,
+        vocab_size=100352,
+        max_position_embeddings=131072,
+        rms_norm_eps=1e-5,
+        position_embedding_type="nope",
+        attention_multiplier=0.0078125,
+        embedding_multiplier=12,
+        logits_scaling=6,
+        residual_multiplier=0.22,
+        bos_token_id=100257,
+        eos_token_id=100257,
+    )
+    | {"tie_word_embeddings": True},
     "llama-7m": _llama(
         hidden_size=512,
         intermediate_size=1408,

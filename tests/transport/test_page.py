@@ -1,4 +1,4 @@
-"""What the README shows of the transport runs as it stands there."""
+"""What docs/transport.md shows of the transport runs as it stands there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "transport.md"
 
 
 def free_pair() -> int:
@@ -25,7 +25,7 @@ def free_pair() -> int:
 
 
 def test_the_snippet_sums_between_two_processes(tmp_path: Path) -> None:
-    section = README.read_text("utf-8").partition("## The transport alone")[2].partition("\n## ")[0]
+    section = PAGE.read_text("utf-8").partition("## The transport alone")[2].partition("\n## ")[0]
     (snippet,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     port = free_pair()
     script = tmp_path / "ranks.py"

@@ -1,0 +1,126 @@
+"""`motley models fit`: which of the known models the mesh can run, and how fast."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from motley.cli.client import ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.interrupt import run
+from motley.cli.mesh_of_one import mesh_of_one
+from motley.cli.options import Context
+from motley.cli.show import console, counting_bar, results, table
+from motley.orchestrator.session_request import MAX_SEQUENCES
+from motley.protocol.wording import short_bytes
+
+READABLE_MS = 200.0
+"""Per token. What comes more slowly than people read is of less use than a smaller model."""
+
+
+def fit(
+    command: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(help="Short names of models. Default: all.")] = None,
+    requests: Annotated[int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are answered at a time.")] = 1,
+    context: Context = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DEVICE,LINK", help="As if this machine were there, too; may be repeated."),
+    ] = None,
+    url: Url = "",
+    api_key: ApiKey = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+) -> None:
+    """Forecast what well-known models would take on the nodes that are there, by their sizes alone: none is fetched.
+
+    First come those that answer as fast as people read, the largest before the others.
+    """
+    given = command.get_parameter_source("url")
+    may_be_alone = given is not None and given.name == "DEFAULT"
+    asked = {"requests": requests, "context": context, "what_if": list(what_if) if what_if else None}
+    found = sorted(run(_fit(names or [], asked, url, api_key, may_be_alone)), key=usefulness)
+    if as_json:
+        print(json.dumps({"models": found}))
+    else:
+        _show(found)
+
+
+def usefulness(each: dict[str, Any]) -> tuple[int, float]:
+    """What models are sorted by: those that are quick enough, the largest first; slower ones, the quickest first; those
+    that do not fit."""
+    if each["why_not"]:
+        return 2, 0.0
+    ms: float = each["forecast"]["ms_per_token"]
+    return (0, -each["parameters"]) if ms <= READABLE_MS else (1, ms)
+
+
+async def _fit(
+    names: list[str], asked: dict[str, Any], url: str, api_key: str, may_be_alone: bool
+) -> list[dict[str, Any]]:
+    try:
+        async with Client(url, api_key) as client:
+            return await _forecasts(client, names, asked)
+    except Unreachable:
+        if not may_be_alone:
+            raise
+        console.print("[dim]no mesh: forecast for this machine alone[/]")
+        async with mesh_of_one() as client:
+            return await _forecasts(client, names, asked)
+
+
+async def _forecasts(client: Client, names: list[str], asked: dict[str, Any]) -> list[dict[str, Any]]:
+    known = (await client.call("GET", "/api/known-models"))["models"]
+    # What is not known is asked for all the same: the orchestrator says what is.
+    wanted = [each for each in known if not names or each["name"] in names]
+    wanted += [{"name": name} for name in names if name not in {each["name"] for each in known}]
+    found = []
+    with counting_bar("models") as tell:
+        for done, each in enumerate(wanted):
+            tell(done, len(wanted))
+            found.append({**each, **await _forecast(client, each["name"], asked)})
+        tell(len(wanted), len(wanted))
+    return found
+
+
+async def _forecast(client: Client, name: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """What a model takes, or why it does not fit.
+
+    Raises:
+        CliError: it cannot be asked for.
+    """
+    body = {"model": name, "by_shape": True, "experts": "sliced", **asked}
+    try:
+        answer = await client.call("POST", "/api/plan", body, patient=True)
+    except Refused as refusal:
+        if refusal.code != "insufficient_memory":
+            raise
+        return {"forecast": None, "nodes": [], "why_not": str(refusal)}
+    ranks = answer["plan"]["ranks"]
+    return {
+        "parameters": answer["parameters"],
+        "forecast": answer["forecast"],
+        "nodes": [rank["node"] for rank in ranks],
+        "memory_mb": sum(rank["memory_mb"] for rank in ranks),
+        "why_not": None,
+    }
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    rows = [
+        [each["name"], each["quantisation"], "-", "-", "-", "does not fit"]
+        if each["why_not"]
+        else [
+            each["name"],
+            each["quantisation"],
+            short_bytes(1e6 * each["memory_mb"]),
+            f"{1e3 / each['forecast']['ms_per_token']:.1f}",
+            f"{each['forecast']['ttft_ms'] / 1e3:.1f} s",
+            ", ".join(each["nodes"]),
+        ]
+        for each in found
+    ]
+    columns = ["model", "held as", "memory", "tokens per second", "first after", "nodes"]
+    results.print(table(columns, rows, title="What fits, by forecast"))
+    if best := next((each["name"] for each in found if not each["why_not"]), None):
+        results.print(f"To talk to one: `motley chat {best}`", highlight=False)

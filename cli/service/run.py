@@ -1,0 +1,33 @@
+"""What the system starts for the service: the `motley` command of its settings, `python -m motley.cli.service.run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from motley.cli.errors import CliError
+from motley.cli.service.settings import load, log_file
+
+
+def main() -> None:
+    """Run the command until the system ends it."""
+    if sys.platform == "win32":  # where a task has no terminal, and nobody keeps what it says
+        log = log_file()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if log.exists():
+            os.replace(log, log.with_suffix(".old.log"))
+        sys.stdout = sys.stderr = log.open("w", encoding="utf-8", buffering=1)
+    try:
+        settings = load()
+    except CliError as error:
+        sys.exit(f"motley: {error}")
+    if settings.token:
+        os.environ["MOTLEY_TOKEN"] = settings.token
+    sys.argv = ["motley", *settings.arguments]
+    from motley.cli.main import main as motley
+
+    motley()
+
+
+if __name__ == "__main__":
+    main()

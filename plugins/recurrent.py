@@ -1,0 +1,78 @@
+"""Layers with a recurrent state, of which an engine keeps one for each sequence: what they compute, and what they keep.
+
+All of them begin with a convolution over a row and the R - 1 rows before it, element by element: ``sum of filters[:, r]
+* the row R - 1 - r before it``; rows before a sequence's first are zero. Then each changes a state, row after row, and
+reads it. States lie in *slots*, of which an engine has a fixed number (`CacheBlocks.slots` in `motley.plugins.engine`);
+`Span` says which one a sequence has. The nodes' attribute ``layer`` says whose state it is.
+
+``motley.GatedDelta`` (gated DeltaNet, https://arxiv.org/abs/2412.06464). For H key heads of dk elements and G value
+heads each, of dv elements, its operands are q, k: f32[T, H dk], v, z: f32[T, H G dv], b, a: f32[T, H G], filters:
+f32[C, R] of the C = 2 H dk + H G dv elements of q, k and v, decay, bias: f32[H G], gain: f32[dv]; its result is y:
+f32[T, H G dv].
+
+1. q, k and v, side by side, become ``silu(convolution)``. Then each head of q and k becomes ``x / sqrt(sum(x ** 2) +
+   1e-6)``; q is divided by sqrt(dk) besides.
+2. Each value head has a state f32[dk, dv], at first zero. With its group's q and k:
+   ``state *= exp(-exp(decay) * softplus(a + bias))``, ``state += outer(k, (v - k @ state) * sigmoid(b))``.
+3. ``o = q @ state``, ``y = o / sqrt(mean(o ** 2) + epsilon) * gain * silu(z)``.
+
+The attributes are key_heads (H), group (G), key_size (dk), value_size (dv) and epsilon.
+
+``motley.StateSpace`` (Mamba2, https://arxiv.org/abs/2405.21060). For H heads of dv elements, each G of which share a
+write and a read vector of dk elements, its operands are x, z: f32[T, H dv], b, c: f32[T, H / G dk], dt: f32[T, H],
+filters: f32[C, R] of the elements of x, b and c, decay, bias, skip: f32[H] and, if there is one, filter_bias: f32[C];
+its result is y: f32[T, H dv].
+
+1. x, b and c, side by side, become ``silu(convolution + filter_bias)``.
+2. Each head has a state f32[dk, dv], at first zero. With ``step = min(max(softplus(dt + bias), least), most)``:
+   ``state = state * exp(-exp(decay) * step) + outer(b, x * step)``.
+3. ``y = (c @ state + skip * x) * silu(z)``.
+
+The attributes are heads (H), group (G), key_size (dk), value_size (dv), least and most.
+
+``motley.ShortConvolution`` (https://arxiv.org/abs/2511.23404). Its operands are b, c, x: f32[T, C], filters: f32[C, R]
+and, if there is one, filter_bias: f32[C]; its result is ``c * (convolution of b * x + filter_bias)``, f32[T, C]. The
+state is nothing but the rows that the convolution sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MOST_GUESSES = 16
+"""Rows of a span at most that may be guesses, where a model has recurrent states."""
+
+GATED_DELTA, STATE_SPACE, SHORT_CONVOLUTION = "GatedDelta", "StateSpace", "ShortConvolution"
+
+ROWS_READ: Mapping[str, int] = {GATED_DELTA: 6, STATE_SPACE: 5, SHORT_CONVOLUTION: 3}
+"""How many of the first operands of each operator have a row for each token; those that follow are weights."""
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """The recurrent state of one layer on this rank.
+
+    Attributes:
+        columns: C, elements of a row that the convolution sees.
+        reach: R, rows that it sees, a row's own among them.
+        heads: how many have a state of their own; 0: there is none but the rows that the convolution sees.
+        key_size: dk.
+        value_size: dv.
+        gates: numbers that a row has besides, which decide how a state changes.
+    """
+
+    layer: int
+    columns: int
+    reach: int
+    heads: int = 0
+    key_size: int = 0
+    value_size: int = 0
+    gates: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a slot: the state, the rows that the convolution sees, and guesses that may turn out to be right."""
+        state = self.heads * self.key_size * self.value_size
+        guesses = MOST_GUESSES * (self.columns + self.gates)
+        return 4 * (state + (self.reach - 1) * self.columns + guesses)

@@ -1,0 +1,156 @@
+"""What configs of LFM2, Nemotron-H and Granite 4 say, how they are cut, and what they are refused for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from motley.bench.random_models.shapes import SHAPES
+from motley.daemon.models.cutting.profile import profile
+from motley.daemon.models.cutting.states import reach
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.axes import RecurrentHeads
+from motley.daemon.models.description.operations import ShortConvolution, StateSpace, Sum, WholeNorm
+from motley.daemon.models.files import open_model
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.plugins.recurrent import StateSpec
+from tests.models.cases import golden_case
+from tests.models.configs import LLAMA, read
+
+HEADS = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 12, "n_groups": 4, "head_dim": 16}
+NEMOTRON = LLAMA | HEADS | {"model_type": "nemotron_h", "num_hidden_layers": 4, "hybrid_override_pattern": "M-*M"}
+GRANITE = LLAMA | {"model_type": "granitemoehybrid", "mamba_n_heads": 8, "num_local_experts": 0}
+GRANITE["layer_types"] = ["mamba", "attention", "mamba"]
+LFM2 = LLAMA | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
+
+
+def test_published_shapes(tmp_path: Path) -> None:
+    """The parts of layers, and their sizes, as the models' authors tell them."""
+    nemotron, granite, lfm2 = (
+        read(tmp_path, SHAPES[name]) for name in ("nemotron-3-nano-30b-a3b", "granite-4.0-h-tiny", "lfm2-1.2b")
+    )
+    spaces = [each for each in nemotron.operations if isinstance(each, StateSpace)]
+    assert (len(spaces), len(nemotron.expert_layers), len([*filter(None, _attentions(nemotron))])) == (23, 23, 6)
+    assert {(each.heads, reach(each.filters[0])) for each in spaces} == {(RecurrentHeads(8, 64, 128, 64), 4)}
+    spaces = [each for each in granite.operations if isinstance(each, StateSpace)]
+    assert {each.heads for each in spaces} == {RecurrentHeads(48, 48, 128, 64, shared=True)}
+    convolutions = [each for each in lfm2.operations if isinstance(each, ShortConvolution)]
+    assert {(each.filter.shape, each.filter_bias) for each in convolutions} == {((2048, 3), None)}
+    assert (granite.logits.axis.size, granite.embedding_scale, granite.tied) == (100352, 12.0, True)
+
+
+def _attentions(model: Any) -> list[Any]:
+    return [layer.attention for layer in model.layers]
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (NEMOTRON | {"hybrid_override_pattern": "M-X*"}, "hybrid_override_pattern"),
+        (NEMOTRON | {"hybrid_override_pattern": "M-MM"}, "hybrid_override_pattern"),
+        (NEMOTRON | {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
+        (NEMOTRON | {"layers_block_type": ["mamba", "windowed", "attention", "mlp"]}, "layers_block_type"),
+        (NEMOTRON | {"num_hidden_layers": 5}, "num_hidden_layers"),
+        (NEMOTRON | {"n_groups": 3}, "n_groups"),
+        (NEMOTRON | {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        (NEMOTRON | {"moe_latent_size": 32}, "moe_latent_size"),
+        (NEMOTRON | {"attention_bias": True}, "attention_bias"),
+        (NEMOTRON | {"time_step_limit": [1.0, 0.5]}, "time_step_limit"),
+        (NEMOTRON | {"time_step_limit": "none"}, "time_step_limit"),
+        (GRANITE | {"layer_types": ["mamba"] * 3}, "layer_types"),
+        (GRANITE | {"layer_types": None}, "layer_types"),
+        (GRANITE | {"mamba_n_heads": 7}, "mamba_n_heads"),
+        (GRANITE | {"mamba_n_groups": 3}, "mamba_n_groups"),
+        (GRANITE | {"position_embedding_type": "alibi"}, "position_embedding_type"),
+        (GRANITE | {"normalization_function": "layernorm"}, "normalization_function"),
+        (GRANITE | {"hidden_act": "gelu"}, "hidden_act"),
+        (LFM2 | {"layer_types": ["conv"] * 3}, "layer_types"),
+        (LFM2 | {"layer_types": None, "full_attn_idxs": [3]}, "full_attn_idxs"),
+        (LFM2 | {"conv_L_cache": 1}, "conv_L_cache"),
+        (LFM2 | {"num_attention_heads": 6, "head_dim": 16}, "hidden_size"),
+        (LFM2 | {"model_type": "lfm2_moe", "num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok"),
+    ],
+)
+def test_what_cannot_be_is_named(config: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read(tmp_path, config)
+
+
+def test_groups_that_cannot_be_cut_like_attention_are_named(tmp_path: Path) -> None:
+    model = read(tmp_path, NEMOTRON | {"num_attention_heads": 6, "num_key_value_heads": 3})
+    with pytest.raises(ConfigError, match="layers of 3 KV heads and layers with a recurrent state of 4 key heads"):
+        units(model, "fp32", 32)
+
+
+def test_the_profile_counts_states_by_what_a_unit_has(tmp_path: Path) -> None:
+    told = profile(read(tmp_path, NEMOTRON), "fp32", 32)
+    assert (told.kv_groups, told.attention_splits) == (2, [1, 2])
+    assert told.state_bytes == 2 * StateSpec(0, 4 * 16 + 2 * 2 * 12, 4, 4, 12, 16, 4).bytes
+    shared = profile(read(tmp_path, GRANITE | {"mamba_d_state": 12}), "fp32", 32)
+    assert shared.state_bytes == 2 * StateSpec(0, 64 + 2 * 12, 4, 4, 12, 16, 4).bytes, "all have what heads share"
+    assert profile(read(tmp_path, LFM2), "fp32", 32).state_bytes == 2 * StateSpec(0, 32, 3).bytes
+
+
+def test_a_norm_over_all_heads_is_summed_and_one_over_a_group_is_not(tmp_path: Path) -> None:
+    one, four = (read(tmp_path, GRANITE | {"mamba_n_groups": groups}) for groups in (1, 4))
+    assert [sum(isinstance(each, WholeNorm) for each in model.operations) for model in (one, four)] == [2, 0]
+    assert [sum(isinstance(each, Sum) for each in model.operations) for model in (one, four)] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("nemotron-h", "backbone.layers.0.mixer.dt_bias"),
+        ("granitemoehybrid", "model.layers.0.shared_mlp.output_linear.weight"),
+        ("lfm2", "model.layers.1.self_attn.out_proj.weight"),
+    ],
+)
+def test_a_tensor_that_is_missing_or_of_another_shape_is_named(name: str, tensor: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    shutil.copytree(golden_case(name).folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    called = tensor.removeprefix("backbone.").removeprefix("model.")
+    left = {each: value for each, value in weights.items() if each != tensor}
+    for kept in (left, left | {tensor: weights[tensor][:-1].copy()}):
+        save_file(kept, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=called), open_model(folder):
+            pass
+
+
+@pytest.mark.parametrize("name", ["nemotron-h", "qwen3-5-with-vision"])
+def test_a_tensor_too_many_in_a_layer_is_named(name: str, tmp_path: Path) -> None:
+    """The bias that a projection has not by its config, say; tensors elsewhere are none of ours."""
+    folder = tmp_path / name
+    shutil.copytree(golden_case(name).folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    trunk = golden_case(name).model.prefixes[-1]
+    more = {"mtp.layers.0.mixer.norm.weight": np.ones(3), f"{trunk}layers.9.norm.weight": np.ones(3)}
+    save_file(weights | more, folder / "model.safetensors")
+    with open_model(folder):
+        pass
+    more[f"{trunk}layers.1.mixer.up_proj.bias"] = np.ones(3)
+    save_file(weights | more, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mixer\.up_proj\.bias' is in a layer"), open_model(folder):
+        pass
+
+
+def test_published_files_may_be_of_todays_transformers(tmp_path: Path) -> None:
+    """Which calls the trunk ``model.`` and not ``backbone.``."""
+    folder = tmp_path / "nemotron-h"
+    shutil.copytree(golden_case("nemotron-h").folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    renamed = {name.replace("backbone.", "model."): each for name, each in weights.items()}
+    save_file(renamed, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["layers_block_type"] = ["mamba", "mlp", "linear_attention", "attention", "moe"]
+    del config["hybrid_override_pattern"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with open_model(folder) as opened:
+        assert [bool(layer.recurrence) for layer in opened.model.layers] == [True, False, True, False, False]

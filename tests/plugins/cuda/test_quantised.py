@@ -1,0 +1,160 @@
+"""Products by codes: the GPU's kernels, compiled for the host, give the bits of the CPU engine's; and how much a GPU
+has to do for each code, by the machine code that it would run."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from motley.plugins.cuda.kernels import BLOCKS, CODED_ROWS, PARTS, SOURCES, THREADS, TOKENS, WARP, Coded
+from motley.plugins.native.matmul import Pool, QuantisedMatrix
+from motley.transport.cuda.compiler import Capability, compile_kernels
+from tests.transport.cuda.host_kernels import launch
+
+F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
+
+MOST_PER_CODE = 2.2
+"""Instructions for a 4-bit code at one token: with 4.5 a GPU with the memory of an RTX 3090 would wait for them."""
+
+
+def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if array is None else array.ctypes.data)
+
+
+def run(kernel: str, threads: int, *arguments: Any) -> None:
+    given = [ctypes.c_int(each) if isinstance(each, int) else each for each in arguments]
+    launch(SOURCES, kernel, -(-threads // THREADS), THREADS, given)
+
+
+def packed(points: npt.NDArray[Any], bits: int) -> U8:
+    """Zero points as a share file has them, 4-bit ones two in a byte whatever row they are of."""
+    flat = points.astype(np.uint8).ravel()
+    if bits == 8:
+        return flat
+    flat = np.append(flat, np.zeros(flat.size % 2, np.uint8))
+    return flat[0::2] | flat[1::2] << 4
+
+
+def packed_rows(points: npt.NDArray[Any], bits: int) -> U8:
+    """As `packed`, but each row begins with a byte of its own."""
+    return np.stack([packed(row, bits) for row in points])
+
+
+def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, coded: Coded, together: int) -> F32:
+    """y[tokens, rows] by the kernels that multiply so many tokens at a time."""
+    tokens, rows = len(x), len(codes)
+    room = np.full(tokens * coded.token_bytes + 16, 0xAB, np.uint8)
+    quantised = room[-room.ctypes.data % 16 :]
+    run(
+        coded.quantise,
+        tokens * coded.units * PARTS,
+        *(pointer(x), x.shape[1], pointer(quantised), tokens, coded.columns, coded.shift, coded.units),
+    )
+    y = np.full((tokens, rows), np.nan, np.float32)
+    zeros = None if points is None else packed(points, coded.bits)
+    run(
+        coded.products(together, zeros is not None),
+        -(-rows // CODED_ROWS) * -(-tokens // together) * WARP,
+        *(pointer(quantised), coded.units, pointer(codes), pointer(scales), pointer(zeros), pointer(None)),
+        *(pointer(y), rows, tokens, rows, coded.row_bytes, coded.block_shift, scales.shape[1]),
+    )
+    return y
+
+
+@cache
+def pool() -> Pool:
+    return Pool(1)
+
+
+@given(
+    st.sampled_from([4, 8]),
+    st.sampled_from(BLOCKS),
+    st.integers(1, 70),
+    st.integers(1, 9),
+    st.integers(1, 19),
+    st.booleans(),
+    st.sampled_from(["usual", "tiny", "huge", "inf", "nan", "zero"]),
+    st.integers(0, 1000),
+)
+@example(4, 128, 32, 2, 9, False, "usual", 0)  # several times as many units as are under way
+@example(4, 16, 63, 9, 9, True, "usual", 1)  # rows that are no multiple of what a thread reads
+@example(8, 256, 5, 1, 1, True, "usual", 2)  # units of several stretches
+def test_it_has_the_bits_of_the_cpu_engine(
+    bits: int, block: int, blocks: int, tokens: int, rows: int, zeros: bool, kind: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    blocks = max(1, blocks * 16 // block)
+    coded = Coded(bits, blocks * block, block.bit_length() - 1)
+    room = np.zeros(rows * coded.row_bytes + 16, np.uint8)
+    codes = room[-room.ctypes.data % 16 :][: rows * coded.row_bytes].reshape(rows, coded.row_bytes)
+    codes[:] = rng.integers(0, 256, codes.shape)
+    scales = rng.standard_normal((rows, blocks)).astype(np.float32)
+    points = rng.integers(0, 1 << bits, (rows, blocks)) if zeros else None
+    x = rng.standard_normal((tokens, coded.columns)).astype(np.float32)
+    x *= {"tiny": 1e-38, "huge": 1e35}.get(kind, 1.0)
+    if kind in ("inf", "nan", "zero"):
+        x[rng.integers(tokens), rng.integers(coded.columns) // block * block :][:block] = float(
+            kind.replace("zero", "0")
+        )
+    own = codes.reshape(rows, blocks, block * bits // 8)
+    told = packed_rows(points, bits) if points is not None else None
+    expected = np.empty((tokens, rows), np.float32)
+    QuantisedMatrix(own, scales, told, None, bits, block, pool()).bind(x, expected)()
+    for together in TOKENS:
+        got = on_the_gpu(x, codes, scales, points, coded, together)
+        assert np.array_equal(np.isnan(got), np.isnan(expected))
+        assert np.where(np.isnan(got), 0, got).tobytes() == np.where(np.isnan(expected), 0, expected).tobytes()
+
+
+def disassembler() -> Path:
+    """NVIDIA's, which comes as a package."""
+    found = pytest.importorskip("importlib.metadata")
+    try:
+        files = distribution("nvidia-cuda-nvdisasm").files or []
+    except found.PackageNotFoundError:
+        pytest.skip("nvidia-cuda-nvdisasm is not installed")
+    return next(Path(str(file.locate())) for file in files if file.stem == "nvdisasm")
+
+
+def instructions_per_code(listing: str, kernel: str) -> float:
+    """Of the loop of a kernel that multiplies most, for one token; each multiplication is of four codes."""
+    (body,) = re.findall(rf"^\.text\.{kernel}:\n(.*?)(?=^//-----)", listing, re.DOTALL | re.MULTILINE)
+    labels: dict[str, int] = {}
+    instructions: list[str] = []
+    for line in body.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            instructions.append(instruction[1])
+    loops = [
+        instructions[labels[target[1]] : at + 1]
+        for at, each in enumerate(instructions)
+        if (target := re.search(r"\bBRA\b.*?(\.L_x_\d+)", each)) and labels[target[1]] <= at
+    ]
+    dots, length = max((sum("IDP" in each for each in loop), len(loop)) for loop in loops)
+    return length / (4 * dots)
+
+
+@pytest.mark.parametrize(
+    "capability", [Capability(8, 6), pytest.param(Capability(12, 0), marks=pytest.mark.soak)], ids=str
+)
+def test_a_gpu_has_little_to_do_for_a_code(capability: Capability, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings")
+    program = disassembler()
+    cubin = tmp_path / "kernels.cubin"
+    cubin.write_bytes(compile_kernels(SOURCES, capability))
+    told = subprocess.run([program, "-c", cubin], capture_output=True, text=True, check=True, timeout=100)
+    per_code = {zeros: instructions_per_code(told.stdout, f"products_int4_1{zeros}_1") for zeros in ("", "_zeros")}
+    assert all(1 < each <= MOST_PER_CODE for each in per_code.values()), per_code
