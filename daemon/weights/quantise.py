@@ -36,7 +36,7 @@ def quantise(values: F32, block: int, encoding: Encoding) -> tuple[U8, F32]:
     """Quantise rows of finite weights.
 
     Args:
-        values: f32[N, K].
+        values: f32[N, K]; beyond 2^100 a scale of int4 may be infinite, which who writes a share refuses.
         block: divides K; even.
 
     Returns:
