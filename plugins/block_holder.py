@@ -28,6 +28,14 @@ class HeldLayer(NamedTuple):
     """How many positions a token sees, its own among them; 0: all."""
     soft_cap: float
     """0: there is none."""
+    chunked: bool = False
+    """Positions are cut in chunks of `window`, and a token sees those of its own chunk alone."""
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a token at `position` sees."""
+        if self.chunked:
+            return position // self.window * self.window
+        return max(0, position - self.window + 1) if self.window else 0
 
 
 class Asked(NamedTuple):

@@ -215,7 +215,7 @@ class Described(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., beside: _Optional[_Iterable[_Union[ModelProfile, _Mapping]]] = ..., from_hub: _Optional[bool] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
-    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window", "adapter_elements", "layer_costs", "state_bytes", "sampling")
+    __slots__ = ("name", "fingerprint", "layers", "kv_groups", "attention_splits", "mlp_units", "vocabulary_units", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "vocabulary_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "context_length", "family", "parameters", "matrices", "hidden", "expert_layers", "expert_count", "experts_per_token", "expert_bytes", "trunk_mlp_unit_bytes", "trunk_fixed_bytes", "host_fixed_bytes", "expert_weight_bytes", "chats", "windowed_bytes_per_token", "window", "adapter_elements", "layer_costs", "state_bytes", "sampling", "groups_per_shared_head", "shared_kv_bytes", "shared_cache_bytes_per_token")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,9 @@ class ModelProfile(_message.Message):
     LAYER_COSTS_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_PER_SHARED_HEAD_FIELD_NUMBER: _ClassVar[int]
+    SHARED_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     layers: int
@@ -282,10 +285,13 @@ class ModelProfile(_message.Message):
     layer_costs: _containers.RepeatedCompositeFieldContainer[LayerCosts]
     state_bytes: int
     sampling: Sampling
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ..., adapter_elements: _Optional[int] = ..., layer_costs: _Optional[_Iterable[_Union[LayerCosts, _Mapping]]] = ..., state_bytes: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ...) -> None: ...
+    groups_per_shared_head: int
+    shared_kv_bytes: int
+    shared_cache_bytes_per_token: int
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ..., adapter_elements: _Optional[int] = ..., layer_costs: _Optional[_Iterable[_Union[LayerCosts, _Mapping]]] = ..., state_bytes: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., groups_per_shared_head: _Optional[int] = ..., shared_kv_bytes: _Optional[int] = ..., shared_cache_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class LayerCosts(_message.Message):
-    __slots__ = ("layers", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "trunk_mlp_unit_bytes", "windowed_bytes_per_token", "state_bytes")
+    __slots__ = ("layers", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "trunk_mlp_unit_bytes", "windowed_bytes_per_token", "state_bytes", "shared_kv_bytes", "shared_cache_bytes_per_token")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_QUERY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +301,8 @@ class LayerCosts(_message.Message):
     TRUNK_MLP_UNIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     layers: int
     attention_query_bytes: int
     attention_kv_bytes: int
@@ -304,7 +312,9 @@ class LayerCosts(_message.Message):
     trunk_mlp_unit_bytes: int
     windowed_bytes_per_token: int
     state_bytes: int
-    def __init__(self, layers: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., windowed_bytes_per_token: _Optional[int] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    shared_kv_bytes: int
+    shared_cache_bytes_per_token: int
+    def __init__(self, layers: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., windowed_bytes_per_token: _Optional[int] = ..., state_bytes: _Optional[int] = ..., shared_kv_bytes: _Optional[int] = ..., shared_cache_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
     __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave", "involved", "lease_order", "budget_order", "relay")

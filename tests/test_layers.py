@@ -43,8 +43,9 @@ DAEMON = {
 
 MODELS = {
     "description": set[str](),
-    "families": {"description"},
-    "gguf": {"description", "families"},
+    "blocks": {"description"},
+    "families": {"blocks", "description"},
+    "gguf": {"blocks", "description", "families"},
     "cutting": {"description"},
     "graph": {"cutting", "description"},
 }

@@ -22,6 +22,7 @@ from motley.daemon.models.description.model import EMBEDDING, Model
 from motley.daemon.models.files import load_tokenizer, open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.weights.spec import Encoding
+from motley.orchestrator.planning.shares import cached_bytes
 from motley.plugins.engine import CACHE_FORMATS, F32
 
 POSITIONS = 384
@@ -110,7 +111,7 @@ def measure_cache_formats(
         takes = {kept: profile(model, Encoding.FP32, 0, cache_format=kept) for kept in CACHE_FORMATS}
     right = log_softmax(states[CACHE_FORMATS[0]])
     return [
-        _error(kept, takes[kept].kv_groups * takes[kept].cache_bytes_per_token, right, log_softmax(logits))
+        _error(kept, cached_bytes(takes[kept], range(takes[kept].kv_groups), 1), right, log_softmax(logits))
         for kept, logits in states.items()
     ]
 

@@ -40,6 +40,9 @@ PUBLISHED = (
     "Qwen3-8B",
     "SmolLM3-3B",
     "Seed-OSS-36B",
+    "Ministral-3-8B",
+    "Hunyuan-7B",
+    "GLM-4-9B-0414",
 )
 """What the models without experts are called whose shapes are `motley.orchestrator.known_models.shapes.SHAPES`."""
 PACKAGES = ("motley", "numpy", "onnxruntime")

@@ -29,7 +29,7 @@ from motley.plugins.native.attention import SIGHT
 from motley.transport import MAX_MESSAGE
 
 HEAD = struct.Struct("<B3xIII")
-_LAYER = struct.Struct("<IIIIf")
+_LAYER = struct.Struct("<IIIIf?")
 _QUESTION = struct.Struct("<qII")
 
 Buffer = bytes | memoryview | Array
@@ -110,7 +110,8 @@ def read_layers(body: memoryview) -> list[HeldLayer]:
         raise CacheWireError(f"layers in {len(body)} bytes")
     layers = [HeldLayer(*fields) for fields in _LAYER.iter_unpack(body)]
     for layer in layers:
-        if not layer.kv_heads or not layer.size or layer.heads % layer.kv_heads or not layer.soft_cap >= 0:
+        impossible = not layer.soft_cap >= 0 or (layer.chunked and not layer.window)
+        if not layer.kv_heads or not layer.size or layer.heads % layer.kv_heads or impossible:
             raise CacheWireError(f"a layer with numbers out of range: {layer}")
     return layers
 

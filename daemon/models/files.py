@@ -92,7 +92,9 @@ def open_model(path: Path, bring: Bring | None = None) -> Iterator[OpenModel]:
         source = Located(files, tensors(model))
         source.expect(expected_shapes(model))
         if type(files) is SafetensorsCheckpoint:  # those that are packed may have tensors beside what they pack
-            source.refuse_others(("model.", *model.prefixes), len(model.layers))
+            trunks = ("model.", *model.prefixes)
+            ignored = [trunk + name.removeprefix("model.") for trunk in trunks for name in model.ignored]
+            source.refuse_others(trunks, len(model.layers), ignored)
         stored = {name: source.format(name) for _, names in fused_matrices(model) for name in names}
         yield OpenModel(model, source, stored)
 

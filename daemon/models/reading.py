@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,14 +77,14 @@ def describe(keys: Keys) -> Model:
     return model
 
 
-def _text_keys(keys: Keys, kind: str) -> Keys:
+def _text_keys(keys: Keys, kinds: Sequence[str]) -> Keys:
     """The keys of the text part of a model; some may stand beside it."""
     if keys.get("text_config") is None:
         raise keys.refusal("text_config", "the keys of the text part")
     beside: dict[str, Any] = {
         key: keys.values[key] for key in ("eos_token_id", "tie_word_embeddings") if key in keys.values
     }
-    text = keys.inner("text_config").filled({"model_type": kind})
-    text.one_of("model_type", [kind])
+    text = keys.inner("text_config").filled({"model_type": kinds[0]})
+    text.one_of("model_type", kinds)
     text.values |= beside
     return text

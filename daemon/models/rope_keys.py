@@ -149,8 +149,8 @@ def _proportional(rope: Keys, head_size: int, theta: float, partial: float) -> R
 
 def _llama3(rope: Keys, factor: float, original: int) -> Llama3Scaling:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        raise rope.refusal("high_freq_factor", f"more than low_freq_factor = {low}")
+    if high < low:
+        raise rope.refusal("high_freq_factor", f"at least low_freq_factor = {low}")
     return Llama3Scaling(factor, low, high, original)
 
 

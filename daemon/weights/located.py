@@ -44,12 +44,13 @@ class Located:
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         expect_each(shapes, self._expect)
 
-    def refuse_others(self, trunks: Collection[str], layers: int) -> None:
+    def refuse_others(self, trunks: Collection[str], layers: int, ignored: Collection[str] = ()) -> None:
         """Make sure that no weight or bias of a layer goes unused: the model would be another one without it.
 
         Args:
             trunks: what the names of the model's own tensors begin with in front of ``layers.N.``.
             layers: how many the model has; those beyond are of no use to it, and may be there.
+            ignored: what the names of others begin with that may be there.
 
         Raises:
             CheckpointError: naming the first such tensor.
@@ -57,7 +58,9 @@ class Located:
         known = {name for tensor in self._tensors.values() for name in (tensor.name, *_larger(tensor))}
         own = {f"{trunk}layers.{layer}" for trunk in trunks for layer in range(layers)}
         for name in sorted(self._files.names()):
-            if name.endswith((".weight", ".bias")) and name not in known and ".".join(_layer(name)) in own:
+            if name in known or name.startswith(tuple(ignored)):
+                continue
+            if name.endswith((".weight", ".bias")) and ".".join(_layer(name)) in own:
                 raise CheckpointError(
                     f"{self.path}: tensor {name!r} is in a layer of the model, which has no use for it by its config:"
                     " is this the config that belongs to these weights?"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from motley.orchestrator.planning.shares import PlanError, RankPlan
+from motley.orchestrator.planning.shares import PlanError, RankPlan, cached_bytes
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.protocol.wording import human_bytes
 
@@ -19,10 +19,7 @@ def far_bytes(plan: RankPlan, profile: ModelProfile, tokens: int, windowed: bool
         plan: the rank's share.
         windowed: whether layers with a window have blocks of their own, none of which is far.
     """
-    a_token = profile.cache_bytes_per_token - windowed * profile.windowed_bytes_per_token
-    units, split = plan.attention, plan.attention_split
-    groups = -(-units.stop // split) - units.start // split if len(units) else 0
-    return tokens * groups * a_token
+    return tokens * cached_bytes(profile, plan.attention, plan.attention_split, without_windows=windowed)
 
 
 def choose_nodes(

@@ -97,7 +97,8 @@ def blocks_of(caches: Caches, profile: ModelProfile, setups: Collection[Setup]) 
     """
     whole = any(setup.has_whole_caches for setup in setups)
     spared = all(setup.keeps_windows for setup in setups)
-    if caches.far_tokens and profile.windowed_bytes_per_token == profile.cache_bytes_per_token:
+    all_windowed = profile.windowed_bytes_per_token == profile.cache_bytes_per_token
+    if caches.far_tokens and all_windowed and not profile.shared_cache_bytes_per_token:
         spared = False
     blocks = caches.blocks(whole, profile.window if spared else 0)
     return replace(blocks, slots=min(caches.sequences, MOST_STATES)) if profile.state_bytes else blocks

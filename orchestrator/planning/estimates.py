@@ -49,7 +49,9 @@ class Estimates:
         group = profile.attention_query_bytes + profile.attention_kv_bytes
         group += profile.cache_bytes_per_token * self.cache_tokens + profile.state_bytes
         fill = profile.mlp_units * profile.mlp_unit_bytes + profile.vocabulary_units * profile.vocabulary_unit_bytes
-        return max(1, profile.kv_groups * group + fill)
+        shared = profile.shared_kv_bytes + profile.shared_cache_bytes_per_token * self.cache_tokens
+        heads = profile.kv_groups // profile.groups_per_shared_head if profile.groups_per_shared_head else 0
+        return max(1, profile.kv_groups * group + heads * shared + fill)
 
     def least_s(self, members: Members) -> float:
         """Seconds that a token surely takes on a set whose members all have shares of all layers."""

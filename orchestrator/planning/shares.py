@@ -157,8 +157,15 @@ def cut_in_units(
 def attention_reads(profile: ModelProfile, units: range, split: int) -> tuple[int, int]:
     """What one token reads where a rank has some attention units, of all layers together: bytes of weights, and of the
     caches for every token that the sequence has already. Every KV group is cut in `split` units."""
+    return _Costs(profile, split, 0).attention_bytes(units), cached_bytes(profile, units, split)
+
+
+def cached_bytes(profile: ModelProfile, units: range, split: int, without_windows: bool = False) -> int:
+    """Bytes that a token takes in the caches of a rank that has some attention units; perhaps without those of layers
+    with a window."""
     costs = _Costs(profile, split, 0)
-    return costs.attention_bytes(units), profile.cache_bytes_per_token * costs.kv_heads(units)
+    windowed = profile.windowed_bytes_per_token * costs.kv_heads(units) if without_windows else 0
+    return costs.cached_bytes(units) - windowed
 
 
 def mlp_reads(profile: ModelProfile) -> float:
@@ -208,21 +215,27 @@ class _Costs:
         """Apportioning gives a rank less than one unit of each kind too much; one byte for the floats."""
         self.whole_memory = self.attention_memory(range(self.attention_units)) + self.fill_bytes
 
-    def kv_heads(self, units: range) -> int:
-        """KV heads a rank stores: where it has unequal parts of several groups, some are stored more than once,
-        because grouped-query kernels want equally many query heads for each."""
-        if not units:
+    def kv_heads(self, units: range, groups: int = 1) -> int:
+        """KV heads a rank stores, each of so many KV groups: where it has unequal parts of several, some are stored
+        more than once, because grouped-query kernels want equally many query heads for each."""
+        if not units or not groups:
             return 0
-        cuts = range((units.start // self.split + 1) * self.split, units.stop, self.split)
+        each = self.split * groups
+        cuts = range((units.start // each + 1) * each, units.stop, each)
         parts = [stop - start for start, stop in pairwise([units.start, *cuts, units.stop])]
         return len(units) // math.gcd(*parts)
 
     def attention_bytes(self, units: range) -> int:
         query = -(-self.profile.attention_query_bytes * len(units) // self.split)
-        return query + self.profile.attention_kv_bytes * self.kv_heads(units)
+        shared = self.profile.shared_kv_bytes * self.kv_heads(units, self.profile.groups_per_shared_head)
+        return query + self.profile.attention_kv_bytes * self.kv_heads(units) + shared
+
+    def cached_bytes(self, units: range) -> int:
+        shared = self.profile.shared_cache_bytes_per_token * self.kv_heads(units, self.profile.groups_per_shared_head)
+        return self.profile.cache_bytes_per_token * self.kv_heads(units) + shared
 
     def attention_memory(self, units: range) -> int:
-        cache = self.profile.cache_bytes_per_token * self.cache_tokens * self.kv_heads(units)
+        cache = self.cached_bytes(units) * self.cache_tokens
         states = -(-self.profile.state_bytes * len(units) // self.split)
         return self.attention_bytes(units) + cache + states
 

@@ -37,6 +37,8 @@ def stage_profile(profile: ModelProfile, layers: range) -> ModelProfile:
     stage.cache_bytes_per_token = own.cache_bytes_per_token
     stage.windowed_bytes_per_token = own.windowed_bytes_per_token
     stage.state_bytes = own.state_bytes
+    stage.shared_kv_bytes = own.shared_kv_bytes
+    stage.shared_cache_bytes_per_token = own.shared_cache_bytes_per_token
     stage.trunk_mlp_unit_bytes = own.trunk_mlp_unit_bytes
     stage.fixed_bytes = max(0, profile.fixed_bytes - whole.fixed_bytes) + own.fixed_bytes
     if layers.stop < profile.layers:

@@ -8,7 +8,7 @@
  * whichever rows and spans are computed together:
  *
  * - Of a pair (a, b) that turns, a becomes fma(-b, sin, a * cos) and b fma(b, cos, a * sin). q is then multiplied by
- *   the scale.
+ *   the scale (times its position's warmth), and both by their gains, where there are any.
  * - Keys, turned, and values are cached as they are, or as FP16, each rounded to nearest, half to even; or as INT8: a
  *   head of a token has a scale and codes as a token's block in matmul.c (the scale is M / 127, with M the largest
  *   magnitude; a code x * (127 / M), rounded to nearest, half to even). What follows is computed in float32, with k and
@@ -76,11 +76,6 @@ static int64_t room(const struct attention *a) {
 /* Make room for an attention; 0 if there is no memory. */
 EXPORT int32_t motley_prepare_attention(const struct attention *a) {
     return pool_reserve(a->pool, (size_t)room(a) * sizeof(float));
-}
-
-/* The first position that is seen from one. */
-static int64_t first_seen(const struct attention *a, int64_t position) {
-    return a->window && a->window <= position ? position - a->window + 1 : 0;
 }
 
 static const struct table *table_of(const struct attention *a, int64_t n) {

@@ -53,16 +53,26 @@ struct attention {
     struct tier near;          /* blocks that are written to, from number 0 on */
     struct tier far;           /* those after them, which are only read; perhaps none */
     const float *sinks;        /* [heads], a logit each that is no position's; or NULL */
+    const float *q_gain;       /* [size], what turned queries are multiplied by; or NULL */
+    const float *k_gain;       /* the same of keys */
+    const float *warmth;       /* [context], what queries of a position are multiplied by besides; or NULL */
     float *y;                  /* [rows, heads * size] */
     int64_t rows, heads, kv_heads, size, tokens, turned, window;
     int64_t rope;    /* which of a span's tables */
     int64_t context; /* no position is as large */
     int32_t format;  /* an enum format */
     int32_t keys_alone; /* the cached keys are the values too: a tier's `values` are its `keys` */
+    int32_t chunked;    /* a row sees no positions before the last multiple of `window` */
     float scale;
     float soft_cap;      /* scores are cap * tanh(score / cap); 0: they are not */
     void (*await_told)(void); /* called once what is here is attended to, before what is told is read; or NULL */
 };
+
+/* The first position that is seen from one. */
+static inline int64_t first_seen(const struct attention *a, int64_t position) {
+    if (a->chunked) return position / a->window * a->window;
+    return a->window && a->window <= position ? position - a->window + 1 : 0;
+}
 
 /* SHARED with library.py. Which summaries of stretches of one sequence are wanted, for rows that come after them. */
 struct question {

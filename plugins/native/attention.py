@@ -191,6 +191,9 @@ def bind_attention(
     value_scales: F32 | None = None,
     far: LayerBlocks | None = None,
     await_told: Callable[[], None] | None = None,
+    chunked: bool = False,
+    gains: tuple[F32, F32] | None = None,
+    warmth: F32 | None = None,
 ) -> Attending:
     """The attention of all spans of a step, in one layer: each row sees its sequence's positions up to its own.
 
@@ -224,6 +227,9 @@ def bind_attention(
             change a bit.
         await_told: returns when the summaries of the stretches that are `Away` are there; called once by a call with
             any, after it has attended to what is here. It must not raise, nor use the pool.
+        chunked: positions are cut in chunks of `window`, and a token sees those of its own chunk alone.
+        gains: f32[d] twice, by which turned queries and keys are multiplied.
+        warmth: f32[context], by which queries are multiplied besides, by their positions.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -232,8 +238,8 @@ def bind_attention(
     """
     if kv_heads < 1 or heads < 1 or heads % kv_heads:
         raise ValueError(f"heads must be a multiple of kv_heads, not {heads} of {kv_heads}")
-    if window < 0:
-        raise ValueError(f"window must be positive, or 0, not {window}")
+    if window < chunked:
+        raise ValueError(f"window must be positive, or 0 without chunks, not {window}")
     if not 1 <= context <= LONGEST:
         raise ValueError(f"context must be 1 to {LONGEST} positions, not {context}")
     if keys.ndim != 4 or not min(keys.shape[2:]):
@@ -261,6 +267,9 @@ def bind_attention(
         near=near,
         far=beyond,
         sinks=None if sinks is None else address("sinks", sinks, np.float32, heads),
+        q_gain=address("gains", gains[0], np.float32, size) if gains else None,
+        k_gain=address("gains", gains[1], np.float32, size) if gains else None,
+        warmth=None if warmth is None else address("warmth", warmth, np.float32, context),
         y=place("y", y, np.float32, rows, heads * size),
         rows=rows,
         heads=heads,
@@ -275,11 +284,12 @@ def bind_attention(
         soft_cap=soft_cap,
         format=FORMATS.index(keys.dtype.type),
         keys_alone=keys_alone,
+        chunked=chunked,
         await_told=AWAIT(await_told) if await_told else AWAIT(),
     )
     if not library().motley_prepare_attention(attention):
         raise MemoryError(f"no memory to attend to {context} positions with {heads} heads of {size}")
-    attention.kept = (qkv, keys, values, y, spans, sinks, key_scales, value_scales, far, pool)
+    attention.kept = (qkv, keys, values, y, spans, sinks, gains, warmth, key_scales, value_scales, far, pool)
     return Attending(library().motley_attention, ctypes.byref(attention))
 
 

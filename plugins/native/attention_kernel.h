@@ -3,8 +3,9 @@
 #define AHEAD 8192 /* bytes that what is cached is fetched ahead of its use, for the level-2 cache */
 #define LEAST (-0x1.fffffep127f) /* where largest scores start: not infinite, as differences from them are taken */
 
-/* Turn a head by the angles of a position, if there is a table, and multiply it by `scale`. */
-ALWAYS void turn(const struct table *table, int64_t position, const float *from, float *to, int64_t size, float scale) {
+/* Turn a head by the angles of a position, if there is a table, and multiply it by `scale` and by `gain`, if any. */
+ALWAYS void turn(const struct table *table, int64_t position, const float *from, float *to, int64_t size, float scale,
+                 const float *gain) {
     const int64_t turned = table ? table->turned : 0;
     const float *cos = table ? table->cos + position * turned : NULL;
     const float *sin = table ? table->sin + position * turned : NULL;
@@ -17,6 +18,9 @@ ALWAYS void turn(const struct table *table, int64_t position, const float *from,
     }
     for (int64_t i = 2 * turned; i < size; i += LANES)
         store_floats(to + i, load_floats(from + i, size - i) * scale, size - i);
+    if (!gain) return;
+    for (int64_t i = 0; i < size; i += LANES)
+        store_floats(to + i, load_floats(to + i, size - i) * load_floats(gain + i, size - i), size - i);
 }
 
 ALWAYS int64_t bytes_of(const int format) { return format == FP32 ? 4 : format == FP16 ? 2 : 1; }
@@ -35,16 +39,16 @@ ALWAYS floats load_cached(const uint8_t *from, int64_t count, const int format) 
     return __builtin_convertvector(codes, floats);
 }
 
-/* Cache a head, turned if there is a table, as number n of all tokens' heads; `scratch` is of 2 * wide floats. */
+/* Cache a head, turned if there is a table and multiplied by `gain` if there is any, as number n of all tokens' heads; `scratch` is of 2 * wide floats. */
 static void keep(const struct attention *a, const struct table *table, int64_t position, const float *head,
-                 uint8_t *cache, float *scales, int64_t n, float *scratch) {
+                 const float *gain, uint8_t *cache, float *scales, int64_t n, float *scratch) {
     const int64_t size = a->size, wide = (size + LANES_IN_ALL - 1) / LANES_IN_ALL * LANES_IN_ALL;
     uint8_t *to = cache + n * size * bytes_of(a->format);
     if (a->format == FP32) {
-        turn(table, position, head, (float *)to, size, 1);
+        turn(table, position, head, (float *)to, size, 1, gain);
         return;
     }
-    turn(table, position, head, scratch, size, 1);
+    turn(table, position, head, scratch, size, 1, gain);
     if (a->format == FP16) {
         for (int64_t i = 0; i < size; i += LANES) {
             const halves rounded = narrow(load_floats(scratch + i, size - i));
@@ -70,9 +74,9 @@ static void cache_rows(const struct attention *a, const struct span *span, const
         const int64_t position = span->position + r, block = span->blocks[position / a->tokens];
         for (int64_t h = 0; h < a->kv_heads; h++) {
             const int64_t n = (block * a->kv_heads + h) * a->tokens + position % a->tokens;
-            keep(a, table, position, keys + h * a->size, a->near.keys, a->near.key_scales, n, scratch);
+            keep(a, table, position, keys + h * a->size, a->k_gain, a->near.keys, a->near.key_scales, n, scratch);
             if (a->keys_alone) continue;
-            keep(a, NULL, position, values + h * a->size, a->near.values, a->near.value_scales, n, scratch);
+            keep(a, NULL, position, values + h * a->size, NULL, a->near.values, a->near.value_scales, n, scratch);
         }
     }
 }
@@ -80,15 +84,17 @@ static void cache_rows(const struct attention *a, const struct span *span, const
 /* The rows' queries, turned, and the sinks of each. */
 static void turn_queries(const struct piece *now) {
     const struct attention *a = now->a;
-    for (int64_t r = 0; r < now->rows; r++)
+    for (int64_t r = 0; r < now->rows; r++) {
+        const float scale = a->warmth ? a->scale * a->warmth[now->position + r] : a->scale;
         for (int64_t head = 0; head < a->heads; head++) {
             const int64_t query = (head / now->group * now->rows + r) * now->group + head % now->group;
             const float *from = a->qkv + ((now->row + r) * heads_of_row(a) + head) * a->size;
             float *q = now->q + query * now->wide;
-            turn(now->table, now->position + r, from, q, a->size, a->scale);
+            turn(now->table, now->position + r, from, q, a->size, scale, a->q_gain);
             for (int64_t i = a->size; i < now->wide; i++) q[i] = 0;
             if (a->sinks) now->sinks[query] = a->sinks[head];
         }
+    }
 }
 
 /* Positions of a stretch that lie in one block. */
@@ -251,7 +257,7 @@ ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_
     int64_t seen[HEADS_AT_ONCE][2], from = SIGHT, to = 0; /* positions of the stretch, by query, and by any of them */
     for (int64_t h = 0; h < count; h++) {
         const int64_t position = now->position + (query + h) / group % now->rows;
-        const int64_t first = a->window && a->window <= position ? position - a->window + 1 : 0;
+        const int64_t first = first_seen(a, position);
         seen[h][0] = first > begin ? first - begin : 0;
         seen[h][1] = position - begin < SIGHT ? position - begin + 1 : SIGHT;
         if (seen[h][0] < from) from = seen[h][0];

@@ -24,6 +24,7 @@ class Layer(NamedTuple):
     """d, of a head."""
     window: int
     soft_cap: float
+    chunked: bool
 
 
 def summary_floats(heads: int, size: int) -> int:
@@ -62,6 +63,7 @@ class Summaries:
             window=layer.window,
             context=LONGEST,
             soft_cap=layer.soft_cap,
+            chunked=layer.chunked,
             format=FORMATS.index(keys.dtype.type),
         )
         self._question = Question(attention=ctypes.pointer(self._attention))

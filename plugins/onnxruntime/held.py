@@ -128,7 +128,7 @@ class HeldAttention:
         asked = []
         at = 0
         for number, span, stretches, blocks, told in absent:
-            first = max(0, span.position - layer.window + 1) // SIGHT if layer.window else 0
+            first = layer.first_seen(span.position) // SIGHT
             unseen = int(np.searchsorted(stretches, first))
             if unseen == len(stretches):
                 continue

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from motley.plugins.adapters import parts_of
 from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import SCALES
@@ -117,7 +119,12 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
     qkv, *names = then.node.input
     keys, values, _, cosines, sines, *others = names if len(then.node.output) > 2 else [names[0], "", *names[1:]]
     (y,) = then.results
-    sinks = weight(others[0]) if others else None
+    traits = [each for each in map(weight, others) if each is not None]
+    sinks = traits[0] if len(traits) == 1 else None
+    gains = (traits[0], traits[1]) if len(traits) == 2 else None
+    chunk = attributes.get("chunk", 0)
+    window = chunk or attributes["window"]
+    warmth = _warmth(attributes, context) if "warmth" in attributes else None
 
     def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Attending:
         return bind_attention(
@@ -130,7 +137,7 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
             heads=heads,
             kv_heads=kv_heads,
             scale=attributes["scale"],
-            window=attributes["window"],
+            window=window,
             context=context,
             turned=attributes["rotary_dim"] // 2,
             pool=pool,
@@ -140,11 +147,21 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
             value_scales=places.get(f"{values}{SCALES}"),
             far=_far(places, keys, values),
             await_told=await_told,
+            chunked=chunk > 0,
+            gains=gains,
+            warmth=warmth,
         )
 
-    layer = HeldLayer(heads, kv_heads, width, attributes["window"], attributes["soft_cap"])
+    layer = HeldLayer(heads, kv_heads, width, window, attributes["soft_cap"], chunk > 0)
     in_row = heads + (2 if values else 1) * kv_heads
     return Attend(bind, (cosines, sines), keys, layer), {qkv: in_row * width, y: heads * width}
+
+
+def _warmth(attributes: Mapping[str, Any], context: int) -> Array:
+    """f32[context]: what queries are multiplied by at each position, see ``motley.CachedAttentionWarmed``."""
+    spans = (np.arange(context) + attributes["warm_offset"]) // attributes["warm_span"]
+    factors: Array = (1 + attributes["warmth"] * np.log1p(spans)).astype(np.float32)
+    return factors
 
 
 def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | None:

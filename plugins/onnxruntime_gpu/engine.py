@@ -61,6 +61,14 @@ BOUND_KEPT = 6
 HEADS_KEPT = 4
 """Numbers of logits for which the head stays bound to a stretch of rows; the one not used for longest goes first."""
 
+_UNKNOWN = {
+    "CachedAttentionInChunks",
+    "CachedAttentionToKeys",
+    "CachedAttentionWarmed",
+    "CachedAttentionWithGains",
+}
+"""Attention that these engines do not have."""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -172,7 +180,7 @@ class WebGpuEngine:
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         there = {node.op_type for node in graph.proto.graph.node if node.domain == DOMAIN}
-        if unknown := sorted(there.intersection(("CachedAttentionToKeys", *ROWS_READ))):
+        if unknown := sorted(there.intersection((*_UNKNOWN, *ROWS_READ))):
             names = ", ".join(f"{DOMAIN}.{each}" for each in unknown)
             raise EngineError(f"engine {name!r} does not know {names}; use engine 'onnxruntime'")
         self._graph = graph

@@ -79,19 +79,21 @@ class Interpreter:
         Args:
             keep: the names of the graph's results.
         """
-        made = {node.output[0]: node for node in nodes if node.op_type in _WIDENING}
+        made = {node.output[0]: node for node in nodes if node.op_type in _WIDENING and node.input[0] in self._stored}
         prepared = [
             self._narrow(node, made[node.input[1]])
             if node.op_type in _MULTIPLYING and node.input[1] in made
             else self.prepared(node)
             for node in nodes
-            if node.op_type not in _WIDENING
+            if node.output[0] not in made
         ]
         _mark_last_uses(prepared, keep)
         return prepared
 
     def prepared(self, node: onnx.NodeProto) -> Node:
         """A node, made ready."""
+        if node.op_type == "Cast":
+            return Node(lambda xp, x: self.floats(x), list(node.input), list(node.output), {})
         if (node.domain and node.op_type != "HeadProducts") or node.op_type not in OPERATORS:
             raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
         return Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes_of(node))

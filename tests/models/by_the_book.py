@@ -139,8 +139,9 @@ class _Book:
         weights, chosen = values[experts.weights.name], values[experts.chosen.name]
         for number, row in enumerate(rows):
             for weight, expert in zip(weights[number], chosen[number], strict=True):
-                x = {experts.body_x.name: row[None]}
-                total[number] += weight * self.run(experts.body, x, experts.body_y, int(expert))[0]
+                before, after = (weight, 1) if experts.scales_inputs else (1, weight)
+                x = {experts.body_x.name: before * row[None]}
+                total[number] += after * self.run(experts.body, x, experts.body_y, int(expert))[0]
         return total
 
     def _of_heads(self, linear: HeadLinear, x: F64) -> F64:
@@ -153,6 +154,9 @@ class _Book:
         size, group = attend.heads.size, attend.heads.group
         count = len(q)
         q, k = self._rotated(q, attend), self._rotated(k, attend)
+        if attend.gains is not None:
+            gains = (self.weights[gain.name] for gain in attend.gains)
+            q, k = (rows * np.tile(gain, rows.shape[1] // size) for rows, gain in zip((q, k), gains, strict=True))
         v = k if attend.v is None else v
         y = np.zeros_like(q)
         for head in range(attend.heads.queries):
@@ -160,7 +164,11 @@ class _Book:
             sink = [] if attend.sinks is None else [self.weights[attend.sinks.name][head]]
             for row in range(count):
                 first = max(0, row - attend.window + 1) if attend.window else 0
+                if attend.chunked:
+                    first = row // attend.window * attend.window
                 scores = k[first : row + 1, read] @ q[row, own] * attend.scale
+                if (warmth := attend.warmth) is not None:
+                    scores *= 1 + warmth.growth * np.log(1 + (row + warmth.offset) // warmth.span)
                 if attend.soft_cap:
                     scores = attend.soft_cap * np.tanh(scores / attend.soft_cap)
                 odds = _softmax(np.array([*scores, *sink]))

@@ -6,26 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import SharedExpert, experts
+from motley.daemon.models.blocks.latent import Latent, latent_attention
+from motley.daemon.models.blocks.layers import begin, model, norm, pre_norm_layer
+from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation, Routing
 from motley.daemon.models.description.rope import LinearScaling, Rope
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import (
-    MlpNames,
-    Shape,
-    SharedExpert,
-    attention,
-    begin,
-    experts,
-    gated_mlp,
-    mlp_axis,
-    model,
-    norm,
-    pre_norm_layer,
-    usual_names,
-)
-from motley.daemon.models.families.latent import Latent, latent_attention
 
 SHAPE = Shape(
     layers=2, hidden=48, heads=Heads(12, 4, 16), vocabulary=61, epsilon=1e-5, tied=False, eos=(), norm_offset=0.0

@@ -189,7 +189,7 @@ _GRANITE = {
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family in ("gpt_oss", "gemma4_text"):
+    if family in ("gpt_oss", "gemma4_text", "llama4_text"):
         yield from weights.items()
         return
     if family == "gemma3":

@@ -151,10 +151,10 @@ def test_the_profile_counts_what_shares_hold(name: str) -> None:
             cut += place.weight.all_bytes
     assert norms <= told.trunk_fixed_bytes
     assert cut <= (
-        told.kv_groups * (told.attention_query_bytes + told.attention_kv_bytes)
+        told.kv_groups * (told.attention_query_bytes + told.attention_kv_bytes + told.shared_kv_bytes)
         + told.mlp_units * told.mlp_unit_bytes
         + told.vocabulary_units * told.vocabulary_unit_bytes
     )
     assert told.parameters == sum(map(np.size, weights(name).values()))
     held = CacheBlocks(1, 1).bytes_of(declared.caches)
-    assert held <= told.kv_groups * told.cache_bytes_per_token
+    assert held <= told.kv_groups * (told.cache_bytes_per_token + told.shared_cache_bytes_per_token)

@@ -273,13 +273,14 @@ def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> Non
         + told.mlp_units * told.mlp_unit_bytes
         + told.vocabulary_units * told.vocabulary_unit_bytes
     )
-    unlike = len({attend.heads.keys for attend in case.attentions}) > 1  # a unit counts as the largest layer's
-    uneven = unlike or any(width // block % cut.mlp for width, block in cut.mlp_blocks.items())
+    shared_heads = told.kv_groups // told.groups_per_shared_head if told.groups_per_shared_head else 0
+    units_cost += shared_heads * told.shared_kv_bytes
+    uneven = any(width // block % cut.mlp for width, block in cut.mlp_blocks.items())
     assert stored < units_cost if uneven else stored == units_cost
     assert told.fixed_bytes > norms
     a_token = CacheBlocks(1, 1).bytes_of(declared.caches)
-    in_units = told.kv_groups * told.cache_bytes_per_token
-    assert a_token < in_units if unlike else a_token == in_units
+    shared = shared_heads * told.shared_cache_bytes_per_token
+    assert a_token == told.kv_groups * told.cache_bytes_per_token + shared
     assert (tuple(told.attention_splits), told.mlp_units) == (cut.attention_splits, cut.mlp)
     assert (told.family, told.layers, told.context_length) == (model.family, len(model.layers), model.context)
 
@@ -320,7 +321,8 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
     told = profile(model, quantisation, 32, exact=True)
     cut = units(model, quantisation, 32, exact=True)
     counts = (cut.kv_groups, cut.mlp, cut.vocabulary)
-    costs = (told.attention_query_bytes + told.attention_kv_bytes, told.mlp_unit_bytes, told.vocabulary_unit_bytes)
+    group = told.attention_query_bytes + told.attention_kv_bytes + told.shared_kv_bytes
+    costs = (group, told.mlp_unit_bytes, told.vocabulary_unit_bytes)
     for kind, cost in enumerate(costs):
         sizes = []
         for unit in range(counts[kind]):  # of rank 1, which has nothing else
@@ -333,7 +335,7 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
             weights = [weight for weight in matrices if weight.pieces[0].tensor not in everywhere]
             sizes.append(sum(weight.all_bytes for weight in weights))
             held = CacheBlocks(1, 1).bytes_of(declared.caches)
-            assert held <= told.cache_bytes_per_token
+            assert held <= told.cache_bytes_per_token + told.shared_cache_bytes_per_token
         vectors = 4 * len(model.layers) * (model.hidden + max(cut.mlp_blocks)) * 4
         assert cost - vectors <= max(sizes) <= cost
 

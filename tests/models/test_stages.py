@@ -16,7 +16,7 @@ from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.cutting.stages import stages_of
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
-from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.orchestrator.planning.shares import Candidate, cached_bytes, plan_shares
 from motley.orchestrator.planning.stages import stage_profile
 from motley.plugins.engine import EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
@@ -90,9 +90,7 @@ def test_what_a_stage_costs_is_what_its_graph_holds(case: Case) -> None:
         declared = build_rank_graph(model, shares, rank, quantisation, 32, 64)
         own = stage_profile(told, layers)
         a_token = sum(4 * spec.heads * spec.head_dim * len(spec.names) for spec in declared.caches)
-        planned = own.kv_groups * own.cache_bytes_per_token
-        alike = len({attend.heads.keys for attend in case.attentions}) == 1  # else each unit counts as the largest
-        assert planned == a_token if alike else planned >= a_token
+        assert cached_bytes(own, range(own.kv_groups), 1) == a_token
         (plan,) = plan_shares([own], [Candidate("a", 1.0, 1 << 40)], 0)
         held = sum(place.weight.all_bytes for place in declared.weights)
         assert plan.weight_bytes <= held + sum(w.weight.all_bytes for w in declared.weights if len(w.weight.shape) == 1)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.cutting.share import Share, ShareError, kv_heads
 from motley.daemon.models.cutting.units import LEAVES, Units, fused_matrices, units, validate_shares
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.families.blocks import attention
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format

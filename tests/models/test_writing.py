@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from motley.daemon.models.blocks.experts import experts
+from motley.daemon.models.blocks.layers import begin, model
+from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
 from motley.daemon.models.description.model import Layer
 from motley.daemon.models.description.operations import Activation, Add, Routing, Sum, WholeNorm
 from motley.daemon.models.description.writing import ShardingError, Writer
-from motley.daemon.models.families.blocks import begin, experts, gated_mlp, mlp_axis, model, usual_names
 from motley.daemon.models.keys import ConfigError
 from tests.models.hand_made import SHAPE
 

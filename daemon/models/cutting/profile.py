@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -56,8 +57,9 @@ def profile(
         ConfigError: as `units`.
     """
     cut = units(model, quantisation, block, stored, exact, beside)
-    count = _Count(cut, cache_format)
-    each = [_Count(cut, cache_format) for _ in model.layers]
+    shared_by = _groups_per_shared_head(model, cut)
+    count = _Count(cut, cache_format, shared_by)
+    each = [_Count(cut, cache_format, shared_by) for _ in model.layers]
     for own, layer in zip(each, model.layers, strict=True):
         own.add(layer.operations)
         count.add(layer.operations)
@@ -84,6 +86,9 @@ def profile(
         windowed_bytes_per_token=count.windowed,
         window=count.window,
         state_bytes=count.state,
+        groups_per_shared_head=count.shared_by,
+        shared_kv_bytes=count.shared_key_value,
+        shared_cache_bytes_per_token=count.shared_cached,
         fixed_bytes=trunk_fixed + count.sessions + count.expert_biases,
         context_length=model.context,
         family=model.family,
@@ -124,11 +129,15 @@ class _Count:
         windowed: those of them that are of layers with a window.
         window: the widest of these, in positions; 0: there is none.
         sessions: bytes that an engine takes for all experts besides their weights.
+        shared_by: how many KV groups share a KV head of the layers that have fewer of these; 0: there are none.
+        shared_key_value, shared_cached: as `key_value` and `cached` of one such head, which these do not count.
     """
 
-    def __init__(self, cut: Units, cache_format: str) -> None:
+    def __init__(self, cut: Units, cache_format: str, shared_by: int) -> None:
         self._cut = cut
         self._cache_format = cache_format
+        self.shared_by = shared_by
+        self.shared_key_value = self.shared_cached = 0
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
         self.state = self.cached = self.windowed = self.window = self.sessions = 0
 
@@ -145,17 +154,23 @@ class _Count:
             trunk_mlp_unit_bytes=self.mlp,
             windowed_bytes_per_token=self.windowed,
             state_bytes=self.state,
+            shared_kv_bytes=self.shared_key_value,
+            shared_cache_bytes_per_token=self.shared_cached,
         )
 
     def add(self, operations: Collection[Operation]) -> None:
         """Count the weights of some operations, and of all experts that they name."""
+        shares = any(isinstance(each, Attend) and self._has_shared_heads(each) for each in operations)
         for each in operations:
             for w in weights_of(each):
-                self._add(w)
+                self._add(w, shares)
             if isinstance(each, Attend):
                 heads = _largest_group(each.heads, False, self._cut.kv_groups)
                 a_token = (1 if each.v is None else 2) * heads * cached_bytes(self._cache_format, each.heads.size)
-                self.cached += a_token
+                if shares:
+                    self.shared_cached += a_token
+                else:
+                    self.cached += a_token
                 self.windowed += a_token * bool(each.window)
                 self.window = max(self.window, each.window)
             if isinstance(each, Recurrence):
@@ -167,7 +182,10 @@ class _Count:
                 self.expert_biases += each.count * sum(map(_summed_bias, matrices))
                 self.sessions += EXPERT_BYTES * each.count
 
-    def _add(self, w: W) -> None:
+    def _has_shared_heads(self, attend: Attend) -> bool:
+        return bool(self.shared_by) and _groups_per_head(attend, self._cut) == self.shared_by
+
+    def _add(self, w: W, shares: bool) -> None:
         size = self._unit_bytes(w)
         self.replicated += _summed_bias(w)
         match _cut_axis(w):
@@ -175,6 +193,8 @@ class _Count:
                 self.replicated += size
             case Axis(kind=Kind.HEADS):
                 self.query += size
+            case Axis(kind=Kind.KV_HEADS) if shares:
+                self.shared_key_value += size
             case Axis(kind=Kind.KV_HEADS):
                 self.key_value += size
             case _:
@@ -211,6 +231,19 @@ class _Count:
         """Bytes of some rows and columns of a matrix as it is held, without its bias."""
         form = FLOATS if w.routes else self._cut.held.get(numbered(w.name, expert), FLOATS)
         return _held_bytes(form, rows, columns)
+
+
+def _groups_per_head(attend: Attend, cut: Units) -> int:
+    """How many KV groups share a KV head of a layer; 0: none do, or the layer has a window."""
+    return 0 if attend.window or attend.heads.keys >= cut.kv_groups else cut.kv_groups // attend.heads.keys
+
+
+def _groups_per_shared_head(model: Model, cut: Units) -> int:
+    """How many KV groups share a KV head of most layers of which several do; 0: there are none. The profile has such
+    layers of one kind; others count as if each group had a head of its own."""
+    kinds = Counter(_groups_per_head(layer.attention, cut) for layer in model.layers if layer.attention)
+    del kinds[0]
+    return max(kinds, key=kinds.__getitem__, default=0)
 
 
 @lru_cache(maxsize=1024)

@@ -91,6 +91,16 @@ class Clip:
 
 
 @dataclass(frozen=True)
+class Warmth:
+    """How queries grow with their positions p, so that attention to many positions stays as sharp
+    (https://arxiv.org/abs/2501.19399): times ``1 + growth * log(1 + floor((p + offset) / span))``."""
+
+    growth: float
+    span: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
 class Attend:
     """Rotates queries and keys, caches keys and values, and attends to the cache, causally.
 
@@ -101,6 +111,9 @@ class Attend:
         scale: of the products of queries and keys.
         soft_cap: products are ``cap * tanh(product / cap)``; 0: they are not.
         sinks: f32[query heads], a logit per head that takes part in the softmax and is no position; None: none.
+        chunked: positions are cut in chunks of `window` from 0 on, and a row sees those of its own up to itself.
+        warmth: None: queries do not grow with their positions.
+        gains: f32[head size] twice, what the elements of rotated queries and keys are multiplied by; None: nothing.
     """
 
     layer: int
@@ -114,6 +127,9 @@ class Attend:
     scale: float
     soft_cap: float = 0.0
     sinks: W | None = None
+    chunked: bool = False
+    warmth: Warmth | None = None
+    gains: tuple[W, W] | None = None
 
 
 @dataclass(frozen=True)
@@ -340,6 +356,7 @@ class Experts:
         body: what an expert computes, from `x` on; its names have ``{expert}`` for the number.
         body_x, body_y: what goes into it, and comes out of it.
         base: f32[T, D]{U_tp}, what the sum is added to; None: nothing.
+        scales_inputs: the weights multiply what experts read, not what they make of it; a row has one expert then.
     """
 
     layer: int
@@ -352,6 +369,7 @@ class Experts:
     body_x: Value
     body_y: Value
     base: Value | None = None
+    scales_inputs: bool = False
 
 
 Operation = (
@@ -389,8 +407,8 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return ws
         case HeadLinear(w=w):
             return (w,)
-        case Attend(sinks=W() as sinks):
-            return (sinks,)
+        case Attend(sinks=sinks, gains=gains):
+            return (*([] if sinks is None else [sinks]), *(gains or ()))
         case DeltaRule(filters=filters, decay=decay, bias=bias, gain=gain):
             return (*filters, decay, bias, gain)
         case StateSpace(filters=filters, filter_biases=biases, decay=decay, bias=bias, skip=skip):

@@ -167,8 +167,9 @@ def rotary_tables(rope: Rope, positions: int, prompt: int = 0) -> tuple[F32, F32
 def _llama3(frequencies: F64, scaling: Llama3Scaling) -> F64:
     """Keep short wavelengths, divide long ones by the factor, and blend in between."""
     turns = scaling.original_context * frequencies / tau  # over the original context
-    keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    keep = np.clip(keep, 0.0, 1.0)
+    between = scaling.high_freq_factor - scaling.low_freq_factor
+    above = turns - scaling.low_freq_factor
+    keep = np.clip(above / between, 0.0, 1.0) if between else np.heaviside(above, 1.0)
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
 
 

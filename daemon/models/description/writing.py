@@ -46,6 +46,7 @@ from motley.daemon.models.description.operations import (
     StateSpace,
     Sum,
     Times,
+    Warmth,
     WholeNorm,
 )
 from motley.daemon.models.keys import ConfigError
@@ -179,6 +180,9 @@ class Writer:
         scale: float,
         soft_cap: float = 0.0,
         sinks: W | None = None,
+        chunked: bool = False,
+        warmth: Warmth | None = None,
+        gains: tuple[W, W] | None = None,
     ) -> Value:
         """Causal attention to the cache of a layer, see `Attend`."""
         for value, axis in ((q, query_axis(heads)), (k, key_axis(heads)), (v, key_axis(heads))):
@@ -187,8 +191,13 @@ class Writer:
             if value.axis != axis:
                 raise ShardingError(f"{name}: {value.name} is not made of this layer's heads")
             self._wants(value, Placement.SHARDED, name)
+        for gain in gains or ():
+            if gain.shape != (heads.size,):
+                raise ShardingError(f"{name}: heads of {heads.size} elements cannot have a gain of {gain.shape}")
         y = Value(name, q.axis, Placement.SHARDED)
-        return self._made(Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks))
+        return self._made(
+            Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks, chunked, warmth, gains)
+        )
 
     def head_parts(self, name: str, x: Value, *parts: tuple[str, Axis]) -> tuple[Value, ...]:
         """The heads of sharded rows taken apart: results by name and axis, in the order of each head's elements."""
@@ -336,19 +345,23 @@ class Writer:
         count: int,
         body: tuple[Writer, Value],
         base: Value | None = None,
+        scales_inputs: bool = False,
     ) -> Value:
         """The weighted sum of what the rows' experts make of them, added to `base`, which is partial.
 
         Args:
             body: what an expert computes: the writer that began with its rows, and the value it ends with.
+            scales_inputs: see `Experts`.
         """
+        if scales_inputs and route[0].axis.size > 1:
+            raise ShardingError(f"{name}: inputs are scaled for one expert of a row, not for {route[0].axis.size}")
         writer, result = body
         self._wants(result, Placement.PARTIAL, name)
         if base is not None:
             self._wants(base, Placement.PARTIAL, name)
         y = Value(name, result.axis, Placement.PARTIAL)
         operations = tuple(writer.operations)
-        return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base))
+        return self._made(Experts(layer, x, *route, y, count, operations, writer.x, result, base, scales_inputs))
 
     def _made(self, operation: OfOneValue) -> Value:
         self._append(operation, operation.y)

@@ -6,18 +6,23 @@ from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.deepseek_v3 import deepseek_v3
+from motley.daemon.models.families.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.exaone4 import exaone4
 from motley.daemon.models.families.gemma3 import gemma3
 from motley.daemon.models.families.gemma4 import gemma4
+from motley.daemon.models.families.glm4 import glm4
 from motley.daemon.models.families.glm4_moe import glm4_moe
 from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
 from motley.daemon.models.families.gpt_oss import gpt_oss
 from motley.daemon.models.families.granite import granite
 from motley.daemon.models.families.granitemoehybrid import granitemoehybrid
+from motley.daemon.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from motley.daemon.models.families.lfm2 import lfm2, lfm2_moe
 from motley.daemon.models.families.llama import llama
+from motley.daemon.models.families.llama4 import llama4
 from motley.daemon.models.families.minimax_m2 import minimax_m2
+from motley.daemon.models.families.ministral3 import ministral3
 from motley.daemon.models.families.mistral import mistral
 from motley.daemon.models.families.mixtral import mixtral
 from motley.daemon.models.families.nemotron_h import nemotron_h
@@ -37,21 +42,28 @@ from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "deepseek_v3": deepseek_v3,
+    "deepseek_v32": deepseek_v32,
     "ernie4_5": ernie4_5,
     "ernie4_5_moe": ernie4_5_moe,
     "exaone4": exaone4,
     "gemma3_text": gemma3,
     "gemma4_text": gemma4,
+    "glm4": glm4,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,
+    "glm_moe_dsa": glm_moe_dsa,
     "gpt_oss": gpt_oss,
     "granite": granite,
+    "hunyuan_v1_dense": hunyuan_v1_dense,
+    "hunyuan_v1_moe": hunyuan_v1_moe,
     "granitemoehybrid": granitemoehybrid,
     "kimi_k2": deepseek_v3,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
     "llama": llama,
+    "llama4_text": llama4,
     "minimax_m2": minimax_m2,
+    "ministral3": ministral3,
     "mistral": mistral,
     "mixtral": mixtral,
     "nemotron_h": nemotron_h,
@@ -71,10 +83,13 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
 
-TEXT_PARTS: Mapping[str, str] = {
-    "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
+TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
+    "gemma3": ("gemma3_text",),
+    "gemma4": ("gemma4_text",),
+    "llama4": ("llama4_text",),
+    "mistral3": ("mistral", "ministral3"),
+    "qwen3_5": ("qwen3_5_text",),
+    "qwen3_5_moe": ("qwen3_5_moe_text",),
 }
-"""Models of more than text whose text part (``text_config``) is of a family: its ``model_type``."""
+"""Models of more than text whose text part (``text_config``) is of a family: what its ``model_type`` may be, first what
+it is where that is silent."""

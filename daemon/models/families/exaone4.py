@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import begin, model, norm
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import DEFAULT_WINDOW, FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.families.blocks import (
-    DEFAULT_WINDOW,
-    FULL,
-    SLIDING,
-    attention,
-    begin,
-    listed_windows,
-    mlp,
-    mlp_axis,
-    model,
-    norm,
-    read_shape,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 

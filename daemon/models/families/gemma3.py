@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import begin, model, norm
+from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation
 from motley.daemon.models.description.rope import Rope
-from motley.daemon.models.families.blocks import (
-    FULL,
-    SLIDING,
-    attention,
-    begin,
-    gated_mlp,
-    listed_windows,
-    mlp_axis,
-    model,
-    norm,
-    read_shape,
-    usual_names,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_of
 

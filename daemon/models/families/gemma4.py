@@ -6,27 +6,16 @@ embeddings up in every layer and share keys and values between layers, are refus
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.experts import expert_count, stacked_parts
+from motley.daemon.models.blocks.layers import begin, model, norm
+from motley.daemon.models.blocks.mlp import expert_axis, gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation, Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import (
-    FULL,
-    SLIDING,
-    Shape,
-    begin,
-    expert_axis,
-    expert_count,
-    gated_mlp,
-    listed_windows,
-    mlp_axis,
-    model,
-    norm,
-    read_shape,
-    stacked_parts,
-    usual_names,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_of
 

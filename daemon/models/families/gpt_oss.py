@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count, experts
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import MlpNames
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation, Routing
-from motley.daemon.models.families.blocks import (
-    FULL,
-    SLIDING,
-    MlpNames,
-    attention,
-    expert_count,
-    experts,
-    listed_windows,
-    model,
-    pre_norm_layer,
-    read_shape,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_of
 from motley.daemon.weights.places import Part

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
+from motley.daemon.models.blocks.mlp import MlpNames, expert_axis, gated_mlp, shared_axis
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import (
-    FULL,
-    MlpNames,
-    Shape,
-    attention,
-    expert_axis,
-    expert_count,
-    gated_mlp,
-    model,
-    pre_norm_layer,
-    read_shape,
-    shared_axis,
-)
-from motley.daemon.models.families.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part

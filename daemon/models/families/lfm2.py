@@ -7,23 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count, experts
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.spelling import spelled
+from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import (
-    FULL,
-    Shape,
-    attention,
-    expert_count,
-    experts,
-    mlp,
-    mlp_axis,
-    model,
-    pre_norm_layer,
-    read_shape,
-)
-from motley.daemon.models.families.spelling import spelled
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.axes import Axis, Kind, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
-from motley.daemon.models.families.blocks import (
-    attention,
-    expert_count,
-    experts,
-    model,
-    no_windows,
-    pre_norm_layer,
-    read_shape,
-)
-from motley.daemon.models.families.mixtral import mixtral_names
+from motley.daemon.models.families.mixtral import mixtral_experts
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
@@ -40,28 +36,18 @@ def minimax_m2(keys: Keys) -> Model:
     chosen = keys.size("num_experts_per_tok")
 
     def layer(number: int) -> Layer:
-        module, older = f"model.layers.{number}.mlp", f"model.layers.{number}.block_sparse_moe"
+        module = f"model.layers.{number}"
         correction = W(
-            f"{module}.e_score_correction_bias",
+            f"{module}.mlp.e_score_correction_bias",
             Axis(Kind.PLAIN, count, "num_local_experts"),
-            parts=(Part(f"{older}.e_score_correction_bias", (count,)),),
+            parts=(Part(f"{module}.block_sparse_moe.e_score_correction_bias", (count,)),),
         )
         routing = Routing(chosen, scores="sigmoid", normalised=True, correction=correction)
         return pre_norm_layer(
             shape,
             number,
             lambda writer, x: attention(writer, shape, number, x, whole_qk_norm=True),
-            lambda writer, x: experts(
-                writer,
-                shape,
-                number,
-                x,
-                count,
-                columns,
-                routing,
-                names=mixtral_names(number, shape.hidden, columns),
-                router_parts=(Part(f"{older}.gate.weight", (count, shape.hidden)),),
-            ),
+            lambda writer, x: mixtral_experts(writer, shape, number, x, count, columns, routing),
         )
 
     # Layers beyond the last one predict tokens further ahead.

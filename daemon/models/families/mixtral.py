@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count, experts, stacked_parts
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import MlpNames, usual_names
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import windows_everywhere
+from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
-from motley.daemon.models.families.blocks import (
-    MlpNames,
-    attention,
-    expert_count,
-    experts,
-    model,
-    pre_norm_layer,
-    read_shape,
-    stacked_parts,
-    usual_names,
-    windows_everywhere,
-)
+from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
@@ -35,24 +31,23 @@ def mixtral(keys: Keys) -> Model:
             shape,
             number,
             lambda writer, x: attention(writer, shape, number, x, window=windows[number]),
-            lambda writer, x: experts(
-                writer,
-                shape,
-                number,
-                x,
-                count,
-                columns,
-                routing,
-                names=mixtral_names(number, shape.hidden, columns),
-                router_parts=(Part(f"model.layers.{number}.block_sparse_moe.gate.weight", (count, shape.hidden)),),
-            ),
+            lambda writer, x: mixtral_experts(writer, shape, number, x, count, columns, routing),
         )
 
     return model("mixtral", shape, layer, {"main": rope}, context)
 
 
-def mixtral_names(number: int, hidden: int, columns: int) -> MlpNames:
-    """Files from before transformers 5 call gate, up and down w1, w3 and w2, of another module."""
+def mixtral_experts(
+    writer: Writer, shape: Shape, number: int, x: Value, count: int, columns: int, routing: Routing
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: a layer's experts; files from before transformers 5 have them in another module."""
+    router = Part(f"model.layers.{number}.block_sparse_moe.gate.weight", (count, shape.hidden))
+    names = _names(number, shape.hidden, columns)
+    return experts(writer, shape, number, x, count, columns, routing, names=names, router_parts=(router,))
+
+
+def _names(number: int, hidden: int, columns: int) -> MlpNames:
+    """Files from before transformers 5 call gate, up and down w1, w3 and w2."""
     module = f"model.layers.{number}"
     stacked = stacked_parts(f"{module}.mlp.experts", hidden, columns)
     older = f"{module}.block_sparse_moe.experts.{{expert}}"

@@ -7,25 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count
+from motley.daemon.models.blocks.layers import model, norm
+from motley.daemon.models.blocks.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
+from motley.daemon.models.blocks.mlp import expert_axis, mlp_axis, shared_axis
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.spelling import spelled
+from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import (
-    FULL,
-    Shape,
-    attention,
-    expert_axis,
-    expert_count,
-    mlp_axis,
-    model,
-    norm,
-    read_shape,
-    shared_axis,
-)
 from motley.daemon.models.families.glm4_moe import corrected_routing
-from motley.daemon.models.families.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
-from motley.daemon.models.families.spelling import spelled
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.places import Part
 

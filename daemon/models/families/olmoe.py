@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count, experts
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
-from motley.daemon.models.families.blocks import (
-    attention,
-    expert_count,
-    experts,
-    model,
-    no_windows,
-    pre_norm_layer,
-    read_shape,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import fused_names, gated_mlp, mlp_axis
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import windows_everywhere
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
-from motley.daemon.models.families.blocks import (
-    attention,
-    gated_mlp,
-    mlp_axis,
-    model,
-    pre_norm_layer,
-    read_shape,
-    usual_names,
-    windows_everywhere,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_of
-from motley.daemon.weights.places import Part
 
 
 def phi3(keys: Keys) -> Model:
@@ -28,9 +22,7 @@ def phi3(keys: Keys) -> Model:
     width = keys.size("intermediate_size")
 
     def layer(number: int) -> Layer:
-        module = f"model.layers.{number}.mlp"
-        both, rows = f"{module}.gate_up_proj.weight", (2 * width, shape.hidden)
-        names = usual_names(module, parts={"gate": (Part(both, rows),), "up": (Part(both, rows, width),)})
+        names = fused_names(f"model.layers.{number}.mlp", shape.hidden, width)
         return pre_norm_layer(
             shape,
             number,

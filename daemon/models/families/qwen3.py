@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import windows_from_a_layer
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.families.blocks import (
-    attention,
-    mlp,
-    mlp_axis,
-    model,
-    pre_norm_layer,
-    read_shape,
-    windows_from_a_layer,
-)
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 

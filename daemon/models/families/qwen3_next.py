@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.delta_net import DEFAULTS, Mlp, hybrid
+from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, sparse_layers
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import (
-    Shape,
-    SharedExpert,
-    expert_count,
-    experts,
-    mlp,
-    mlp_axis,
-    sparse_layers,
-)
-from motley.daemon.models.families.delta_net import DEFAULTS, Mlp, hybrid
 from motley.daemon.models.keys import Keys
 
 

@@ -5,8 +5,14 @@ Engines that have a kernel for the whole recognise the node; others inline the f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import onnx
 import onnx.parser
+
+from motley.daemon.models.description.operations import Attend
+from motley.daemon.models.keys import ConfigError
 
 _BEGIN = """
 <domain: "motley", opset_import: ["": 24],
@@ -117,16 +123,66 @@ _TO_KEYS = {
 }
 """What differs where the cached keys are the values too."""
 
+_IN_CHUNKS = {
+    "scale, window, soft_cap": "scale, chunk, soft_cap",
+    "up to its own: the last `window` of them, or all if the window is 0.": "of its own chunk, up to its own.",
+    """    reach = Constant <value_int: int = @window> ()
+    near = Less (distance, reach)
+    unlimited = Equal (reach, zero)
+    within = Or (near, unlimited)
+""": """    chunk = Constant <value_int: int = @chunk> ()
+    place = Mod (row_column, chunk)
+    within = LessOrEqual (distance, place)
+""",
+}
+"""What differs where positions are cut in chunks, and rows see those of their own chunk alone."""
 
-def _to_keys() -> onnx.FunctionProto:
-    text = _BEGIN % {"name": "CachedAttentionToKeys", "sinks": ""} + _PLAIN + _END
-    for before, after in _TO_KEYS.items():
-        assert before in text, before
+_WARMED = {
+    "scale, window, soft_cap": "scale, window, soft_cap, warm_span, warm_offset, warmth",
+    "    key_cache_out = ": """
+    # Queries are the longer the farther they stand: times 1 + warmth * log(1 + floor((position + offset) / span)).
+    warm_offset = Constant <value_int: int = @warm_offset> ()
+    warm_span = Constant <value_int: int = @warm_span> ()
+    warm_positions = Add (row_positions, warm_offset)
+    passed = Mod (warm_positions, warm_span)
+    whole_spans = Sub (warm_positions, passed)
+    one_float = Constant <value_float: float = 1.0> ()
+    warm_span_float = Cast <to: int = 1> (warm_span)
+    whole_spans_float = Cast <to: int = 1> (whole_spans)
+    spans = Div (whole_spans_float, warm_span_float)
+    more_spans = Add (spans, one_float)
+    logarithms = Log (more_spans)
+    warmth = Constant <value_float: float = @warmth> ()
+    grown = Mul (logarithms, warmth)
+    factors = Add (grown, one_float)
+    factor_column = Unsqueeze (factors, second_axis)
+    q_warmed = Mul (q_rotated, factor_column)
+    key_cache_out = """,
+    "(q_rotated, key_cache_out": "(q_warmed, key_cache_out",
+}
+"""What differs where queries grow with their positions."""
+
+_WITH_GAINS = {
+    "cos_cache, sin_cache)": "cos_cache, sin_cache, q_gain, k_gain)",
+    "    key_cache_out = ": """    q_gained = Mul (q_rotated, q_gain)
+    k_gained = Mul (k_rotated, k_gain)
+    key_cache_out = """,
+    "(key_cache, k_rotated, position)": "(key_cache, k_gained, position)",
+    "(q_rotated, key_cache_out": "(q_gained, key_cache_out",
+}
+"""What differs where the elements of queries and keys have gains after the rotation."""
+
+
+def _but(name: str, changes: Mapping[str, str]) -> onnx.FunctionProto:
+    """`CACHED_ATTENTION` by another name, with some of its text changed."""
+    text = _BEGIN % {"name": name, "sinks": ""} + _PLAIN + _END
+    for before, after in changes.items():
+        assert text.count(before) == 1, before
         text = text.replace(before, after)
     return onnx.parser.parse_function(text)
 
 
-CACHED_ATTENTION = onnx.parser.parse_function(_BEGIN % {"name": "CachedAttention", "sinks": ""} + _PLAIN + _END)
+CACHED_ATTENTION = _but("CachedAttention", {})
 """Rotary embedding, caching and attention of the rows of one sequence."""
 
 CACHED_ATTENTION_WITH_SINKS = onnx.parser.parse_function(
@@ -134,5 +190,39 @@ CACHED_ATTENTION_WITH_SINKS = onnx.parser.parse_function(
 )
 """The same with a logit f32[q_heads] per head that takes part in the softmax and is no position; no soft cap."""
 
-CACHED_ATTENTION_TO_KEYS = _to_keys()
+CACHED_ATTENTION_TO_KEYS = _but("CachedAttentionToKeys", _TO_KEYS)
 """The same without values, and without a cache of them: the keys as they are cached are the values."""
+
+CACHED_ATTENTION_IN_CHUNKS = _but("CachedAttentionInChunks", _IN_CHUNKS)
+"""The same for rows that see the positions of their own chunk alone."""
+
+CACHED_ATTENTION_WARMED = _but("CachedAttentionWarmed", _WARMED)
+"""The same with queries that grow with their positions."""
+
+CACHED_ATTENTION_WITH_GAINS = _but("CachedAttentionWithGains", _WITH_GAINS)
+"""The same with gains f32[head_dim] that rotated queries and keys are multiplied by."""
+
+
+def attention_of(attend: Attend) -> tuple[onnx.FunctionProto, dict[str, Any]]:
+    """The function that computes an attention, with the attributes that say what a row sees and how queries grow.
+
+    Raises:
+        ConfigError: the attention has several of the traits that functions are for.
+    """
+    functions = {
+        "keys that are values": (CACHED_ATTENTION_TO_KEYS, attend.v is None),
+        "sinks": (CACHED_ATTENTION_WITH_SINKS, attend.sinks is not None),
+        "chunks": (CACHED_ATTENTION_IN_CHUNKS, attend.chunked),
+        "queries that grow": (CACHED_ATTENTION_WARMED, attend.warmth is not None),
+        "gains": (CACHED_ATTENTION_WITH_GAINS, attend.gains is not None),
+    }
+    traits = {name: function for name, (function, has) in functions.items() if has}
+    if attend.sinks is not None and attend.soft_cap:
+        traits["a soft cap"] = CACHED_ATTENTION
+    if len(traits) > 1:
+        raise ConfigError(f"layer {attend.layer}: attention with {' and '.join(traits)} is not supported")
+    (function,) = traits.values() or [CACHED_ATTENTION]
+    more: dict[str, Any] = {"chunk" if attend.chunked else "window": attend.window}
+    if attend.warmth is not None:
+        more |= {"warm_span": attend.warmth.span, "warm_offset": attend.warmth.offset, "warmth": attend.warmth.growth}
+    return function, more

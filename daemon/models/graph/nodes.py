@@ -46,16 +46,11 @@ from motley.daemon.models.description.operations import (
     WholeNorm,
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
-from motley.daemon.models.graph.cached_attention import (
-    CACHED_ATTENTION,
-    CACHED_ATTENTION_TO_KEYS,
-    CACHED_ATTENTION_WITH_SINKS,
-)
+from motley.daemon.models.graph.cached_attention import attention_of
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.protos import STORED_AS, stored
 from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
-from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.quantise import ZERO_POINT
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
@@ -317,21 +312,17 @@ class Nodes:
         self.given(join.y, self.node("Reshape", [joined, self.integers((-1, whole))], name))
 
     def _attend(self, attend: Attend) -> None:
-        if attend.sinks is not None and (attend.soft_cap or attend.v is None):
-            raise ConfigError(
-                f"layer {attend.layer}: sinks are not supported with a soft cap, nor where keys are values"
-            )
         values = [] if attend.v is None else [attend.v]
         caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")[: 1 + len(values)]]
         rope = "none" if attend.rope is None else attend.rope
         operands = [*map(self.read, (attend.q, attend.k, *values)), *caches, "position"]
         operands += [f"cos_cache.{rope}", f"sin_cache.{rope}"]
-        function = CACHED_ATTENTION if values else CACHED_ATTENTION_TO_KEYS
-        if attend.sinks is not None:
-            function = CACHED_ATTENTION_WITH_SINKS
-            (rows,) = self.holding.ranges(attend.sinks.out)
-            pieces = (Piece(attend.sinks.name, rows),)
-            operands.append(self.weight(Weight(f"{self.named(attend.y.name)}.sinks", pieces)))
+        function, more = attention_of(attend)
+        own = {"sinks": attend.sinks} if attend.sinks is not None else {}
+        own |= dict(zip(("q_gain", "k_gain"), attend.gains or (), strict=False))
+        for name, w in own.items():
+            (rows,) = self.holding.ranges(w.out)
+            operands.append(self.weight(Weight(f"{self.named(attend.y.name)}.{name}", (Piece(w.name, rows),))))
         self.functions[function.name] = function
         heads = attend.heads
         self.node(
@@ -345,8 +336,8 @@ class Nodes:
             head_dim=heads.size,
             rotary_dim=self.rotary_size(attend),
             scale=attend.scale,
-            window=attend.window,
             soft_cap=attend.soft_cap,
+            **more,
         )
         self.given(attend.y)
 

@@ -290,6 +290,9 @@ class _RankNodes(RankSums):
         """f32[T, D], f32[T, K] and i64[T, K]: what experts get."""
         count = operation.chosen.axis.size
         x, weights, chosen = map(self.read, (operation.x, operation.weights, operation.chosen))
+        if operation.scales_inputs:
+            x = self.node("Mul", [x, weights], f"{operation.y.name}.x")
+            weights = self.node("Div", [weights, weights], f"{operation.y.name}.ones")
         self.crosses(x, self.model.hidden)
         self.crosses(weights, count)
         self.crosses(chosen, count, TensorProto.INT64)

@@ -68,6 +68,12 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "minimax-m2": 228690,
     "gemma-4-31b": 30697,
     "gemma-4-26b-a4b": 25233,
+    "ministral-3-8b": 8490,
+    "hunyuan-7b": 7505,
+    "hunyuan-a13b": 80393,
+    "glm-4-9b-0414": 9400,
+    "llama-4-scout": 107770,
+    "glm-5": 743180,
 }
 
 
@@ -194,7 +200,7 @@ def test_an_occupied_folder_is_refused_unless_forced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"model_type": "gpt2"}, 'model_type = "gpt2" is not supported; supported: .*llama, minimax_m2, mistral'),
+        ({"model_type": "gpt2"}, 'model_type = "gpt2" is not supported; supported: .*llama, .*minimax_m2, .*mistral'),
         ({"hidden_size": None}, "hidden_size = null is not supported; supported: a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0 is not supported"),
         ({"vocab_size": 258}, "vocab_size 258 should hold 256 bytes and"),

@@ -22,7 +22,7 @@ from motley.plugins.native.summaries import Layer, Summaries
 from motley.transport import Listener, Membership, Messenger, PeerLost, Plain
 
 COUNT = 5
-LAYERS = (HeldLayer(8, 2, 16, 0, 0.0), HeldLayer(8, 4, 24, 200, 30.0))
+LAYERS = (HeldLayer(8, 2, 16, 0, 0.0), HeldLayer(8, 4, 24, 200, 30.0, True))
 DEADLINE_S = 30.0
 NAMES = {np.float32: "fp32", np.float16: "fp16", np.int8: "int8"}
 
@@ -200,7 +200,7 @@ def test_a_holder_takes_no_more_than_was_planned() -> None:
         (Head(Kind.ASK, 1, 0, 0), b"", "0 questions"),
         (Head(Kind.ASK, 1, 0, 1), bytes(16), "a question of 0 rows"),
         (Head(Kind.ASK, 1, 0, 1), b"\xff" * 16, "a question of 4294967295 rows"),
-        (Head(Kind.BEGIN, 1, 0, 0), bytes(20), "a layer with numbers out of range"),
+        (Head(Kind.BEGIN, 1, 0, 0), bytes(21), "a layer with numbers out of range"),
         (Head(Kind.TELL), b"", "a TELL from a rank"),
     ],
 )

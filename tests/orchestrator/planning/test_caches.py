@@ -54,7 +54,9 @@ def test_only_engines_that_can_give_layers_with_a_window_fewer_blocks() -> None:
     assert not blocks_of(caches, profile, [able, unable]).windowed
     assert blocks_of(caches, profile, [able, whole]) == Blocks(1, 32768)
     assert blocks_of(on_disk, profile, [able]).windowed
-    profile.windowed_bytes_per_token = 60
+    profile.shared_cache_bytes_per_token, profile.windowed_bytes_per_token = 10, 60
+    assert blocks_of(on_disk, profile, [able]).windowed
+    profile.shared_cache_bytes_per_token = 0
     assert not blocks_of(on_disk, profile, [able]).windowed, "nothing would be on the disk"
 
 

@@ -253,14 +253,19 @@ def test_the_search_is_quick_at_its_largest() -> None:
     assert time.thread_time() - started < 2
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4), st.data())
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.data())
 def test_the_planner_and_the_daemon_count_the_same_kv_heads(
-    groups: int, split: int, queries: int, data: st.DataObject
+    heads_of_a_layer: int, split: int, queries: int, shared_by: int, data: st.DataObject
 ) -> None:
-    """The planner may not import the daemon's definition; it must still plan for what will be stored."""
+    """The planner may not import the daemon's definition; it must still plan for what will be stored: of layers with a
+    KV head for each group, and of those with one for several."""
+    groups = heads_of_a_layer * shared_by
     start = data.draw(st.integers(0, groups * split))
     units = range(start, data.draw(st.integers(start, groups * split)))
     costs = _Costs(ModelProfile(kv_groups=groups, attention_splits=[1, split]), split, 1)
     heads = Heads(groups * split * queries, groups, 64)
     stored = kv_heads(range(units.start * queries, units.stop * queries), heads)
     assert costs.kv_heads(units) == len(stored)
+    shared = Heads(groups * split * queries, heads_of_a_layer, 64)
+    stored = kv_heads(range(units.start * queries, units.stop * queries), shared)
+    assert costs.kv_heads(units, shared_by) == len(stored)

@@ -69,6 +69,9 @@ class Case:
     soft_cap: float = 0.0
     sinks: F32 | None = None
     format: Format = np.float32
+    chunked: bool = False
+    gains: tuple[F32, F32] | None = None
+    warmth: F32 | None = None
 
     @classmethod
     def random(
@@ -125,7 +128,12 @@ class Case:
         a, b, others = np.split(rows[: -self.kv_heads], [half, 2 * half], axis=2)
         cos, sin = self.cos[self.places].astype(np.float64), self.sin[self.places].astype(np.float64)
         turned = np.concatenate([a * cos - b * sin, b * cos + a * sin, others], axis=2)
-        return turned[: self.heads], turned[self.heads :], rows[-self.kv_heads :]
+        queries, keys = turned[: self.heads], turned[self.heads :]
+        if self.gains is not None:
+            queries, keys = queries * self.gains[0], keys * self.gains[1]
+        if self.warmth is not None:
+            queries = queries * self.warmth[self.places, None]
+        return queries, keys, rows[-self.kv_heads :]
 
     def exact(self, keys: F64, values: F64) -> F64:
         """f64[M, H * d], of keys and values f64[kv_heads, C, d] as they are cached, the tokens' own among them."""
@@ -135,7 +143,8 @@ class Case:
     def _seen(self, queries: F64, keys: F64, values: F64, row: int) -> F64:
         """f64[H * d]: what one token sees."""
         position = self.position + row
-        seen = slice(max(0, position - self.window + 1) if self.window else 0, position + 1)
+        first = max(0, position - self.window + 1) if self.window else 0
+        seen = slice(position // self.window * self.window if self.chunked else first, position + 1)
         grouped = queries.reshape(self.kv_heads, -1, queries.shape[1])
         scores = np.float32(self.scale) * grouped @ keys[:, seen].transpose(0, 2, 1)
         if self.soft_cap:
@@ -259,6 +268,9 @@ class Blocks:
             value_scales=value_scales,
             far=beyond if len(beyond.keys) else None,
             await_told=await_told,
+            chunked=case.chunked,
+            gains=case.gains,
+            warmth=case.warmth,
         )
 
 
@@ -322,6 +334,22 @@ def test_attention_with_a_soft_cap_and_sinks(case: Case, cap: float, size: float
     sinks = normal(np.random.default_rng(case.heads), case.heads) * np.float32(size) if size else None
     changed = replace(case, soft_cap=cap, sinks=sinks)
     changed.check(at_all_levels(lambda: changed.result(tokens=tokens)), tolerance=16 * HALF_ULP * cap)
+
+
+@given(case=cases(), tokens=block_sizes, chunk=st.integers(1, 300), gains=st.booleans(), warm=st.booleans())
+def test_attention_in_chunks_with_gains_and_queries_that_grow(
+    case: Case, tokens: int, chunk: int, gains: bool, warm: bool
+) -> None:
+    random = np.random.default_rng(chunk)
+    queries, keys = (random.uniform(0.5, 1.5, case.size).astype(np.float32) for _ in "qk")
+    changed = replace(
+        case,
+        window=chunk,
+        chunked=True,
+        gains=(queries, keys) if gains else None,
+        warmth=np.log(np.arange(3.0, 3 + case.capacity)).astype(np.float32) if warm else None,
+    )
+    changed.check(at_all_levels(lambda: changed.result(tokens=tokens)))
 
 
 @given(case=cases(), tokens=block_sizes)
@@ -702,6 +730,9 @@ def bind(**changed: Any) -> None:
 
 
 REFUSED: list[tuple[str, Any]] = [
+    ("gains", (ones(7), ones(8))),
+    ("gains", (ones(8), ones(7))),
+    ("warmth", ones(19)),
     ("qkv", ones(1, 63)),
     ("qkv", ones(0, 64)),
     ("y", ones(2, 32)),

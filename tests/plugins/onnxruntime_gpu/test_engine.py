@@ -49,8 +49,9 @@ def assert_close(got: F32, expected: F32) -> None:
 
 
 def is_unknown(case: Case) -> bool:
-    """Whether this engine refuses a model: its cached keys are the values too, or it has recurrent states."""
-    return any(attend.v is None for attend in case.attentions) or any(layer.recurrence for layer in case.model.layers)
+    """Whether this engine refuses a model, for its attention or its recurrent states."""
+    unknown = (attend.v is None or attend.chunked or attend.warmth or attend.gains for attend in case.attentions)
+    return any(unknown) or any(layer.recurrence for layer in case.model.layers)
 
 
 def ways() -> list[Any]:
@@ -88,7 +89,16 @@ def test_stages_of_other_engines(tmp_path: Path) -> None:
     assert_close(got, case.logits[:8])
 
 
-@pytest.mark.parametrize(("name", "node"), [("deepseek-v3", "CachedAttentionToKeys"), ("qwen3-5", "GatedDelta")])
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("deepseek-v3", "CachedAttentionToKeys"),
+        ("hunyuan-dense", "CachedAttentionWithGains"),
+        ("llama4", "CachedAttentionInChunks"),
+        ("ministral3", "CachedAttentionWarmed"),
+        ("qwen3-5", "GatedDelta"),
+    ],
+)
 def test_what_it_does_not_know_is_refused_by_name(name: str, node: str, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=rf"'webgpu' does not know motley\.{node}; use engine"):
         logits_of(golden_case(name), WebGpuEngine, 2, "int8", tmp_path)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from motley.daemon.models.blocks.shape import Shape
+from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import FULL, Shape
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.places import Part
 

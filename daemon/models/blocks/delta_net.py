@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import FULL, Shape, attention, model, pre_norm_layer, read_shape
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part

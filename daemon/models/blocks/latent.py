@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
+from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.blocks import Shape, read_shape
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part

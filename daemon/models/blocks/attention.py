@@ -1,0 +1,118 @@
+"""Attention of a layer, from its normalised input to its output projection."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from motley.daemon.models.blocks.shape import Shape
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
+from motley.daemon.models.description.operations import Activation, Warmth
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.weights.places import Part
+
+
+def attention(
+    writer: Writer,
+    shape: Shape,
+    number: int,
+    x: Value,
+    *,
+    heads: Heads | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: bool = False,
+    whole_qk_norm: bool = False,
+    clip: float = 0.0,
+    rope: str | None = "main",
+    window: int = 0,
+    scale: float | None = None,
+    soft_cap: float = 0.0,
+    sinks: bool = False,
+    fused: str = "",
+    neighbours: int = 0,
+    gated: bool = False,
+    plain_qk_norm: bool = False,
+    turned_qk_norm: bool = False,
+    chunked: bool = False,
+    warmth: Warmth | None = None,
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
+
+    Args:
+        heads: of this layer; None: the model's.
+        qk_norm: each query and key head has an RMS norm before the rotation.
+        whole_qk_norm: that norm is over all query heads at once, and over all key heads.
+        clip: the largest magnitude of queries, keys and values before the rotation; 0: any.
+        rope: which of the model's rotary embeddings; None: none.
+        window: how many positions a row sees, itself included; 0: all.
+        scale: of the products of queries and keys; None: ``head size ** -0.5``.
+        sinks: the softmax has a logit per head that is no position.
+        gated: what a query head finds is multiplied by the sigmoid of a gate, which ``q_proj`` makes beside the query.
+        fused: the module, beside the usual ones, whose rows are all queries, keys and values; empty: there is none.
+        neighbours: so many elements of a head turn, and in a checkpoint those that turn together are neighbours; 0:
+            half of what turns lies between them.
+        plain_qk_norm: query and key heads have RMS norms without gains.
+        turned_qk_norm: the RMS norms of query and key heads come after the rotation.
+        chunked, warmth: see `Attend`.
+    """
+    heads = heads or shape.heads
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    residual, query, key = shape.residual, query_axis(heads), key_axis(heads)
+    rows = query.size + 2 * key.size
+
+    def projection(letter: str, out: Axis, start: int) -> W:
+        parts = (Part(f"{module}.{fused}.weight", (rows, shape.hidden), start),) if fused else ()
+        bias_parts = (Part(f"{module}.{fused}.bias", (rows,), start),) if fused else ()
+        name = f"{module}.{letter}_proj"
+        if neighbours and letter != "v":
+            halves = range(0, neighbours, 2), range(1, neighbours, 2), range(neighbours, heads.size)
+            parts = (Part(f"{name}.weight", (out.size, shape.hidden), heads=heads.size, of_head=halves),)
+            bias_parts = (Part(f"{name}.bias", (out.size,), heads=heads.size, of_head=halves),)
+            name = f"{module}.{letter}_halves_proj"
+        return W(f"{name}.weight", out, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
+
+    q, k, v = writer.linear(
+        f"{at}.qkv",
+        x,
+        projection("q", query_axis(replace(heads, size=2 * heads.size)) if gated else query, 0),
+        projection("k", key, query.size),
+        projection("v", key, query.size + key.size),
+        ys=(f"{at}.q", f"{at}.k", f"{at}.v"),
+    )
+    if gated:
+        q, gate = writer.head_parts(f"{at}.q.parts", q, (f"{at}.query", query), (f"{at}.gate", query))
+    q_norm, k_norm = f"{module}.q_norm.weight", f"{module}.k_norm.weight"
+    if whole_qk_norm:
+        q, k = writer.whole_norm(f"{at}.squares", (q, k), (W(q_norm, query), W(k_norm, key)), shape.epsilon)
+    elif qk_norm:
+        one = Axis(Kind.PLAIN, heads.size, "head_dim")
+        q = writer.norm(f"{q.name}.norm", q, W(q_norm, one), shape.epsilon, shape.norm_offset)
+        k = writer.norm(f"{k.name}.norm", k, W(k_norm, one), shape.epsilon, shape.norm_offset)
+    gains = None
+    if plain_qk_norm or turned_qk_norm:  # a rotation leaves the length of a head as it is
+        q, k = (writer.norm(f"{each.name}.norm", each, None, shape.epsilon) for each in (q, k))
+    if turned_qk_norm:
+        one = Axis(Kind.PLAIN, heads.size, "head_dim")
+        gains = W(f"{module}.query_layernorm.weight", one), W(f"{module}.key_layernorm.weight", one)
+    if clip:
+        q, k, v = (writer.clip(each, clip) for each in (q, k, v))
+    attended = writer.attend(
+        f"{at}.attended",
+        number,
+        q,
+        k,
+        v,
+        heads,
+        rope=rope,
+        window=window,
+        scale=heads.size**-0.5 if scale is None else scale,
+        soft_cap=soft_cap,
+        sinks=W(f"{module}.sinks", query_axis(Heads(heads.queries, heads.keys, 1))) if sinks else None,
+        chunked=chunked,
+        warmth=warmth,
+        gains=gains,
+    )
+    if gated:
+        attended = writer.gated(f"{at}.opened", gate, attended, Activation.SIGMOID)
+    output = W(f"{module}.o_proj.weight", residual, query, f"{module}.o_proj.bias" * output_bias)
+    return writer.linear(f"{at}.output", attended, output)[0]

@@ -1,0 +1,92 @@
+"""A model of layers between an embedding table and a head, and what most layers begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from motley.daemon.models.blocks.shape import Shape
+from motley.daemon.models.description.axes import Axis, Kind, Value, W
+from motley.daemon.models.description.model import EMBEDDING, HEAD, Layer, Model
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.description.writing import ShardingError, Writer
+
+
+def model(
+    family: str,
+    shape: Shape,
+    layer: Callable[[int], Layer],
+    ropes: Mapping[str, Rope],
+    context: int,
+    *,
+    embedding_scale: float = 1.0,
+    logits_scale: float = 1.0,
+    logits_cap: float = 0.0,
+    ignored: Sequence[str] = (),
+) -> Model:
+    """A model of layers between an embedding table and a head with an RMS norm.
+
+    Args:
+        layer: writes a layer, given its number; `residual` is what it begins with.
+        context: the longest sequence that the rotary embeddings are for, tokens.
+        logits_scale: what logits are multiplied by: the rows that the head reads are, as they are shorter.
+        logits_cap: logits are ``cap * tanh(logits / cap)``; 0: they are not.
+        ignored: see `Model`.
+
+    Raises:
+        ShardingError: a layer does not begin with what the one before it ends with.
+    """
+    words = Axis(Kind.VOCABULARY, shape.vocabulary, "vocab_size")
+    table = W(EMBEDDING, words, shape.residual)
+    head = Writer(Value("head.rows", shape.residual))
+    normed = norm(head, shape, "head.norm", head.x, "model.norm.weight")
+    normed = head.scaled(normed, logits_scale)
+    matrix = table if shape.tied else W(HEAD, words, shape.residual)
+    (logits,) = head.linear("head", normed, matrix, ys=("head.uncapped" if logits_cap else "logits",))
+    logits = head.soft_capped(logits, logits_cap, "logits")
+    layers = tuple(layer(number) for number in range(shape.layers))
+    for before, after in pairwise(layers):
+        if before.y != after.x:
+            raise ShardingError(f"a layer begins with {after.x.name}, and the one before it ends with {before.y.name}")
+    return Model(
+        family=family,
+        hidden=shape.hidden,
+        vocabulary=shape.vocabulary,
+        context=context,
+        eos=shape.eos,
+        embedding=table,
+        layers=layers,
+        head=tuple(head.operations),
+        head_x=head.x,
+        logits=logits,
+        ropes=dict(ropes),
+        embedding_scale=embedding_scale,
+        ignored=tuple(ignored),
+    )
+
+
+def begin(shape: Shape, number: int) -> Writer:
+    """Begin a layer with the residual that the one before it ends with: what its block ``layers.N.mlp`` adds up to."""
+    name = "hidden" if number == 0 else f"layers.{number - 1}.mlp.residual"
+    return Writer(Value(name, shape.residual))
+
+
+def norm(writer: Writer, shape: Shape, name: str, x: Value, tensor: str) -> Value:
+    """RMS norm of whole rows, f32[T, D], by a gain that is `tensor` in a checkpoint."""
+    return writer.norm(name, x, W(tensor, shape.residual), shape.epsilon, shape.norm_offset)
+
+
+def pre_norm_layer(
+    shape: Shape, number: int, attend: Callable[[Writer, Value], Value], mlp: Callable[[Writer, Value], Value]
+) -> Layer:
+    """A layer as Llama has it: a norm before attention and before the MLP, each added to the residual.
+
+    Args:
+        attend, mlp: from normalised rows to what is added, f32[T, D] -> f32[T, D]{U_tp}.
+    """
+    writer = begin(shape, number)
+    module = f"model.layers.{number}"
+    x = norm(writer, shape, f"layers.{number}.attention.norm", writer.x, f"{module}.input_layernorm.weight")
+    residual = writer.add(writer.x, attend(writer, x))
+    x = norm(writer, shape, f"layers.{number}.mlp.norm", residual, f"{module}.post_attention_layernorm.weight")
+    return writer.layer(writer.add(residual, mlp(writer, x)))

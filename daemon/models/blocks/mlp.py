@@ -1,0 +1,96 @@
+"""Gated MLPs: what checkpoints call their matrices, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from motley.daemon.models.description.axes import Axis, Kind, Value, W
+from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.weights.places import Part
+
+
+@dataclass(frozen=True)
+class MlpNames:
+    """What a checkpoint calls the matrices of a gated MLP, and where they may lie instead.
+
+    Attributes:
+        biases: of gate, up and down, the tensors that are added to their products; empty: none.
+        gate_parts, up_parts, down_parts: see `W.parts`.
+        bias_parts: the same for the biases of gate, up and down.
+    """
+
+    gate: str
+    up: str
+    down: str
+    biases: tuple[str, str, str] = ("", "", "")
+    gate_parts: tuple[Part, ...] = ()
+    up_parts: tuple[Part, ...] = ()
+    down_parts: tuple[Part, ...] = ()
+    bias_parts: tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...]] = ((), (), ())
+
+
+def usual_names(module: str, bias: bool = False, parts: Mapping[str, tuple[Part, ...]] | None = None) -> MlpNames:
+    """The names of a gated MLP in nearly every family; `parts` is by the letters ``gate``, ``up`` and ``down``."""
+    names = [f"{module}.{part}_proj" for part in ("gate", "up", "down")]
+    gate, up, down = (f"{name}.weight" for name in names)
+    biases = tuple(f"{name}.bias" * bias for name in names)
+    own = parts or {}
+    return MlpNames(
+        gate,
+        up,
+        down,
+        (biases[0], biases[1], biases[2]),
+        own.get("gate", ()),
+        own.get("up", ()),
+        own.get("down", ()),
+    )
+
+
+def gated_mlp(
+    writer: Writer,
+    at: str,
+    x: Value,
+    columns: Axis,
+    names: MlpNames,
+    activation: Activation = Activation.SILU,
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: a gated MLP, from its normalised input to its down projection."""
+    gate_bias, up_bias, down_bias = names.biases
+    gate, up = writer.linear(
+        f"{at}.gate_up",
+        x,
+        W(names.gate, columns, x.axis, gate_bias, parts=names.gate_parts, bias_parts=names.bias_parts[0]),
+        W(names.up, columns, x.axis, up_bias, parts=names.up_parts, bias_parts=names.bias_parts[1]),
+        ys=(f"{at}.gate", f"{at}.up"),
+    )
+    gated = writer.gated(f"{at}.gated", gate, up, activation)
+    down = W(names.down, x.axis, columns, down_bias, parts=names.down_parts, bias_parts=names.bias_parts[2])
+    return writer.linear(f"{at}.down", gated, down)[0]
+
+
+def mlp(writer: Writer, number: int, x: Value, columns: Axis, bias: bool = False) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: a layer's gated MLP that all rows go through, with SiLU and the usual names."""
+    return gated_mlp(writer, f"layers.{number}.mlp", x, columns, usual_names(f"model.layers.{number}.mlp", bias))
+
+
+def fused_names(module: str, hidden: int, columns: int) -> MlpNames:
+    """The names of a gated MLP whose gate and up may lie in one matrix, ``gate_up_proj`` [2F, D]."""
+    both, rows = f"{module}.gate_up_proj.weight", (2 * columns, hidden)
+    return usual_names(module, parts={"gate": (Part(both, rows),), "up": (Part(both, rows, columns),)})
+
+
+def mlp_axis(columns: int) -> Axis:
+    """The columns of an MLP that all rows go through."""
+    return Axis(Kind.MLP, columns, "intermediate_size")
+
+
+def shared_axis(columns: int, called: str = "shared_expert_intermediate_size") -> Axis:
+    """The columns of an expert that all rows go through."""
+    return Axis(Kind.MLP, columns, called)
+
+
+def expert_axis(columns: int) -> Axis:
+    """The columns of an expert that a router sends rows to."""
+    return Axis(Kind.MLP, columns, "the intermediate size of experts", routed=True)

@@ -1,0 +1,20 @@
+"""Layers that do not rotate queries and keys, among those that do."""
+
+from __future__ import annotations
+
+from motley.daemon.models.keys import Keys
+
+
+def rotated_layers(keys: Keys, layers: int) -> list[bool]:
+    """Which layers rotate queries and keys: 1 in ``no_rope_layers``, or all but the last one of each interval.
+
+    Raises:
+        ConfigError: ``no_rope_layers`` is no list of 0 and 1 for every layer.
+    """
+    interval = keys.size("no_rope_layer_interval", 4)
+    listed = keys.get("no_rope_layers")
+    if listed is None or listed == []:
+        return [(number + 1) % interval != 0 for number in range(layers)]
+    if not isinstance(listed, list) or len(listed) != layers or not all(each in (0, 1) for each in listed):
+        raise keys.refusal("no_rope_layers", f"a list of {layers} times 0 or 1")
+    return [bool(each) for each in listed]

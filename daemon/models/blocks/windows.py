@@ -1,0 +1,57 @@
+"""How many positions the rows of each layer see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from motley.daemon.models.keys import Keys
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+DEFAULT_WINDOW = 4096
+"""What transformers takes where a config with a window does not say how wide; null means none."""
+
+
+def no_windows(keys: Keys, layers: int) -> list[int]:
+    """A window of 0, which is none, for each layer of a family that has none.
+
+    Raises:
+        ConfigError: the keys ask for one.
+    """
+    if keys.flag("use_sliding_window", True) and keys.size("sliding_window", 0):
+        raise keys.refusal("sliding_window", "only null in this family")
+    return listed_windows(keys, layers, 0, [FULL] * layers)
+
+
+def windows_everywhere(keys: Keys, layers: int, silent: int = DEFAULT_WINDOW) -> list[int]:
+    """The same window for each layer; `silent` is what it is where the keys do not say."""
+    window = keys.size("sliding_window", 0 if keys.says("sliding_window") else silent)
+    return listed_windows(keys, layers, window, [SLIDING if window else FULL] * layers)
+
+
+def windows_from_a_layer(keys: Keys, layers: int) -> list[int]:
+    """Windows from layer ``max_window_layers`` on, or where ``layer_types`` has them, if ``use_sliding_window``."""
+    silent = 0 if keys.says("sliding_window") else DEFAULT_WINDOW
+    window = keys.size("sliding_window", silent) if keys.flag("use_sliding_window", False) else 0
+    first = keys.size("max_window_layers", 28, least=0)
+    default = [SLIDING if window and layer >= first else FULL for layer in range(layers)]
+    return listed_windows(keys, layers, window, default, [FULL, SLIDING] if window else [FULL])
+
+
+def listed_windows(
+    keys: Keys, layers: int, window: int, default: Sequence[str], allowed: Sequence[str] = ()
+) -> list[int]:
+    """How many positions a row of each layer sees, itself included, by ``layer_types``; 0: all.
+
+    Args:
+        window: of the layers that have one.
+        default: the kind of each layer where ``layer_types`` is silent.
+        allowed: the kinds that it may name; empty: those of `default`.
+
+    Raises:
+        ConfigError: ``layer_types`` is no list of them.
+    """
+    kinds = keys.get("layer_types") or list(default)
+    possible = set(allowed or default)
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= possible:
+        raise keys.refusal("layer_types", f"a list of {layers} times {' or '.join(sorted(possible))}")
+    return [window if kind == SLIDING else 0 for kind in kinds]
