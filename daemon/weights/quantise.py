@@ -36,7 +36,7 @@ def quantise(values: F32, block: int, encoding: Encoding) -> tuple[U8, F32]:
     """Quantise rows of finite weights.
 
     Args:
-        values: f32[N, K], C-contiguous.
+        values: f32[N, K]; beyond 2^100 a scale of int4 may be infinite, which who writes a share refuses.
         block: divides K; even.
 
     Returns:
@@ -45,7 +45,7 @@ def quantise(values: F32, block: int, encoding: Encoding) -> tuple[U8, F32]:
     """
     assert values.shape[1] % block == 0
     assert block % 2 == 0
-    return encode(values, block, 4 if encoding is Encoding.INT4 else 8)
+    return encode(np.ascontiguousarray(values), block, 4 if encoding is Encoding.INT4 else 8)
 
 
 def pack(codes: U8) -> U8:

@@ -77,7 +77,9 @@ def test_golden_models(case: Case, tmp_path: Path) -> None:
     assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
 
 
-@pytest.mark.parametrize("case", [each for each in golden_cases() if each.recurrent], ids=str)
+@pytest.mark.parametrize(
+    "case", [each for each in golden_cases() if each.recurrent and each.model.family.startswith("qwen3")], ids=str
+)
 def test_golden_models_with_recurrent_states(case: Case, tmp_path: Path) -> None:
     """Their projections lie apart and in another order, so their descriptions are not those of the folders."""
     file = to_gguf(case.folder, tmp_path / "m.gguf")

@@ -300,17 +300,20 @@ def test_what_is_told(models: Any) -> None:
         with open_model(models(kind)[0]) as opened:
             return profile(opened.model, quantisation, 32, opened.stored).matrices
 
-    assert line(KINDS[0], "stored") == "14 GPTQ int4 as stored, 1 F16 converted to int8"
-    assert line(KINDS[0], "int8") == "14 GPTQ int4 as stored, 1 F16 converted to int8"
-    assert line(KINDS[0], "int4") == "14 GPTQ int4 converted to int4, 1 F16 converted to int4"
-    assert line(KINDS[1], "int4") == "14 GPTQ int4 as stored, 1 F16 converted to int4"
-    assert line(KINDS[5], "stored") == "13 AWQ int4 as stored, 2 F16 converted to int8"
+    assert line(KINDS[0], "stored") == "14 GPTQ int4 as stored, 1 F16 converted to int8 (error about 0.5 %)"
+    assert line(KINDS[0], "int8") == "14 GPTQ int4 as stored, 1 F16 converted to int8 (error about 0.5 %)"
+    assert (
+        line(KINDS[0], "int4")
+        == "14 GPTQ int4 converted to int4 (error about 9 %), 1 F16 converted to int4 (error about 9 %)"
+    )
+    assert line(KINDS[1], "int4") == "14 GPTQ int4 as stored, 1 F16 converted to int4 (error about 9 %)"
+    assert line(KINDS[5], "stored") == "13 AWQ int4 as stored, 2 F16 converted to int8 (error about 0.5 %)"
     assert line(KINDS[4], "fp32") == "14 AWQ int4 in fp32, 1 F16 in fp32"
 
 
 def test_floats_asked_for_as_stored_are_int8() -> None:
     assert units(shaped(), "stored", 32) == units(shaped(), "int8", 32)
-    assert profile(shaped(), "stored", 32).matrices == "155 floats converted to int8"
+    assert profile(shaped(), "stored", 32).matrices == "155 floats converted to int8 (error about 0.5 %)"
 
 
 formats = st.builds(

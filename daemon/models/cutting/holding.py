@@ -29,6 +29,9 @@ UNQUANTISED = tuple(encoding for encoding in Encoding if encoding.float_bytes)
 
 FLOATS = Format(Encoding.FP32, called="floats")
 
+_ERROR = {Encoding.INT8: "0.5", Encoding.INT4: "9"}
+"""What values lose as a rule, in percent of their root mean square; ``docs/formats.md`` has it for every format."""
+
 Formats = Mapping[str, Format]
 """By the name of a tensor."""
 
@@ -97,7 +100,7 @@ def narrowed(wanted: Format, width: int, what: str) -> Format:
 
 
 def told(held: Formats, stored: Formats) -> str:
-    """How the matrices are held, for people: ``"154 GPTQ int4 as stored, 1 F16 converted to int8"``.
+    """How matrices are held, for people: ``"154 GPTQ int4 as stored, 1 F16 converted to int8 (error about 0.5 %)"``.
 
     Args:
         stored: those that are absent are floats.
@@ -106,7 +109,9 @@ def told(held: Formats, stored: Formats) -> str:
     def become(form: Format, before: Format) -> str:
         if form.expresses(before):
             return "as stored"
-        return f"in {form.encoding}" if form.encoding.float_bytes else f"converted to {form.encoding}"
+        if form.encoding.float_bytes:
+            return f"in {form.encoding}"
+        return f"converted to {form.encoding} (error about {_ERROR[form.encoding]} %)"
 
     befores = {name: stored.get(name, FLOATS) for name in held}
     counts = Counter(f"{befores[name].called} {become(form, befores[name])}" for name, form in held.items())

@@ -99,12 +99,12 @@ class BitsAndBytesCheckpoint(SafetensorsCheckpoint):
         whole = whole_blocks(columns, state.block)
         codes = replace(self.tensor(name, ("U8",)), shape=(state.shape[0], state.shape[1] // 2))
         pairs = self._items(codes, byte, rows, range(whole.start // 2, whole.stop // 2))
-        nibbles = np.stack((pairs >> 4, pairs & 15), axis=-1).reshape(len(pairs), -1)
-        values = self._vector(name + ".quant_map")[nibbles].reshape(len(pairs), -1, state.block)
+        nibbles = np.stack((pairs >> 4, pairs & 15), axis=-1).reshape(len(pairs), len(whole))
+        values = self._vector(name + ".quant_map")[nibbles].reshape(len(pairs), len(whole) // state.block, state.block)
         blocks = range(whole.start // state.block, whole.stop // state.block)
         with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale; whoever uses the values finds out
             values *= self._peaks(name, state, rows, blocks)[:, :, None]
-        found: F32 = values.reshape(len(pairs), -1)
+        found: F32 = values.reshape(len(pairs), len(whole))
         return np.ascontiguousarray(found[:, within(columns, whole)])
 
     def _peaks(self, name: str, state: _State, rows: Sequence[int], blocks: range) -> F32:
@@ -116,7 +116,7 @@ class BitsAndBytesCheckpoint(SafetensorsCheckpoint):
             peaks: F32 = self._items(info, np.dtype("<f4"), rows, blocks)
             return peaks
         codes = self._items(info, np.dtype(np.uint8), rows, blocks)
-        outer = (np.asarray(rows)[:, None] * across + np.arange(blocks.start, blocks.stop)) // state.nested
+        outer = (np.asarray(rows, np.int64)[:, None] * across + np.arange(blocks.start, blocks.stop)) // state.nested
         levels = self._vector(name + ".nested_quant_map")[codes]
         nested: F32 = levels * self._vector(name + ".nested_absmax")[outer] + np.float32(state.offset)
         return nested

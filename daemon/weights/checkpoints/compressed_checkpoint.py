@@ -142,14 +142,12 @@ class CompressedCheckpoint(CodedCheckpoint):
     def _order(self, name: str) -> I32 | None:
         """The group of every column where they are out of order."""
         if name not in self._orders:
-            columns = self.shape(name)[1]
-            order = None
+            columns, part = self.shape(name)[1], name + "_g_idx"
+            self._orders[name] = None
             if self._packing.reordered:
-                order = self._items(self.tensor(name + "_g_idx", ("I32",)), np.dtype("<i4"), range(1), range(columns))[
-                    0
-                ]
-            group = self._packing.group or columns
-            self._orders[name] = None if order is None or in_order(self.path, name, order, group) else order
+                order = self._items(self.tensor(part, ("I32",)), np.dtype("<i4"), range(1), range(columns))[0]
+                if not in_order(self.path, part, order, self._packing.group):
+                    self._orders[name] = order
         return self._orders[name]
 
     def _values(self, name: str, rows: Sequence[int], columns: range) -> F32:
@@ -157,11 +155,11 @@ class CompressedCheckpoint(CodedCheckpoint):
             return super()._values(name, rows, columns)
         whole = whole_blocks(columns, 32 // self._packing.bits)
         count = self.shape(name)[1] // self._packing.group
-        raw = self._codes_of(name, rows, whole, range(count))
-        codes = replace(raw, codes=unpack(raw.codes) if self._packing.bits == 4 else raw.codes)
-        return of_groups(codes, order[whole.start : whole.stop], self._packing.encoding)[
-            :, within(columns, whole)
-        ].copy()
+        matrix = self._codes_of(name, rows, whole, range(count))
+        if self._packing.encoding is Encoding.INT4:
+            matrix = replace(matrix, codes=unpack(matrix.codes))
+        values = of_groups(matrix, order[whole.start : whole.stop], self._packing.encoding)
+        return np.ascontiguousarray(values[:, within(columns, whole)])
 
     def _codes(self, name: str, rows: Sequence[int], columns: range) -> Codes:
         group = self._packing.group or self.shape(name)[1]
@@ -172,9 +170,8 @@ class CompressedCheckpoint(CodedCheckpoint):
         byte = np.dtype(np.uint8)
         if packing.words:
             info = self.tensor(name + "_packed", ("I32",))
-            codes = self._items(
-                info, byte, rows, range(columns.start * packing.bits // 8, columns.stop * packing.bits // 8)
-            )
+            wanted = range(columns.start * packing.bits // 8, columns.stop * packing.bits // 8)
+            codes = self._items(info, byte, rows, wanted)
         else:
             codes = self._items(self.tensor(name, ("I8",)), byte, rows, columns) ^ np.uint8(128)
         scales = self._scales(name, rows, groups)
@@ -193,7 +190,7 @@ class CompressedCheckpoint(CodedCheckpoint):
             return self._items(part, np.dtype(np.uint8), rows, groups) ^ np.uint8(128)
         bits = self._packing.bits
         per_word = 32 // bits
-        wanted = np.asarray(rows)
+        wanted = np.asarray(rows, np.int64)
         own = sorted(set((wanted // per_word).tolist()))
         words = self._items(part, np.dtype("<u4"), own, groups)[np.searchsorted(own, wanted // per_word)]
         shifts = (wanted % per_word * bits).astype(np.uint32)

@@ -41,7 +41,7 @@ class Interleaving:
         if heads is None:
             return rows
         width = extent // heads
-        wanted = np.asarray(rows)
+        wanted = np.asarray(rows, np.int64)
         head, half, pair = wanted // width, wanted % width // (width // 2), wanted % (width // 2)
         places: list[int] = (head * width + 2 * pair + half).tolist()
         return places
@@ -79,7 +79,7 @@ class Tiling:
 
     def places(self, wanted: Sequence[int], size: int, before: int = 0) -> list[int]:
         """Where elements lie of which each value head has `size`, after some that stay where they are."""
-        own = np.asarray(wanted)
+        own = np.asarray(wanted, np.int64)
         head, inner = np.divmod(own - before, size)
         key, number = np.divmod(head, self.values // self.keys)
         tiled = before + (number * self.keys + key) * size + inner
