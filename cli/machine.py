@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from motley.cli.errors import CliError
-from motley.cli.show import console
+from motley.cli.shown.show import console
 from motley.protocol.wording import counted
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
-from motley.cli.show import console, results
-from motley.cli.timeline import sparkline
+from motley.cli.reaching.client import Client
+from motley.cli.shown.show import console, results
+from motley.cli.shown.timeline import sparkline
 from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
         CliError: it cannot begin, or has failed.
     """
     from motley.daemon.lease.file import LeaseFile
-    from motley.daemon.node.training import tickets_of
+    from motley.daemon.node.workers.training import tickets_of
 
     if not asked.nodes:
         raise CliError("--mode: say with --nodes who trains, such as --nodes desktop,laptop; DATA goes there")

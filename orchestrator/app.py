@@ -16,7 +16,6 @@ import grpc
 import grpc.aio
 from aiohttp import web
 
-from motley.orchestrator.addresses import own_addresses
 from motley.orchestrator.api.anthropic.routes import AnthropicApi
 from motley.orchestrator.api.asking import Asking
 from motley.orchestrator.api.callers import Callers
@@ -42,13 +41,10 @@ from motley.orchestrator.api.responses.routes import ResponsesApi
 from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.traced import traced
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
-from motley.orchestrator.audit import Audit
 from motley.orchestrator.control import Control, ForNodes, Listeners
-from motley.orchestrator.identity import SERVER_NAME, Identity, IdentityError, load_identity
 from motley.orchestrator.jobs.running import Jobs
-from motley.orchestrator.limits import SHAKE_HANDS_S, Limits, limits
-from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.pairings import Pairing, Pairings
+from motley.orchestrator.mesh.addresses import own_addresses
+from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.service import Serving
 from motley.orchestrator.store.keys import Keys, Scope
@@ -57,6 +53,10 @@ from motley.orchestrator.store.secret import new_secret
 from motley.orchestrator.store.store import Store
 from motley.orchestrator.store.tokens import Tokens
 from motley.orchestrator.store.usage import Usage
+from motley.orchestrator.trust.audit import Audit
+from motley.orchestrator.trust.identity import SERVER_NAME, Identity, IdentityError, load_identity
+from motley.orchestrator.trust.limits import SHAKE_HANDS_S, Limits, limits
+from motley.orchestrator.trust.pairings import Pairing, Pairings
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server

@@ -14,9 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from motley.orchestrator.audit import Audit
-from motley.orchestrator.limits import HELLO_BYTES
-from motley.orchestrator.nodes import (
+from motley.orchestrator.mesh.nodes import (
     CONNECTION_ENDED,
     HEARTBEAT_S,
     LEFT,
@@ -28,10 +26,12 @@ from motley.orchestrator.nodes import (
     NodeTable,
     what_became,
 )
-from motley.orchestrator.pairings import Pairing, PairingError, Pairings
 from motley.orchestrator.store.members import Member, Members
 from motley.orchestrator.store.store import StoreError
 from motley.orchestrator.store.tokens import Token, Tokens
+from motley.orchestrator.trust.audit import Audit
+from motley.orchestrator.trust.limits import HELLO_BYTES
+from motley.orchestrator.trust.pairings import Pairing, PairingError, Pairings
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, HeldRank, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer

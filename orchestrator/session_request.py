@@ -17,7 +17,7 @@ from motley.protocol import MAX_RANKS, MAX_TRUNK
 
 Quantisation = Literal["fp32", "fp16", "int8", "int4", "stored"]
 Layout = Literal["auto", "sliced", "parallel"]
-"""Of experts; see `motley.orchestrator.planning.layout`."""
+"""Of experts; see `motley.orchestrator.planning.experts.layout`."""
 Wire = Literal["fp32", "bf16", "int8"]
 CacheFormat = Literal["fp32", "fp16", "int8"]
 """What keys and values are kept as; every engine knows the first."""
@@ -152,7 +152,7 @@ class SessionRequest:
     recover: StrictBool = True
     """When a rank is lost, go on with the nodes that are left, whichever the request names; else the session ends."""
     experts: Layout = "auto"
-    """How experts are laid out; see `motley.orchestrator.planning.layout`."""
+    """How experts are laid out; see `motley.orchestrator.planning.experts.layout`."""
     replicas: Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)] = 1
     """Nodes that have each expert, where experts are parallel."""
     trunk: Annotated[int, Field(strict=True, ge=1, le=MAX_TRUNK)] = 1

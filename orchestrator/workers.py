@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from motley.orchestrator.planning.cutting.shares import RankPlan
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.setup import Setup
-from motley.orchestrator.planning.shares import RankPlan
 from motley.protocol.mesh_pb2 import Gpu, Loading, Loan, Ready, Steps, Timing
 
 LATEST_STEPS = 400

@@ -60,13 +60,11 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
-    {"session_request", "nodes", "identity", "certificates", "addresses", "limits", "audit", "store", "pairings"}
-    | {"flapping", "adapters", "traces", "usual_sampling", "known_models"},
-    {"links"},
+    {"session_request", "mesh", "trust", "store", "adapters", "traces", "usual_sampling", "known_models"},
     {"planning"},
     {"workers"},
-    {"experts", "losses"},
-    {"assignments", "cut_off", "sessions", "session_files", "session_table"},
+    {"experts"},
+    {"sessions"},
     {"control", "serving", "jobs"},
     {"api"},
     {"app"},

@@ -59,7 +59,7 @@ async def measure_adapters(
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
-        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+        motley.orchestrator.planning.cutting.shares.PlanError: the shares cannot be cut.
         OSError: adapters cannot be written.
     """
     rows = []

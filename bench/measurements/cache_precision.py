@@ -22,7 +22,7 @@ from motley.daemon.models.description.model import EMBEDDING, Model
 from motley.daemon.models.files import load_tokenizer, open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.weights.spec import Encoding
-from motley.orchestrator.planning.shares import cached_bytes
+from motley.orchestrator.planning.cutting.shares import cached_bytes
 from motley.plugins.engine import CACHE_FORMATS, F32
 
 POSITIONS = 384

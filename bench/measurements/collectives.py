@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from motley.bench.meshes.emulator import LinkSpec, Nic, sleep_exactly
 from motley.bench.meshes.rank_processes import TIMEOUT_S, Answer, Question, RankProcesses, clock, percentile_us, serve
-from motley.orchestrator.certificates import issue_credentials
+from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol.mesh_pb2 import Credentials
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, WireFormat, connect_mesh
 from motley.transport.schedules.schedule import Operation, even_parts

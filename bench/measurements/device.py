@@ -14,7 +14,7 @@ from pathlib import Path
 
 from motley.bench.measurements.latency import WARM_UP, latency_of
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec
-from motley.daemon.node.devices import Device
+from motley.daemon.node.survey.devices import Device
 
 PACKAGES = (
     *("motley", "numpy", "onnxruntime", "onnxruntime-ep-webgpu", "vulkan"),

@@ -41,7 +41,7 @@ async def measure_drafts(
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed, or an answer came all at once.
-        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+        motley.orchestrator.planning.cutting.shares.PlanError: the shares cannot be cut.
     """
     rates: dict[bool, list[float]] = {False: [], True: []}
     texts: set[tuple[int, ...]] = set()

@@ -47,7 +47,7 @@ from motley.daemon.weights.cache import default_folder
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE, Encoding
 from motley.daemon.weights.stored import Source
-from motley.orchestrator.planning.shares import Candidate, plan_shares
+from motley.orchestrator.planning.cutting.shares import Candidate, plan_shares
 from motley.plugins.engine import F32, EngineOptions, RankGraph, Span
 from motley.plugins.installed import load_engine
 from motley.plugins.nodes import attributes_of, is_collective

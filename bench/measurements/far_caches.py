@@ -67,7 +67,7 @@ async def measure_far_caches(
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed.
-        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+        motley.orchestrator.planning.cutting.shares.PlanError: the shares cannot be cut.
     """
     prompt = np.random.default_rng(0).integers(0, vocabulary, spec.context - tokens).tolist()
     far = replace(spec, cache_tokens=memory_tokens, disk_tokens=spec.context - memory_tokens)

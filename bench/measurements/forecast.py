@@ -23,11 +23,11 @@ from motley.bench.meshes.local_mesh import MeshError, MeshSpec, StageSpec, stage
 from motley.bench.meshes.rank_processes import TIMEOUT_S, RankProcesses
 from motley.daemon.machine.compute_speed import ComputeSpeed
 from motley.daemon.machine.processor import usable_cores
-from motley.daemon.node.describe import describe
-from motley.daemon.node.speeds import measured_apart
+from motley.daemon.node.survey.describe import describe
+from motley.daemon.node.survey.speeds import measured_apart
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
-from motley.orchestrator.planning.shares import Candidate
+from motley.orchestrator.planning.cutting.shares import Candidate
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener, Membership, Plain, connect_mesh
 from motley.transport.schedules.forecast import Network

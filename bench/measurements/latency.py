@@ -144,7 +144,7 @@ async def measure_latency(
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed.
-        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+        motley.orchestrator.planning.cutting.shares.PlanError: the shares cannot be cut.
     """
     # No prompt begins like another: it would be found in the caches.
     warm, *texts = np.random.default_rng(0).integers(0, vocabulary, (1 + len(prompts), max(prompts))).tolist()

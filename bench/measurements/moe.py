@@ -2,8 +2,8 @@
 
 *Sliced*: a rank per node, and a slice of every expert on each; two sums per layer are exchanged. *Parallel*: the trunk
 on the first node, and an expert host on every node; per layer the trunk sends its rows to a host of each chosen expert
-and waits for the results (`motley.orchestrator.planning.layout`). Experts are placed as the orchestrator would place
-them over equal nodes.
+and waits for the results (`motley.orchestrator.planning.experts.layout`). Experts are placed as the orchestrator would
+place them over equal nodes.
 
 With float32 on the wire a token's rows take ``layers * chosen * hidden * 4 * 2`` bytes, there and back; headers come on
 top, and what the trunk's own node computes leaves it neither way.
@@ -23,7 +23,7 @@ from motley.bench.measurements.percentiles import percentiles
 from motley.bench.measurements.throughput import Throughput, throughput_of
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec, Progress
 from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES
-from motley.daemon.node.describe import describe
+from motley.daemon.node.survey.describe import describe
 from motley.orchestrator.planning.placement.place import place_experts
 from motley.orchestrator.planning.placement.terms import Expert, Host
 from motley.protocol import mesh_pb2 as pb
@@ -144,7 +144,7 @@ async def measure_moe(
     Raises:
         MeshError: the model has no experts, or a rank failed.
         motley.orchestrator.planning.placement.terms.PlacementError: more replicas than nodes.
-        motley.orchestrator.planning.shares.PlanError: the model cannot be cut for so many nodes.
+        motley.orchestrator.planning.cutting.shares.PlanError: the model cannot be cut for so many nodes.
     """
     model = pb.ModelSpec(source=str(spec.model), quantisation=spec.quantisation, block=spec.block)
     profile = (await asyncio.to_thread(describe, model, None)).profile

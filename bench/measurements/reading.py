@@ -63,7 +63,7 @@ async def measure_reading(
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers end before the long prompt is read.
-        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+        motley.orchestrator.planning.cutting.shares.PlanError: the shares cannot be cut.
     """
     rng = np.random.default_rng(0)
     long = rng.integers(0, vocabulary, read).tolist()

@@ -42,7 +42,7 @@ async def measure_throughput(
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
-        motley.orchestrator.planning.shares.PlanError: the shares cannot be cut.
+        motley.orchestrator.planning.cutting.shares.PlanError: the shares cannot be cut.
     """
     async with LocalMesh(spec, progress) as mesh:
         await mesh.decode(np.random.default_rng(1).integers(0, vocabulary, prompt).tolist(), WARM_UP)

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple, Self
 import psutil
 
 from motley.daemon.machine.processor import usable_cores
-from motley.daemon.node.describe import describe
-from motley.daemon.node.worker import RankWorker
+from motley.daemon.node.survey.describe import describe
+from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
+from motley.orchestrator.planning.choosing.stages import plans_of_stage
+from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan, plan_shares, trunk_profile
 from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.setup import Setup
-from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares, trunk_profile
-from motley.orchestrator.planning.stages import plans_of_stage
 from motley.orchestrator.session_request import SessionRequest
 from motley.plugins.installed import cache_formats, has_whole_caches, keeps_windows
 from motley.protocol import mesh_pb2 as pb

@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.commands.run import named_adapters
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import one_of
-from motley.cli.show import console, counting_bar, results, table
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import console, counting_bar, results, table
+from motley.cli.typed.options import one_of
 from motley.protocol.wording import counted, short_bytes
 from motley.training.merging import How
 

@@ -7,10 +7,10 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import size
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.typed.options import size
 from motley.protocol.wording import human_bytes
 
 ALL = "all"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.errors import CliError
-from motley.cli.options import Cache
-from motley.cli.show import results, table
+from motley.cli.shown.show import results, table
+from motley.cli.typed.options import Cache
 from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:

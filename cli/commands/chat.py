@@ -14,15 +14,24 @@ import typer
 from rich.markup import escape
 
 from motley.cli.background import Background
-from motley.cli.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.conversation import Conversation
 from motley.cli.errors import EXIT_INTERRUPTED, CliError
-from motley.cli.loading import checked_request, for_daemons, load, nodes_told
-from motley.cli.mesh_of_one import mesh_of_one
-from motley.cli.options import MODELS_OWN, Context, DeviceOption, Engines, Quantisation, Quants, by_node, on_device
-from motley.cli.place import USUAL_URL
-from motley.cli.show import console
-from motley.cli.wanted import Wanted
+from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.reaching.loading import checked_request, for_daemons, load, nodes_told
+from motley.cli.reaching.mesh_of_one import mesh_of_one
+from motley.cli.reaching.place import USUAL_URL
+from motley.cli.shown.show import console
+from motley.cli.typed.options import (
+    MODELS_OWN,
+    Context,
+    DeviceOption,
+    Engines,
+    Quantisation,
+    Quants,
+    by_node,
+    on_device,
+)
+from motley.cli.typed.wanted import Wanted
 from motley.protocol.wording import counted, short_bytes
 
 HELP = """\

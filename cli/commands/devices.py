@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 
 from motley.cli.interrupt import run
-from motley.cli.show import console, results, table
+from motley.cli.shown.show import console, results, table
 from motley.protocol.wording import short_bytes
 
 if TYPE_CHECKING:
-    from motley.daemon.node.devices import Device
+    from motley.daemon.node.survey.devices import Device
 
 
 def register(app: typer.Typer) -> None:
@@ -23,9 +23,9 @@ def register(app: typer.Typer) -> None:
 
 def devices(as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False) -> None:
     """Show this machine's processor and GPUs, which engines compute on them, and what the other engines lack."""
-    from motley.daemon.node.capabilities import measure
-    from motley.daemon.node.devices import devices_of, lacking
-    from motley.daemon.node.engines import installed_engines
+    from motley.daemon.node.survey.capabilities import measure
+    from motley.daemon.node.survey.devices import devices_of, lacking
+    from motley.daemon.node.survey.engines import installed_engines
 
     with console.status("asking drivers and engines, and measuring"):
         machine = measure(run(installed_engines()))

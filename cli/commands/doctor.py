@@ -16,12 +16,12 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from motley.cli.client import ApiKey, Client, Unreachable, Url
 from motley.cli.diagnosis import Finding, Level, absent, addresses, clock, disk, links, ports, versions
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Cache, DataPorts, parse_ports
-from motley.cli.show import console, results
+from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
+from motley.cli.shown.show import console, results
+from motley.cli.typed.options import Cache, DataPorts, parse_ports
 
 DIAL_S = 3.0
 """The port where nodes join answers within this."""
@@ -60,11 +60,11 @@ def doctor(
 
 async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]:
     """What this machine itself tells."""
-    from motley.daemon.node.capabilities import measure
-    from motley.daemon.node.devices import lacking
-    from motley.daemon.node.engines import installed_engines
+    from motley.daemon.node.survey.capabilities import measure
+    from motley.daemon.node.survey.devices import lacking
+    from motley.daemon.node.survey.engines import installed_engines
     from motley.daemon.weights.cache import CacheError, ShareCache
-    from motley.orchestrator.addresses import own_addresses
+    from motley.orchestrator.mesh.addresses import own_addresses
 
     shares, trouble = ShareCache(cache), ""
     try:
@@ -121,9 +121,9 @@ async def _mesh(url: str, api_key: str) -> list[Finding]:
 
 async def _joined() -> list[Finding]:
     """Whether the orchestrators of the meshes that this machine belongs to can be dialled, and are the same as ever."""
-    from motley.cli.home import meshes
-    from motley.daemon.node.membership import all_kept
-    from motley.daemon.node.trust import TrustError, fetch_certificate, fingerprint_of
+    from motley.cli.reaching.home import meshes
+    from motley.daemon.node.joining.membership import all_kept
+    from motley.daemon.node.joining.trust import TrustError, fetch_certificate, fingerprint_of
     from motley.protocol.address import parse_address
 
     found = []

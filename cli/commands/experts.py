@@ -10,10 +10,10 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import results, table, waiting
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import results, table, waiting
 from motley.protocol.wording import counted, short_bytes
 
 MARKS = {"serving": "", "fetching": "+", "leaving": "-", "dead": "†"}

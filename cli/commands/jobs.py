@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.interrupt import run
-from motley.cli.show import results, table
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import results, table
 from motley.cli.training_job import described, follow_job
 
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.options import (
+from motley.cli.shown.show import console
+from motley.cli.typed.options import (
     Advertise,
     Cache,
     CacheLimit,
@@ -27,7 +28,6 @@ from motley.cli.options import (
     Zone,
     daemon_config,
 )
-from motley.cli.show import console
 
 
 def register(app: typer.Typer) -> None:
@@ -68,8 +68,8 @@ def join(
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
-    from motley.cli.joining import find_mesh
-    from motley.cli.narrator import narrator, start_log
+    from motley.cli.reaching.joining import find_mesh
+    from motley.cli.shown.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
 

@@ -12,11 +12,11 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import duration
-from motley.cli.show import console
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import console
+from motley.cli.typed.options import duration
 
 if TYPE_CHECKING:
     from motley.daemon.lease.file import LeaseFile, Told

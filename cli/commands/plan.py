@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import ApiKey, Client, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.loading import for_daemons
-from motley.cli.mesh_of_one import mesh_of_one
-from motley.cli.options import Context, Engines, Quantisation, Quants, Stages, by_node, parse_stages
-from motley.cli.show import console, forecast_line, results, table
+from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
+from motley.cli.reaching.loading import for_daemons
+from motley.cli.reaching.mesh_of_one import mesh_of_one
+from motley.cli.shown.show import console, forecast_line, results, table
+from motley.cli.typed.options import Context, Engines, Quantisation, Quants, Stages, by_node, parse_stages
 from motley.orchestrator.session_request import MAX_SEQUENCES
 
 KINDS = {

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import typer
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import console
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import console
 
 
 def register(app: typer.Typer) -> None:

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from motley.cli.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
-from motley.cli.loading import checked_request, for_daemons, load
-from motley.cli.mesh_of_one import mesh_of_one
-from motley.cli.options import (
+from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.reaching.loading import checked_request, for_daemons, load
+from motley.cli.reaching.mesh_of_one import mesh_of_one
+from motley.cli.reaching.place import USUAL_URL
+from motley.cli.shown.show import console, loading_bars
+from motley.cli.typed.options import (
     MODELS_OWN,
     AdapterFolders,
     AdapterRank,
@@ -48,9 +50,7 @@ from motley.cli.options import (
     parse_shares,
     parse_stages,
 )
-from motley.cli.place import USUAL_URL
-from motley.cli.show import console, loading_bars
-from motley.cli.wanted import Wanted, nodes_of, option_of, stop_command
+from motley.cli.typed.wanted import Wanted, nodes_of, option_of, stop_command
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.wording import counted
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.errors import CliError
-from motley.cli.show import console
+from motley.cli.shown.show import console
 from motley.protocol.address import parse_address
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import activity, ago, forecast_beside, losses, results, session_table, table, waiting
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import activity, ago, forecast_beside, losses, results, session_table, table, waiting
 from motley.protocol.wording import short_bytes
 
 

@@ -14,13 +14,13 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from motley.cli.client import ApiKey, Url
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_job
-from motley.cli.options import duration, one_of
-from motley.cli.show import LINE_S, console, results
-from motley.cli.timeline import sparkline
+from motley.cli.reaching.client import ApiKey, Url
+from motley.cli.shown.show import LINE_S, console, results
+from motley.cli.shown.timeline import sparkline
 from motley.cli.training_job import MeshTraining, Mode, train_on_mesh
+from motley.cli.typed.options import duration, one_of
 from motley.protocol.wording import counted
 from motley.training.merging import How
 

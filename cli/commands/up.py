@@ -16,7 +16,8 @@ from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import (
+from motley.cli.shown.show import console, results
+from motley.cli.typed.options import (
     Advertise,
     Cache,
     CacheLimit,
@@ -33,15 +34,14 @@ from motley.cli.options import (
     Zone,
     daemon_config,
 )
-from motley.cli.show import console, results
 from motley.protocol.address import parse_address
 from motley.protocol.announcing import Announced, announced, is_address
 
 if TYPE_CHECKING:
     from motley.daemon.node.app import DaemonConfig
-    from motley.daemon.node.membership import Membership
+    from motley.daemon.node.joining.membership import Membership
     from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-    from motley.orchestrator.pairings import Pairing
+    from motley.orchestrator.trust.pairings import Pairing
 
 
 def register(app: typer.Typer) -> None:
@@ -112,7 +112,7 @@ def up(
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
-    from motley.cli.home import home
+    from motley.cli.reaching.home import home
     from motley.orchestrator.app import OrchestratorConfig
 
     if (certificate is None) != (key is None):
@@ -151,11 +151,11 @@ def up(
 
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool, log: LogFormat) -> None:
-    from motley.cli.home import meshes
-    from motley.cli.narrator import narrator, start_log
+    from motley.cli.reaching.home import meshes
+    from motley.cli.shown.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
-    from motley.daemon.node.membership import forget
+    from motley.daemon.node.joining.membership import forget
     from motley.orchestrator.api.certificate import AUTHORITY
     from motley.orchestrator.app import Orchestrator
     from motley.orchestrator.traces import export_traces
@@ -231,7 +231,7 @@ async def _announced(orchestrator: Orchestrator) -> AsyncIterator[None]:
 
 def _of_operator(orchestrator: Orchestrator) -> Membership:
     """By what commands of whoever has started an orchestrator reach it."""
-    from motley.daemon.node.membership import Membership
+    from motley.daemon.node.joining.membership import Membership
 
     return Membership(
         name="",

@@ -13,9 +13,9 @@ from urllib.request import url2pathname
 import typer
 from rich.markup import escape
 
-from motley.cli.client import ApiKey, Client, Url
 from motley.cli.interrupt import run
-from motley.cli.show import results, table
+from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import results, table
 from motley.protocol.release import PACKAGE, release
 
 ELSEWHERE = f"pipx upgrade {PACKAGE}"

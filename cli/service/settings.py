@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from motley.cli.errors import CliError
-from motley.cli.home import home
+from motley.cli.reaching.home import home
 from motley.protocol.files import write_private
 
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from motley.cli.home import home
+from motley.cli.reaching.home import home
 from motley.cli.service.manager import Manager
 
 NAME = "Motley"

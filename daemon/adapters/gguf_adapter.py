@@ -2,7 +2,7 @@
 
 ``general.type`` is ``adapter``, ``adapter.type`` is ``lora``. A tensor ``X.lora_a`` is the A of the base's tensor X,
 ``X.lora_b`` its B, the rows of which are in the order of a base's in GGUF
-(`motley.daemon.weights.checkpoints.gguf_order`).
+(`motley.daemon.weights.checkpoints.gguf.order`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy.typing as npt
 from motley.daemon.adapters.config import Sides
 from motley.daemon.models.description.model import Model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.gguf_blocks import READABLE, dequantise
-from motley.daemon.weights.checkpoints.gguf_checkpoint import hugging_face_name
-from motley.daemon.weights.checkpoints.gguf_header import read_header
-from motley.daemon.weights.checkpoints.gguf_order import INTERLEAVED, RECURRENT, TILED
+from motley.daemon.weights.checkpoints.gguf.blocks import READABLE, dequantise
+from motley.daemon.weights.checkpoints.gguf.checkpoint import hugging_face_name
+from motley.daemon.weights.checkpoints.gguf.header import read_header
+from motley.daemon.weights.checkpoints.gguf.order import INTERLEAVED, RECURRENT, TILED
 from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
 from motley.plugins.engine import Factor
 

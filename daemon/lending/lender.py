@@ -9,7 +9,7 @@ from io import FileIO
 from pathlib import Path
 
 from motley.daemon.lending.wire import Files, Kind, LendingError, LentFile, pack, read, read_stretches
-from motley.daemon.weights.checkpoints.gguf_header import read_header
+from motley.daemon.weights.checkpoints.gguf.header import read_header
 from motley.daemon.weights.hub import files_of
 from motley.transport import Connected, Lost, Membership, Message, Messenger
 

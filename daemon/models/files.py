@@ -15,7 +15,7 @@ from motley.daemon.models.description.model import Model, expected_shapes, tenso
 from motley.daemon.models.gguf.keys import gguf_model
 from motley.daemon.models.packing_keys import PACKINGS, read_packing
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles
 from motley.daemon.weights.located import Located

@@ -13,17 +13,17 @@ from pathlib import Path
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import LIMIT_S
 from motley.daemon.lease.rules import YieldTo
-from motley.daemon.node.capabilities import measure
-from motley.daemon.node.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused
-from motley.daemon.node.engines import installed_engines
-from motley.daemon.node.leasing import Leasing
-from motley.daemon.node.membership import Membership, find, forget
-from motley.daemon.node.ranks import Ranks
-from motley.daemon.node.relaying import Relays
+from motley.daemon.node.joining.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused
+from motley.daemon.node.joining.membership import Membership, find, forget
+from motley.daemon.node.joining.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
+from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.speeds import compute_speed
-from motley.daemon.node.training import Trainings, cannot_train, tickets_of
-from motley.daemon.node.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
+from motley.daemon.node.survey.capabilities import measure
+from motley.daemon.node.survey.engines import installed_engines
+from motley.daemon.node.survey.speeds import compute_speed
+from motley.daemon.node.workers.leasing import Leasing
+from motley.daemon.node.workers.ranks import Ranks
+from motley.daemon.node.workers.training import Trainings, cannot_train, tickets_of
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
@@ -42,7 +42,7 @@ class DaemonConfig:
 
     Attributes:
         orchestrator: ``host:port`` of the orchestrator's control plane.
-        token: a join token, or what `motley.daemon.node.membership` has in its place.
+        token: a join token, or what `motley.daemon.node.joining.membership` has in its place.
         meshes: folder for what is kept of meshes that this machine belongs to; None: nothing is.
         name: unique in the mesh; by default the host's name.
         advertise: the address under which other nodes reach this one; by default that of the interface which leads

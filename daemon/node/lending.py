@@ -13,8 +13,8 @@ from motley.daemon.lending.lender import Lender, membership, serve
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.node.address import listening_host
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.node.network.address import listening_host
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from motley.daemon.rank.blocks.state_blocks import StateBlockStore
-from motley.daemon.rank.request import Request
+from motley.daemon.rank.scheduling.request import Request
 
 
 class KeptStates:

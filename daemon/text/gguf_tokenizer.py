@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from motley.daemon.text.templates import ChatTemplate, InvalidTemplate
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.gguf_header import read_header
+from motley.daemon.weights.checkpoints.gguf.header import read_header
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """The kinds of tokens, as ``tokenizer.ggml.token_type`` has them."""

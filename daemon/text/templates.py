@@ -61,8 +61,8 @@ class ChatWriter(Protocol):
 class ChatTemplate:
     """A model's chat template, compiled. It comes from strangers, so it runs in a sandbox.
 
-    The sandbox keeps it from everything but time and memory: a template may never end. `motley.daemon.node.rendering`
-    has it run in another process.
+    The sandbox keeps it from everything but time and memory: a template may never end.
+    `motley.daemon.node.answering.rendering` has it run in another process.
 
     Attributes:
         source: the template as text.

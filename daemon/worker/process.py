@@ -1,4 +1,4 @@
-"""The worker process: ``python -m motley.daemon.worker.process``, started by `motley.daemon.node.worker`.
+"""The worker process: ``python -m motley.daemon.worker.process``, started by `motley.daemon.node.workers.worker`.
 
 Its life: settings on standard input, then over the pipe a `Start` that says which rank of which session it is; it
 listens, is told where its peers are, and becomes what its number makes it: a rank (`motley.daemon.worker.rank`), or,

@@ -11,12 +11,12 @@ from motley.daemon.caches.held_elsewhere import HeldElsewhere
 from motley.daemon.experts.dispatch import Dispatcher
 from motley.daemon.machine.memory import resident_bytes
 from motley.daemon.pipe.daemon import Released
-from motley.daemon.rank.draft_model import DraftModel
 from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.guessing.draft_model import DraftModel
 from motley.daemon.rank.loading import LoadedRank, load_rank, planned_stages
 from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
-from motley.daemon.rank.scheduler import Scheduler
+from motley.daemon.rank.scheduling.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Stop, decode
 from motley.daemon.worker.membership import membership, protection, with_hosts
 from motley.daemon.worker.worker import CONNECT_S, Worker

@@ -18,8 +18,8 @@ from motley.orchestrator.api.request_id import request_id
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.answering.requests import Answers, Requests
 from motley.orchestrator.serving.errors import BusyError, ServingError
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.store.usage import Usage
 from motley.orchestrator.usual_sampling import fill
 from motley.protocol.mesh_pb2 import Generate, Sampling

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from motley.orchestrator.identity import API_LIFETIME, Identity
+from motley.orchestrator.trust.identity import API_LIFETIME, Identity
 from motley.protocol.files import write_private
 
 FILE = "api.pem"

@@ -18,12 +18,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from motley.orchestrator.experts.hosts import ExpertHost
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.answering.tally import Histogram, Outcome
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank
 from motley.protocol.release import release
 

@@ -1,6 +1,7 @@
 """The expert hosts that nodes can be for a session, beside its trunk: each by itself, or several as a group. Pure.
 
-What is free on a node depends on where the trunk is; `motley.orchestrator.planning.trunk` weighs the places for it.
+What is free on a node depends on where the trunk is; `motley.orchestrator.planning.experts.trunk` weighs the places for
+it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from itertools import accumulate
 
 from motley.orchestrator.experts.hosts import LINK_BANDWIDTH, LINK_S, ExpertHost, Member
 from motley.orchestrator.experts.registry import ExpertMap, Free, row_bytes
-from motley.orchestrator.nodes import Node
-from motley.orchestrator.planning.groups import Group, Offer, form_groups, slice_bytes, slice_count
-from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.mesh.nodes import Node
+from motley.orchestrator.planning.experts.groups import Group, Offer, form_groups, slice_bytes, slice_count
+from motley.orchestrator.planning.experts.layout import LayoutError
+from motley.orchestrator.planning.experts.room import expert_count, experts_in, left_for_experts, replicas_in, room_told
+from motley.orchestrator.planning.experts.trunk import Forecast, forecast
 from motley.orchestrator.planning.placement.terms import Host, PlacementError
-from motley.orchestrator.planning.room import expert_count, experts_in, left_for_experts, replicas_in, room_told
 from motley.orchestrator.planning.setup import setup_of
-from motley.orchestrator.planning.trunk import Forecast, forecast
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank
 from motley.protocol import MAX_RANKS

@@ -1,7 +1,7 @@
 """The workers that hold experts: hosts of one worker, and hosts that are a group of workers on several nodes. Pure.
 
-A worker of a group (`motley.orchestrator.planning.groups`) has some slices of every expert that the host holds. So a
-host is up when all its workers are, holds what all of them hold, and is lost with any of them.
+A worker of a group (`motley.orchestrator.planning.experts.groups`) has some slices of every expert that the host holds.
+So a host is up when all its workers are, holds what all of them hold, and is lost with any of them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from motley.orchestrator.experts.hosts import LINK_BANDWIDTH, LINK_S, ExpertHost
 from motley.orchestrator.experts.loads import ExpertLoads
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.trunk_view import TrunkView
-from motley.orchestrator.planning.groups import zones_apart
+from motley.orchestrator.planning.experts.groups import zones_apart
 from motley.orchestrator.planning.placement.terms import Expert, ExpertKey, Host, Move, Placement
 from motley.protocol import mesh_pb2 as pb
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from motley.orchestrator.certificates import issue_credentials
 from motley.orchestrator.control import Control
 from motley.orchestrator.jobs.files import JobFileError, pack, read
 from motley.orchestrator.jobs.job import Job, Mode, Order, Papers, Place, Request, State
-from motley.orchestrator.nodes import Node, NodeTable, what_became
+from motley.orchestrator.mesh.nodes import Node, NodeTable, what_became
 from motley.orchestrator.serving.adapters import Adapters
 from motley.orchestrator.serving.errors import ServingError, refusal
-from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions.table import SessionTable
+from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol.files import write_private
 from motley.protocol.mesh_pb2 import Empty, HeldRank, JobOrder, NodeMessage, OrchestratorMessage
 

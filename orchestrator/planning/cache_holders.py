@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from motley.orchestrator.planning.shares import PlanError, RankPlan, cached_bytes
+from motley.orchestrator.planning.cutting.shares import PlanError, RankPlan, cached_bytes
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.protocol.wording import human_bytes
 

@@ -38,8 +38,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from motley.orchestrator.planning.shares import Candidate, RankPlan, attention_reads, mlp_reads
-from motley.orchestrator.planning.stages import own_profile, ranks_by_stage
+from motley.orchestrator.planning.choosing.stages import own_profile, ranks_by_stage
+from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan, attention_reads, mlp_reads
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.transport.schedules.forecast import Network, choose
 from motley.transport.schedules.schedule import all_reduce

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from motley.orchestrator.planning.caches import Blocks, Caches
+from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan, plan_shares
 from motley.orchestrator.planning.setup import Setup
-from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares
 from motley.protocol.mesh_pb2 import Assignment, ModelProfile, ModelSpec
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
-from motley.orchestrator.planning.shares import Candidate
+from motley.orchestrator.mesh.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
+from motley.orchestrator.planning.cutting.shares import Candidate
 
 REAL = 0.8
 """The part of its maker's bandwidth that a device reads weights at."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from motley.orchestrator.adapters import NamedAdapter, listed
 from motley.orchestrator.control import Control
-from motley.orchestrator.nodes import Node
+from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import ServingError, refusal, unready
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import Adapter, AdapterEvent, AdapterOrder, Failure, OrchestratorMessage, RankCommand
 
 ORDER_S = 600.0

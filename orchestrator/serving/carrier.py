@@ -10,8 +10,8 @@ from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, ServingError, refusal
 from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.relays import Relays
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Command, Session, State
+from motley.orchestrator.sessions.session import Command, Session, State
+from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import OrchestratorMessage
 
 

@@ -12,9 +12,9 @@ import logging
 from pathlib import Path
 
 from motley.orchestrator.adapters import NamedAdapter
-from motley.orchestrator.session_files import SessionFileError, Wanted, pack, pack_wanted, read, read_wanted
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.sessions.files import SessionFileError, Wanted, pack, pack_wanted, read, read_wanted
+from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Away
 from motley.protocol.files import write_private
 

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from motley.orchestrator.certificates import issue_credentials
 from motley.orchestrator.control import Control
-from motley.orchestrator.nodes import Node, what_became
+from motley.orchestrator.mesh.nodes import Node, what_became
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.copies import Copies, has_files, is_missing
+from motley.orchestrator.trust.certificates import issue_credentials
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import Credentials, Lend, Lent, Loan, ModelSpec, OrchestratorMessage
 

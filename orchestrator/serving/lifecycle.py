@@ -7,12 +7,12 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import NodeTable
+from motley.orchestrator.planning.cutting.shares import PlanError
+from motley.orchestrator.planning.experts.layout import LayoutError
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
-from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import ServingError, refusal
 from motley.orchestrator.serving.lending import Lending
@@ -25,8 +25,8 @@ from motley.orchestrator.serving.plans.layouts import Layouts
 from motley.orchestrator.serving.plans.participants import choose_participants, wanted_model
 from motley.orchestrator.serving.plans.sizes import caches_of
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.session_table import NameInUseError, SessionTable
-from motley.orchestrator.sessions import ModelKnown, Session, State
+from motley.orchestrator.sessions.session import ModelKnown, Session, State
+from motley.orchestrator.sessions.table import NameInUseError, SessionTable
 
 READY_S = 3600.0
 """The longest wait for a session to be ready; its own deadlines are shorter while nothing happens."""

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.nodes import Node, NodeTable, what_became
+from motley.orchestrator.mesh.nodes import Node, NodeTable, what_became
 from motley.orchestrator.serving.errors import refusal
 from motley.protocol.mesh_pb2 import BudgetOrder, Done, LeaseOrder, OrchestratorMessage
 

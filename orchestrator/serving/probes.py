@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
-from motley.orchestrator.certificates import issue_credentials
 from motley.orchestrator.control import Control
-from motley.orchestrator.links import LinkTable, Pair
-from motley.orchestrator.nodes import Node, NodeTable
-from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.mesh.links import LinkTable, Pair
+from motley.orchestrator.mesh.nodes import Node, NodeTable
+from motley.orchestrator.sessions.table import SessionTable
+from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol.mesh_pb2 import Credentials, OrchestratorMessage, Probe, Probed
 
 CONNECT_S = 2.5

@@ -11,9 +11,9 @@ import logging
 import secrets
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
-from motley.orchestrator.sessions import Command, Session
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
+from motley.orchestrator.sessions.session import Command, Session
 from motley.orchestrator.workers import Rank
 from motley.protocol.address import parse_address
 from motley.protocol.mesh_pb2 import OrchestratorMessage, RankCommand, Relay, Relayed

@@ -7,12 +7,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
-from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.kept_sessions import RETURN_S, KeptSessions
 from motley.orchestrator.serving.lifecycle import Lifecycle
-from motley.orchestrator.session_files import Wanted
+from motley.orchestrator.sessions.files import Wanted
 
 AGAIN_S = 5.0
 """A session that could not be begun is tried again after so long, ..."""

@@ -8,16 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.serving.adapters import Adapters
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.improving import Improving
 from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.lending import Lending
 from motley.orchestrator.serving.lifecycle import Lifecycle
-from motley.orchestrator.serving.making_way import MakingWay
 from motley.orchestrator.serving.orders import Orders
 from motley.orchestrator.serving.plans.descriptions import Descriptions
 from motley.orchestrator.serving.plans.fitting import Fitting
@@ -26,13 +24,15 @@ from motley.orchestrator.serving.plans.layouts import Layouts
 from motley.orchestrator.serving.plans.memory import Memory
 from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.probes import Probes
-from motley.orchestrator.serving.rearranging import Rearranging
-from motley.orchestrator.serving.recovery import Recovery
 from motley.orchestrator.serving.relays import Relays
 from motley.orchestrator.serving.reopening import Reopening
+from motley.orchestrator.serving.replanning.improving import Improving
+from motley.orchestrator.serving.replanning.making_way import MakingWay
+from motley.orchestrator.serving.replanning.rearranging import Rearranging
+from motley.orchestrator.serving.replanning.recovery import Recovery
 from motley.orchestrator.serving.upkeep import Upkeep
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Command, Session
+from motley.orchestrator.sessions.session import Command, Session
+from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import (
     Failure,
     HeldRank,

@@ -11,14 +11,14 @@ from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes, gave_up, may_restart
 from motley.orchestrator.experts.registry import SKEWED, ExpertMap, Free
-from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal, unready
 from motley.orchestrator.serving.plans.memory import Memory
 from motley.orchestrator.serving.plans.participants import able_hosts
 from motley.orchestrator.serving.plans.planner import Planner
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.sessions.session import Session, State
 from motley.protocol import MAX_RANKS
 
 QUESTIONS = 10

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from motley.cli.client import Client, Refused, Unreachable
 from motley.cli.errors import CliError
+from motley.cli.reaching.client import Client, Refused, Unreachable
 
 End = Callable[[web.StreamResponse, web.Request], Awaitable[None]]
 EVENT = b'data: {"choices": []}\n\n'

@@ -1,6 +1,6 @@
 import pytest
 
-from motley.cli.durations import seconds
+from motley.cli.typed.durations import seconds
 
 
 @pytest.mark.parametrize(("text", "told"), [("90s", 90), ("30m", 1800), ("1.5h", 5400), ("2 H", 7200), ("0s", 0)])

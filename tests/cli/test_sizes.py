@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.cli.sizes import parse_size
+from motley.cli.typed.sizes import parse_size
 
 MIB = 2**20
 

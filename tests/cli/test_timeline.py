@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.cli.timeline import BLOCKS, LEVELS, legend, sparkline, stacked_bar
+from motley.cli.shown.timeline import BLOCKS, LEVELS, legend, sparkline, stacked_bar
 
 TIMES = st.floats(0, 1e4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from motley.cli.commands.up import how_to_join, tell
-from motley.cli.show import console
+from motley.cli.shown.show import console
 
 
 def test_the_likeliest_address_is_in_the_line_and_the_others_are_named() -> None:

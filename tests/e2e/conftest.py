@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.conftest import SHARED_MESH
 from tests.e2e.browsing import chromium
 from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from motley.cli.main import main
 from motley.daemon.machine.compute_speed import ComputeSpeed, FormatSpeed
-from motley.daemon.node import app, capabilities
-from motley.daemon.node.engines import installed_engines
+from motley.daemon.node import app
+from motley.daemon.node.survey import capabilities
+from motley.daemon.node.survey.engines import installed_engines
 from motley.protocol.mesh_pb2 import Capabilities, Engine
 
 BANDWIDTH = 10e9

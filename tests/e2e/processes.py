@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 import motley.cli
-from motley.cli import show
-from motley.cli.client import Client
 from motley.cli.main import main
+from motley.cli.reaching.client import Client
+from motley.cli.shown import show
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.cli.reaching.client import Client
 from motley.daemon.models.files import open_model
 from motley.training.adapters import merge
 from motley.training.merging import How

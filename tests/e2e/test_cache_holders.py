@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, START_S, Mesh, in_thread, mesh
 
 PROMPT = "ROMEO:\nBut soft, what light through yonder window breaks?\n" * 16

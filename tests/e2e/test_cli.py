@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from motley.bench.reports.standard import Standard
-from motley.cli.client import Client
 from motley.cli.errors import EXPECTED
+from motley.cli.reaching.client import Client
 from motley.protocol.mesh_pb2 import Engine
 from tests.e2e.processes import (
     BUNDLED,
@@ -481,7 +481,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
         return []
 
     monkeypatch.setattr("motley.daemon.node.app.installed_engines", no_engines)
-    monkeypatch.setattr("motley.daemon.node.capabilities.memory_bandwidth", lambda *_: 10e9)
+    monkeypatch.setattr("motley.daemon.node.survey.capabilities.memory_bandwidth", lambda *_: 10e9)
     status, out, err = command(*wanted)
     assert status == 1
     assert words in err

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model
 
 SCHEMA = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.house import CAN_BE_BUILT, House, house
 from tests.e2e.processes import BUNDLED, Mesh, mesh
 

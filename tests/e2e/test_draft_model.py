@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, Mesh
 
 UNLIKE = BUNDLED.parent / "shakespeare-moe-1.5m"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from motley.daemon.models.files import load_tokenizer
 from tests.e2e.processes import BUNDLED, Mesh, motley
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from motley.bench.random_models.writing import synthesise
-from motley.cli.client import Client
 from motley.cli.errors import CliError
-from motley.daemon.node.describe import describe
+from motley.cli.reaching.client import Client
+from motley.daemon.node.survey.describe import describe
 from motley.daemon.weights.cache import LABEL, ShareCache
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.orchestrator.known_models.shapes import SHAPES
-from motley.orchestrator.planning.groups import slice_bytes
-from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
+from motley.orchestrator.planning.cutting.shares import Candidate, plan_shares, trunk_profile
+from motley.orchestrator.planning.experts.groups import slice_bytes
 from motley.protocol import mesh_pb2 as pb
 from tests.e2e.processes import Mesh, in_thread, last_json, mesh
 

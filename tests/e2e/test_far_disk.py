@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import Mesh
 from tests.e2e.test_cache_holders import PROMPT, answer_of, until
 from tests.e2e.test_survival import worker_of

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.address import parse_address
 from motley.protocol.mesh_pb2 import Capabilities, Heartbeat, Hello, NodeMessage, Placement

@@ -10,8 +10,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh, motley
 from tests.software_gpu import ALLOWED, show_software_gpu
 

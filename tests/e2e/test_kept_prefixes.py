@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from motley.daemon.rank.blocks.kept_file import FOLDER
 from tests.e2e.processes import BUNDLED, Mesh
 from tests.e2e.test_cache_holders import until

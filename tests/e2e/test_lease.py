@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import Mesh, in_thread, mesh
 from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from motley.daemon.lending.mirror import FOLDER
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model, mesh
 from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, START_S, Mesh, MotleyProcess, in_thread
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, ROOT, mesh
 
 pytestmark = [

@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
-from motley.daemon.node import speeds
+from motley.cli.reaching.client import Client
+from motley.daemon.node.survey import speeds
 from motley.daemon.weights.cache import ShareCache
 from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, chatting_model, command, mesh
 from tests.ports import unanswered_port
@@ -368,7 +368,7 @@ def test_joining_badly_ends_with_one_clear_line(there: Mesh, monkeypatch: pytest
         ):
             with monkeypatch.context() as patch:
                 if words == "no answer from":  # the only one that is waited for
-                    patch.setattr("motley.daemon.node.trust.CONNECT_S", 3.0)
+                    patch.setattr("motley.daemon.node.joining.trust.CONNECT_S", 3.0)
                 status, _, err = command("join", *arguments, "--wait", "0", MOTLEY_TOKEN=token)
             assert (status, words in err) == (1, True), err
 

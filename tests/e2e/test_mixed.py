@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, Mesh, command, said_json
 
 LINE = "ROMEO:\nLook, good sir, you are"

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh
 
 RESET = struct.pack("ii", 1, 0)

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import psutil
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, Mesh, MotleyProcess, mesh
 from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed, worker_of
 

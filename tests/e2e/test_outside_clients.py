@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import Mesh, chatting_model
 from tests.e2e.test_tools import GO, PARAMETERS, TEMPLATE
 

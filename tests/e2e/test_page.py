@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from motley.bench.random_models.writing import synthesise
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from motley.orchestrator.known_models.shapes import SHAPES
 from tests.e2e.browsing import DESKTOP, PHONE, page_of, text_of, until
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model

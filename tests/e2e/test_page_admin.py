@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from motley.cli.client import Client
-from motley.daemon.node.pairing import pair
+from motley.cli.reaching.client import Client
+from motley.daemon.node.joining.pairing import pair
 from tests.e2e.browsing import page_of, until
 from tests.e2e.processes import BUNDLED, Mesh
 from tests.e2e.test_adapters import an_adapter

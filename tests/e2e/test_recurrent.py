@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
+from motley.cli.reaching.client import Client
 from motley.protocol import CACHE_BLOCK
 from tests.e2e.processes import Mesh
 from tests.models.cases import Case, golden_case

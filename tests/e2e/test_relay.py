@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.house import CAN_BE_BUILT, house
 from tests.e2e.processes import BUNDLED, mesh
 from tests.e2e.test_survival import GREEDY, undisturbed

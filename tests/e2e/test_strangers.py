@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, END_S, ROOT, START_S, Mesh, mesh
 from tests.e2e.stranger import is_let_in
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import MotleyProcess, mesh, motley
 
 HOW = {"model": "shakespeare-2.6m", "prompt": "ROMEO:", "max_tokens": 200, "ignore_eos": True}

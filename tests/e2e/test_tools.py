@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from tests.e2e.processes import Mesh, chatting_model
 
 TEMPLATE = """{% for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>

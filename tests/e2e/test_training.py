@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from motley.cli.client import Client
+from motley.cli.reaching.client import Client
 from motley.training.files import CURVE, Curve
 from tests.e2e.processes import BUNDLED, Mesh, in_thread, mesh
 

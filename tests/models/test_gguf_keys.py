@@ -32,7 +32,7 @@ from motley.daemon.models.graph.expert_graph import build_expert_graph
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import dequantised

@@ -14,7 +14,7 @@ from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
-from motley.daemon.weights.checkpoints.gguf_blocks import block_size
+from motley.daemon.weights.checkpoints.gguf.blocks import block_size
 from motley.plugins.engine import F32, EngineFactory
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine

@@ -16,8 +16,8 @@ from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.cutting.stages import stages_of
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
-from motley.orchestrator.planning.shares import Candidate, cached_bytes, plan_shares
-from motley.orchestrator.planning.stages import stage_profile
+from motley.orchestrator.planning.choosing.stages import stage_profile
+from motley.orchestrator.planning.cutting.shares import Candidate, cached_bytes, plan_shares
 from motley.plugins.engine import EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine

@@ -19,7 +19,7 @@ from gguf import GGMLQuantizationType as Type
 
 from motley.daemon.models.description.model import tensors
 from motley.daemon.models.files import open_model, open_weights
-from motley.daemon.weights.checkpoints.gguf_order import INTERLEAVED
+from motley.daemon.weights.checkpoints.gguf.order import INTERLEAVED
 from motley.daemon.weights.spec import Piece
 
 F32 = npt.NDArray[np.float32]

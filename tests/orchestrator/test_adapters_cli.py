@@ -10,7 +10,7 @@ import pytest
 
 from motley.cli.commands.run import named_adapters
 from motley.cli.errors import CliError
-from motley.cli.wanted import start_command
+from motley.cli.typed.wanted import start_command
 
 from .conftest import of_kind
 

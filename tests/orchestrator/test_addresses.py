@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from motley.orchestrator.addresses import Found, likeliest_first, own_addresses
+from motley.orchestrator.mesh.addresses import Found, likeliest_first, own_addresses
 from motley.protocol.address import is_loopback
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.orchestrator.certificates import issue_credentials
+from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol.mesh_pb2 import Credentials
 from motley.transport.links.wire import certified_name
 

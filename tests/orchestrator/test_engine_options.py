@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from motley.cli.errors import CliError
-from motley.cli.options import Device, on_device
+from motley.cli.typed.options import Device, on_device
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.orchestrator.flapping import ASIDE_S, TIMES, WITHIN_S, Flapping
+from motley.orchestrator.mesh.flapping import ASIDE_S, TIMES, WITHIN_S, Flapping
 
 from .test_links import Clock
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.api.mesh.sessions import session_json
-from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.experts.hosts import ExpertHost, Member
 from motley.orchestrator.experts.messages import from_message, to_message
 from motley.orchestrator.experts.moves import RETIRE_S
 from motley.orchestrator.experts.recovery import RESTART_S, RESTARTS, bound_nodes, gave_up, may_restart
 from motley.orchestrator.experts.registry import HOMELESS_S, ExpertMap
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.cutting.shares import Candidate, plan_shares, trunk_profile
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import Setup
-from motley.orchestrator.planning.shares import Candidate, plan_shares, trunk_profile
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Command, Session, State
+from motley.orchestrator.sessions.assignments import model_spec
+from motley.orchestrator.sessions.session import Command, Session, State
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import Empty, Failure, HostedExperts, ModelProfile, Ready

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from motley.orchestrator import identity
-from motley.orchestrator.identity import IdentityError, load_identity
+from motley.orchestrator.trust import identity
+from motley.orchestrator.trust.identity import IdentityError, load_identity
 
 
 def test_it_is_created_once_and_kept(tmp_path: Path) -> None:

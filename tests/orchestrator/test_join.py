@@ -16,10 +16,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from motley.orchestrator import app, control, nodes
-from motley.orchestrator.addresses import own_addresses
+from motley.orchestrator import app, control
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.orchestrator.limits import HELLO_BYTES
+from motley.orchestrator.mesh import nodes
+from motley.orchestrator.mesh.addresses import own_addresses
+from motley.orchestrator.trust.limits import HELLO_BYTES
 from motley.protocol.mesh_pb2 import Capabilities, Described, Empty, Hello, NodeMessage, RankEvent
 from motley.protocol.mesh_pb2_grpc import MeshStub
 from motley.protocol.versions import OLDEST, PROTOCOL, VERSION

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from motley.orchestrator.links import AGAIN_S, RETRY_S, UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S, LinkTable, Pair
-from motley.orchestrator.nodes import Node
+from motley.orchestrator.mesh.links import AGAIN_S, RETRY_S, UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S, LinkTable, Pair
+from motley.orchestrator.mesh.nodes import Node
 from motley.protocol.mesh_pb2 import Capabilities
 
 

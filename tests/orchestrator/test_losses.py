@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.orchestrator.losses import AGAIN_S, KEPT, LOSSES, Losses
+from motley.orchestrator.sessions.losses import AGAIN_S, KEPT, LOSSES, Losses
 from motley.orchestrator.workers import Worker
 from motley.protocol.mesh_pb2 import Failure
 

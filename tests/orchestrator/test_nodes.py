@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from motley.orchestrator.nodes import (
+from motley.orchestrator.mesh.nodes import (
     COLOURS,
     FORGET_LEFT_S,
     FORGET_S,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.node.pairing import PairingRefused, pair
-from motley.orchestrator.pairings import LIFE_S, MOST, PER_HOUR, TRIES, Pairing, PairingError, Pairings
+from motley.daemon.node.joining.pairing import PairingRefused, pair
+from motley.orchestrator.trust.pairings import LIFE_S, MOST, PER_HOUR, TRIES, Pairing, PairingError, Pairings
 from motley.protocol.pairing import Joining, WrongCode, hand_over, new_code, shown, typed
 
 

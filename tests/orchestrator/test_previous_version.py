@@ -18,9 +18,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
 from motley.daemon.node.app import DaemonConfig, Observer, run_daemon
-from motley.daemon.node.control import JoinRefused
+from motley.daemon.node.joining.control import JoinRefused
 from motley.daemon.weights.cache import ShareCache
-from motley.orchestrator.identity import load_identity
+from motley.orchestrator.trust.identity import load_identity
 from motley.protocol.versions import OLDEST, VERSION
 from tests.e2e.processes import BUNDLED, in_thread
 from tests.orchestrator.conftest import small_profile

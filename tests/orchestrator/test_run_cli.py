@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from motley.cli.client import Client, broke_off
 from motley.cli.errors import CliError
-from motley.cli.loading import load
-from motley.cli.show import LINE_S, LoadingLines
-from motley.cli.wanted import Wanted
+from motley.cli.reaching.client import Client, broke_off
+from motley.cli.reaching.loading import load
+from motley.cli.shown.show import LINE_S, LoadingLines
+from motley.cli.typed.wanted import Wanted
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import Delta, Describe, Described, Empty, Failure, Generate, ModelProfile, RankCommand

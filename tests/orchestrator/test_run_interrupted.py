@@ -14,7 +14,7 @@ import pytest
 
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import Loading, RankCommand
 
 INTERRUPTED = 130

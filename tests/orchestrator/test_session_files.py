@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.orchestrator.assignments import model_spec
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast
+from motley.orchestrator.planning.cutting.shares import Candidate, plan_shares
 from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.setup import Setup
-from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.serving.kept_sessions import FOLDER, READY, WANTED, KeptSessions
-from motley.orchestrator.session_files import SessionFileError, pack, read
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import ModelKnown, Session, State
+from motley.orchestrator.sessions.assignments import model_spec
+from motley.orchestrator.sessions.files import SessionFileError, pack, read
+from motley.orchestrator.sessions.session import ModelKnown, Session, State
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Away, CacheHolder, Rank
 from motley.protocol.mesh_pb2 import Described, Empty, Failure, Loan, ModelProfile, RankEvent, Ready
 

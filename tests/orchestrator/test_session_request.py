@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from motley.cli import options
 from motley.cli.errors import CliError
+from motley.cli.typed import options
 from motley.daemon.rank.pooling import POOLINGS
 from motley.orchestrator.api.mesh.session_parameters import SESSION, session_request
 from motley.orchestrator.api.schema import FieldError

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.assignments import model_spec
-from motley.orchestrator.cut_off import AWAY_S, CUT_S, RETURN_S
-from motley.orchestrator.nodes import CONNECTION_ENDED, LEFT
+from motley.orchestrator.mesh.nodes import CONNECTION_ENDED, LEFT
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.cutting.shares import Candidate, plan_shares
 from motley.orchestrator.planning.setup import Setup
-from motley.orchestrator.planning.shares import Candidate, plan_shares
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.session_table import NameInUseError, SessionTable
-from motley.orchestrator.sessions import (
+from motley.orchestrator.sessions.assignments import model_spec
+from motley.orchestrator.sessions.cut_off import AWAY_S, CUT_S, RETURN_S
+from motley.orchestrator.sessions.session import (
     LISTEN_S,
     PROGRESS_S,
     RELEASE_S,
@@ -22,6 +21,7 @@ from motley.orchestrator.sessions import (
     Session,
     State,
 )
+from motley.orchestrator.sessions.table import NameInUseError, SessionTable
 from motley.orchestrator.workers import CacheHolder, Rank
 from motley.protocol.mesh_pb2 import Activity, Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from motley.daemon.weights.checkpoints import tensor_files
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.gguf_blocks import EXACT, READABLE, block_size
-from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint, gguf_parts, hugging_face_name
+from motley.daemon.weights.checkpoints.gguf.blocks import EXACT, READABLE, block_size
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint, gguf_parts, hugging_face_name
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Source, dequantised
 from tests.models.to_gguf import interleaved, write

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.gguf_header import read_header
+from motley.daemon.weights.checkpoints.gguf.header import read_header
 from tests.weights.pointers import LFS_POINTER
 
 METADATA: dict[str, Any] = {

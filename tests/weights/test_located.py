@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from motley.daemon.weights.checkpoints import tensor_files
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.checkpoints.gguf_checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.packed import PackedCheckpoint, Packing
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.checkpoints.tensor_files import TensorFiles

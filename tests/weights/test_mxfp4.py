@@ -144,7 +144,7 @@ def test_a_share_keeps_the_codes(tmp_path: Path) -> None:
 
 def test_the_order_in_a_gguf_file() -> None:
     """Elements 0 to 15 in the low nibbles there; the ``gguf`` package agrees on every value."""
-    from motley.daemon.weights.checkpoints.gguf_blocks import dequantise
+    from motley.daemon.weights.checkpoints.gguf.blocks import dequantise
 
     random = np.random.default_rng(0)
     raw = random.integers(0, 256, (6, 3 * 17), np.uint8)

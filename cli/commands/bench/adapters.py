@@ -12,8 +12,8 @@ import typer
 
 from motley.cli.commands.bench.tables import show_adapters
 from motley.cli.interrupt import run
-from motley.cli.options import Quant, Quantisation, parse_counts, parse_link
-from motley.cli.show import loading_bars
+from motley.cli.shown.show import loading_bars
+from motley.cli.typed.options import Quant, Quantisation, parse_counts, parse_link
 from motley.orchestrator.session_request import MAX_ADAPTER_RANK
 from motley.protocol import CACHE_BLOCK
 

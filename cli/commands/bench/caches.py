@@ -11,8 +11,8 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import CacheFormats, Quant, Quantisation, parse_link
-from motley.cli.show import loading_bars, results, table
+from motley.cli.shown.show import loading_bars, results, table
+from motley.cli.typed.options import CacheFormats, Quant, Quantisation, parse_link
 
 CACHES_EXAMPLE = "Example: motley bench caches --model ./tinyllama --ranks 2 --context 2048 --memory 512"
 

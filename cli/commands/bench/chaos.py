@@ -18,7 +18,7 @@ import typer
 from motley.cli.commands.demo.mesh import MODELS, DemoMesh, family, kill_daemon, mesh_of_processes, node_names
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.show import console, loading_bars
+from motley.cli.shown.show import console, loading_bars
 
 if TYPE_CHECKING:
     from motley.bench.measurements.chaos import Do

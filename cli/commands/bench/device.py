@@ -13,8 +13,8 @@ from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import ENGINES_ON, Device, Quantisation, one_of
-from motley.cli.show import console, results, table
+from motley.cli.shown.show import console, results, table
+from motley.cli.typed.options import ENGINES_ON, Device, Quantisation, one_of
 from motley.protocol.wording import short_bytes
 
 DEVICE_EXAMPLE = "Example: motley bench device --device webgpu --json > report.json"
@@ -47,9 +47,9 @@ def device(
     """A device of this machine, its driver, and its time per token of a small model."""
     from motley.bench.measurements.device import measure_device
     from motley.bench.random_models.writing import temporary_model
-    from motley.daemon.node.capabilities import measure
-    from motley.daemon.node.devices import devices_of, lacking
-    from motley.daemon.node.engines import installed_engines
+    from motley.daemon.node.survey.capabilities import measure
+    from motley.daemon.node.survey.devices import devices_of, lacking
+    from motley.daemon.node.survey.engines import installed_engines
     from motley.orchestrator.known_models.shapes import SHAPES
 
     if like not in SHAPES:

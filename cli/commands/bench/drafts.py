@@ -11,8 +11,8 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import Quant, Quantisation, parse_link
-from motley.cli.show import console, loading_bars, table
+from motley.cli.shown.show import console, loading_bars, table
+from motley.cli.typed.options import Quant, Quantisation, parse_link
 
 DRAFTS_EXAMPLE = "Example: motley bench drafts --model ./tinyllama --prompt notes.txt --link 1ms,1Gbit"
 

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from motley.cli.interrupt import run
-from motley.cli.options import Quant, Quantisation
-from motley.cli.show import console, counting_bar, results, table
+from motley.cli.shown.show import console, counting_bar, results, table
+from motley.cli.typed.options import Quant, Quantisation
 
 FORECAST_EXAMPLE = "Example: motley bench forecast --json"
 LIKE = "tinyllama-1.1b"

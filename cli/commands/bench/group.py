@@ -34,8 +34,17 @@ from motley.cli.commands.bench.tables import (
 from motley.cli.commands.bench.train import TRAIN_EXAMPLE, train
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import CacheFormats, Choice, Exact, Quant, Quantisation, parse_counts, parse_link, parse_shares
-from motley.cli.show import console, loading_bars, table
+from motley.cli.shown.show import console, loading_bars, table
+from motley.cli.typed.options import (
+    CacheFormats,
+    Choice,
+    Exact,
+    Quant,
+    Quantisation,
+    parse_counts,
+    parse_link,
+    parse_shares,
+)
 from motley.protocol import CACHE_BLOCK
 
 bench = typer.Typer(

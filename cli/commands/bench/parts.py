@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from motley.cli.show import results, table
+from motley.cli.shown.show import results, table
 
 PARTS_EXAMPLE = "Example: motley bench parts --parts 32 --plot parts.png"
 NODES = 1.0, 1.25, 1.5, 2.0, 3.0

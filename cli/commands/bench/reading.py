@@ -11,8 +11,8 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import CacheFormats, Quant, Quantisation, parse_link
-from motley.cli.show import console, loading_bars
+from motley.cli.shown.show import console, loading_bars
+from motley.cli.typed.options import CacheFormats, Quant, Quantisation, parse_link
 from motley.protocol import CACHE_BLOCK
 from motley.protocol.wording import counted
 

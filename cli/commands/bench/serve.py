@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from motley.cli.client import ApiKey
 from motley.cli.commands.bench.tables import show_served
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import CacheFormats, CacheTokens, Quant, Quantisation
-from motley.cli.show import counting_bar, loading_bars
+from motley.cli.reaching.client import ApiKey
+from motley.cli.shown.show import counting_bar, loading_bars
+from motley.cli.typed.options import CacheFormats, CacheTokens, Quant, Quantisation
 
 if TYPE_CHECKING:
     from motley.bench.measurements.serve import Load, Served

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from motley.cli.show import console, table
-from motley.cli.timeline import WIDTH, legend, sparkline, stacked_bar
+from motley.cli.shown.show import console, table
+from motley.cli.shown.timeline import WIDTH, legend, sparkline, stacked_bar
 from motley.protocol.wording import counted
 
 if TYPE_CHECKING:

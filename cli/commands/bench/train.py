@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from motley.cli.errors import CliError
-from motley.cli.show import console, counting_bar, results, table
+from motley.cli.shown.show import console, counting_bar, results, table
 
 TRAIN_EXAMPLE = "Example: motley bench train --contexts 1024,4096 --json"
 RATIO_AT = 4096

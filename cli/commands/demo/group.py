@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from motley.cli.client import Client
 from motley.cli.commands.demo.mesh import (
     MODELS,
     STOP_S,
@@ -22,8 +21,9 @@ from motley.cli.commands.demo.mesh import (
 )
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.options import ENGINES_ON, Device, one_of
-from motley.cli.show import console, loading_bars, session_table
+from motley.cli.reaching.client import Client
+from motley.cli.shown.show import console, loading_bars, session_table
+from motley.cli.typed.options import ENGINES_ON, Device, one_of
 from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-2.6m"
@@ -127,7 +127,7 @@ def _device_name(rank: dict[str, Any], node: dict[str, Any]) -> str:
 
 def memory_limits(ranks: int) -> list[int]:
     """Different limits, in proportion N, ..., 2, 1, which together hold the model with a fifth to spare."""
-    from motley.daemon.node.describe import describe
+    from motley.daemon.node.survey.describe import describe
     from motley.protocol import mesh_pb2 as pb
 
     profile = describe(pb.ModelSpec(source=str(MODEL), quantisation="fp32"), None).profile

@@ -16,10 +16,10 @@ from typing import Any
 
 import psutil
 
-from motley.cli.client import Client
 from motley.cli.errors import CliError
-from motley.cli.mesh_of_one import wait_for_nodes
-from motley.cli.show import console
+from motley.cli.reaching.client import Client
+from motley.cli.reaching.mesh_of_one import wait_for_nodes
+from motley.cli.shown.show import console
 from motley.daemon.node.child import start_child
 from motley.protocol.wording import short_bytes
 

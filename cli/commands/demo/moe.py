@@ -8,7 +8,6 @@ import time
 from itertools import pairwise
 from typing import Any
 
-from motley.cli.client import Client
 from motley.cli.commands.demo.mesh import (
     MODELS,
     check_text,
@@ -19,7 +18,8 @@ from motley.cli.commands.demo.mesh import (
     single_process,
 )
 from motley.cli.errors import CliError
-from motley.cli.show import console, loading_bars, session_table
+from motley.cli.reaching.client import Client
+from motley.cli.shown.show import console, loading_bars, session_table
 from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-moe-1.5m"

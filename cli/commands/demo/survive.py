@@ -16,7 +16,7 @@ from motley.cli.commands.demo.mesh import (
     written,
 )
 from motley.cli.errors import CliError
-from motley.cli.show import console, loading_bars, session_table
+from motley.cli.shown.show import console, loading_bars, session_table
 from motley.protocol.wording import counted
 
 MODEL = MODELS / "shakespeare-2.6m"

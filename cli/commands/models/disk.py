@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from motley.cli.errors import CliError
-from motley.cli.options import Cache, Models
-from motley.cli.show import results, table
+from motley.cli.shown.show import results, table
+from motley.cli.typed.options import Cache, Models
 from motley.orchestrator.known_models.names import source_of
 from motley.protocol.wording import counted, short_bytes
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from motley.cli.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.interrupt import run
-from motley.cli.mesh_of_one import mesh_of_one
-from motley.cli.options import Context
-from motley.cli.show import console, counting_bar, results, table
+from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.reaching.mesh_of_one import mesh_of_one
+from motley.cli.shown.show import console, counting_bar, results, table
+from motley.cli.typed.options import Context
 from motley.orchestrator.session_request import MAX_SEQUENCES
 from motley.protocol.wording import short_bytes
 

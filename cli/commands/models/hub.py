@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from motley.cli.errors import CliError
-from motley.cli.show import loading_bars, results, table
+from motley.cli.shown.show import loading_bars, results, table
 from motley.orchestrator.known_models.names import source_of
 from motley.protocol.wording import short_bytes
 

@@ -15,7 +15,7 @@ from motley.daemon.models.gguf.architectures import ARCHITECTURES
 from motley.daemon.models.gguf.metadata import COMMON, Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
-from motley.daemon.weights.checkpoints.gguf_checkpoint import ROPE_FACTORS, GgufCheckpoint
+from motley.daemon.weights.checkpoints.gguf.checkpoint import ROPE_FACTORS, GgufCheckpoint
 from motley.daemon.weights.checkpoints.tensor_files import FLAT
 from motley.protocol.wording import MAX_PROBLEMS
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.rope_keys import MAX_ROPE_FACTOR
-from motley.daemon.weights.checkpoints.gguf_checkpoint import ROPE_FACTORS, GgufCheckpoint
+from motley.daemon.weights.checkpoints.gguf.checkpoint import ROPE_FACTORS, GgufCheckpoint
 from motley.daemon.weights.spec import Piece
 
 COMMON: Mapping[str, str] = {

@@ -10,16 +10,16 @@ from pydantic import Field, TypeAdapter
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.api.schema import Body, read, read_json
-from motley.orchestrator.audit import Audit
 from motley.orchestrator.control import Control
-from motley.orchestrator.identity import Identity
-from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.pairings import Pairings
+from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.store.keys import Key, Keys, Scope
 from motley.orchestrator.store.members import Members
 from motley.orchestrator.store.store import StoreError
 from motley.orchestrator.store.tokens import Token, Tokens
 from motley.orchestrator.store.usage import Usage
+from motley.orchestrator.trust.audit import Audit
+from motley.orchestrator.trust.identity import Identity
+from motley.orchestrator.trust.pairings import Pairings
 
 YEAR_S = 366 * 86400.0
 Note = Annotated[str, Field(max_length=100)]

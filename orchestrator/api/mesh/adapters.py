@@ -12,8 +12,8 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.serving.adapters import Adapters
 from motley.orchestrator.serving.errors import ServingError
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
+from motley.orchestrator.sessions.table import SessionTable
 
 
 class AdapterBody(Body):

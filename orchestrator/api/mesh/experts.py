@@ -17,8 +17,8 @@ from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.upkeep import Upkeep
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
+from motley.orchestrator.sessions.table import SessionTable
 
 GROUPS = 8
 """Groups of consecutive layers that are shown, at most."""

@@ -11,12 +11,12 @@ from pydantic import AfterValidator, Field, TypeAdapter
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.api.schema import Body, Text, read, read_json
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.orders import Orders
-from motley.orchestrator.serving.rearranging import Rearranging
-from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.serving.replanning.rearranging import Rearranging
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.store.keys import Scope
 from motley.protocol.devices import ALL, GPU, is_device
 from motley.protocol.mesh_pb2 import BudgetOrder, LeaseOrder

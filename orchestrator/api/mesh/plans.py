@@ -14,11 +14,11 @@ from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
 from motley.orchestrator.known_models.names import KNOWN
 from motley.orchestrator.known_models.shapes import SHAPES
-from motley.orchestrator.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
-from motley.orchestrator.planning.arrangement import Choice
+from motley.orchestrator.mesh.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
+from motley.orchestrator.planning.choosing.arrangement import Choice
 from motley.orchestrator.planning.cost import Forecast
+from motley.orchestrator.planning.cutting.shares import Candidate
 from motley.orchestrator.planning.machines import DEVICES, Machine, what_if
-from motley.orchestrator.planning.shares import Candidate
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.plans.forecasts import Forecasts, Planned
 from motley.orchestrator.session_request import MAX_SEQUENCES, SessionRequest

@@ -15,13 +15,13 @@ from motley.orchestrator.api.mesh.plans import forecast_json
 from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.experts.hosts import ExpertHost
-from motley.orchestrator.losses import Loss
-from motley.orchestrator.planning.arrangement import kind_of
+from motley.orchestrator.planning.choosing.arrangement import kind_of
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
-from motley.orchestrator.serving.rearranging import GAIN, Rearranging
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session, State
+from motley.orchestrator.serving.replanning.rearranging import GAIN, Rearranging
+from motley.orchestrator.sessions.losses import Loss
+from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.usual_sampling import usual
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Timing

@@ -20,7 +20,7 @@ from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.answering.requests import Answers
 from motley.orchestrator.serving.errors import ServingError, unready
-from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow, TokenLogprob
 
 _now = time.perf_counter

@@ -20,12 +20,12 @@ from datetime import datetime
 from typing import NamedTuple
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.nodes import Node
+from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswer
 from motley.orchestrator.serving.answering.places import Places
 from motley.orchestrator.serving.answering.tally import AdapterTally, Outcome, Tally, outcome_of
 from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.store.usage import Used
 from motley.orchestrator.traces import Span, begin
 from motley.protocol.mesh_pb2 import Cancel, Delta, Failure, Generate, Hold, Involved, OrchestratorMessage

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.nodes import Node, what_became
+from motley.orchestrator.mesh.nodes import Node, what_became
 from motley.orchestrator.serving.errors import DescriptionError, ServingError, refusal
 from motley.orchestrator.serving.plans.copies import MISSING, Copies, check_copies
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import (
     Cancel,
     Describe,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from motley.orchestrator.assignments import draft_spec
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.draft import Draft, plan_draft
 from motley.orchestrator.serving.plans.descriptions import Descriptions
 from motley.orchestrator.serving.plans.participants import Participant, draft_setup
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.assignments import draft_spec
+from motley.orchestrator.sessions.session import Session
 
 
 async def describe_draft(descriptions: Descriptions, session: Session, first: Participant, caches: Caches) -> Draft:

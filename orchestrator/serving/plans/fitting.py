@@ -8,20 +8,20 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.planning.draft import Draft, plan_draft
-from motley.orchestrator.planning.layout import LayoutError
+from motley.orchestrator.planning.experts.layout import LayoutError
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import SetupError
-from motley.orchestrator.planning.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import DescriptionError, ServingError
 from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.plans.layouts import Layouts
 from motley.orchestrator.serving.plans.participants import Participant, able_hosts, participant, wanted_model
 from motley.orchestrator.session_request import Place, Quantisation, SessionRequest
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import ModelSpec
 from motley.protocol.wording import counted
 

@@ -7,15 +7,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from motley.orchestrator.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
-from motley.orchestrator.planning.arrangement import Choice
-from motley.orchestrator.planning.choice import Chooser, RunnersUp
+from motley.orchestrator.mesh.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
+from motley.orchestrator.planning.choosing.arrangement import Choice
+from motley.orchestrator.planning.choosing.choice import Chooser, RunnersUp
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
-from motley.orchestrator.planning.layout import LayoutError, is_parallel
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError
+from motley.orchestrator.planning.experts.layout import LayoutError, is_parallel
 from motley.orchestrator.planning.machines import Machine
 from motley.orchestrator.planning.setup import SetupError
-from motley.orchestrator.planning.shares import Candidate, PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
@@ -26,7 +26,7 @@ from motley.orchestrator.serving.plans.ranks import check_together, network_of, 
 from motley.orchestrator.serving.plans.sizes import caches_of
 from motley.orchestrator.serving.plans.substitutes import among, anywhere
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.protocol.versions import describes_by_config

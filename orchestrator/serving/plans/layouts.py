@@ -9,16 +9,16 @@ from functools import partial
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.experts.questions import Answer
 from motley.orchestrator.experts.registry import ExpertMap
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import NodeTable
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.planning.cache_holders import HOLDER_BYTES, choose_nodes, far_bytes
 from motley.orchestrator.planning.caches import Caches, blocks_of
+from motley.orchestrator.planning.choosing.stages import own_profile
+from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.planning.draft import Draft
-from motley.orchestrator.planning.layout import is_parallel
+from motley.orchestrator.planning.experts.layout import is_parallel
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.planning.setup import can_hold_caches
-from motley.orchestrator.planning.shares import PlanError
-from motley.orchestrator.planning.stages import own_profile
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Profiles
@@ -27,7 +27,7 @@ from motley.orchestrator.serving.plans.participants import Participant, check_al
 from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.plans.ranks import plan_ranks, plan_trunks
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.workers import CacheHolder, Rank
 from motley.protocol import MAX_RANKS
 from motley.protocol.address import is_loopback

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from motley.orchestrator.experts.registry import Free
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.planning.setup import gpu_room
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol.mesh_pb2 import Gpu
 

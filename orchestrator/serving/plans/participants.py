@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from motley.orchestrator.assignments import model_spec
-from motley.orchestrator.nodes import Node, what_became
+from motley.orchestrator.mesh.nodes import Node, what_became
 from motley.orchestrator.planning.setup import (
     Setup,
     SetupError,
@@ -19,6 +18,7 @@ from motley.orchestrator.planning.setup import (
 )
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.session_request import Place, SessionRequest
+from motley.orchestrator.sessions.assignments import model_spec
 from motley.orchestrator.workers import Worker
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import FormatSpeed, ModelSpec

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TypeVar
 
 from motley.orchestrator.experts.questions import Answer, Question
-from motley.orchestrator.planning.arrangement import Choice
-from motley.orchestrator.planning.by_hand import keep_shares
-from motley.orchestrator.planning.choice import Chooser, RunnersUp, runners_up
-from motley.orchestrator.planning.shares import Candidate, RankPlan, plan_shares
+from motley.orchestrator.planning.choosing.arrangement import Choice
+from motley.orchestrator.planning.choosing.choice import Chooser, RunnersUp, runners_up
+from motley.orchestrator.planning.cutting.by_hand import keep_shares
+from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan, plan_shares
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, refusal
 from motley.protocol.mesh_pb2 import ModelProfile
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from motley.orchestrator.experts.hosting import Hosting
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.adapters import with_adapters
 from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
-from motley.orchestrator.planning.choice import Chooser
+from motley.orchestrator.planning.choosing.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
-from motley.orchestrator.planning.draft import Draft
-from motley.orchestrator.planning.layout import LayoutError
-from motley.orchestrator.planning.setup import gpu_told
-from motley.orchestrator.planning.shares import (
+from motley.orchestrator.planning.cutting.shares import (
     Candidate,
     PlanError,
     RankPlan,
     trunk_profile,
     usable,
 )
-from motley.orchestrator.planning.trunk import Forecast
+from motley.orchestrator.planning.draft import Draft
+from motley.orchestrator.planning.experts.layout import LayoutError
+from motley.orchestrator.planning.experts.trunk import Forecast
+from motley.orchestrator.planning.setup import gpu_told
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Profiles
 from motley.orchestrator.serving.plans.memory import Memory

@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from motley.orchestrator.nodes import Node
+from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.session_request import SessionRequest
 
 

@@ -10,7 +10,7 @@ import pytest
 import motley.cli
 from motley.bench.measurements.latency import PARTS, measure_latency, measure_sweep, write_csv
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec, StageSpec
-from motley.daemon.node.worker import WorkerError
+from motley.daemon.node.workers.worker import WorkerError
 from tests.bench.made_reports import latency_report
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"

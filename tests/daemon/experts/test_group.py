@@ -17,7 +17,7 @@ from motley.daemon.experts.group import Group
 from motley.daemon.experts.keys import ExpertKey, keys_of
 from motley.daemon.experts.loading import slices_of
 from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, Part, Refusal, RefusalCode
-from motley.daemon.node.worker import RankWorker
+from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.worker.membership import membership, with_hosts
 from motley.plugins.engine import F32

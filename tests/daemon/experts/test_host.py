@@ -25,7 +25,7 @@ from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.expert_graph import build_expert_graph
-from motley.daemon.node.worker import RankWorker
+from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share

@@ -15,7 +15,7 @@ import pytest
 from motley.daemon.experts.asked_host import SILENT_S
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
-from motley.daemon.node.worker import RankWorker
+from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.worker.membership import membership, with_hosts

@@ -13,9 +13,9 @@ from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import Holder, Lease
 from motley.daemon.lease.rules import CALM_S, LASTS_S, Rules, Seen, YieldTo
 from motley.daemon.machine.others import OthersOnProcessor, family, has_full_screen, others_on_gpu
-from motley.daemon.node import leasing
-from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.settings import NodeSettings
+from motley.daemon.node.workers import leasing
+from motley.daemon.node.workers.ranks import Ranks
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 

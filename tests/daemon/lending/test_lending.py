@@ -23,7 +23,7 @@ from motley.daemon.lending.wire import Files, Kind, LendingError, LentFile, pack
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.weights.hub import files_of
 from motley.daemon.weights.spec import Piece
-from motley.orchestrator.certificates import issue_credentials
+from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener, Messenger, Tls
 from motley.transport.messages import Event

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from motley.daemon.node.address import listening_host
-from motley.daemon.node.control import OrchestratorLost, _admitted
+from motley.daemon.node.joining.control import OrchestratorLost, _admitted
+from motley.daemon.node.network.address import listening_host
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb

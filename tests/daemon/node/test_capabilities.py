@@ -7,8 +7,8 @@ import sys
 import psutil
 import pytest
 
-from motley.daemon.node import capabilities
-from motley.daemon.node.engines import installed_engines
+from motley.daemon.node.survey import capabilities
+from motley.daemon.node.survey.engines import installed_engines
 
 MIB = 2**20
 

@@ -11,13 +11,13 @@ import pytest
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.loading import fetching
 from motley.daemon.loading.fetching import LoadError
-from motley.daemon.node.control import Control
-from motley.daemon.node.describe import describe, look
-from motley.daemon.node.leasing import Leasing
-from motley.daemon.node.ranks import Ranks
-from motley.daemon.node.relaying import Relays
+from motley.daemon.node.joining.control import Control
+from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.training import Trainings
+from motley.daemon.node.survey.describe import describe, look
+from motley.daemon.node.workers.leasing import Leasing
+from motley.daemon.node.workers.ranks import Ranks
+from motley.daemon.node.workers.training import Trainings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 from tests.daemon.text.made_tokenizers import SHAKESPEARE
@@ -94,7 +94,7 @@ async def test_trouble_that_nobody_foresaw_is_told(control: Control, monkeypatch
     async def broken(model: pb.ModelSpec, models: Path | None, tokens_of: str) -> pb.Described:
         raise OSError("too many open files")
 
-    monkeypatch.setattr("motley.daemon.node.control.describe_apart", broken)
+    monkeypatch.setattr("motley.daemon.node.joining.control.describe_apart", broken)
     control._obey(ASKED)
     async with asyncio.timeout(5):
         said = await control._outbox.get()
@@ -113,7 +113,7 @@ async def test_what_nobody_waits_for_any_more_is_stopped(control: Control, monke
             ended.set()
         return pb.Described()
 
-    monkeypatch.setattr("motley.daemon.node.control.describe_apart", slow)
+    monkeypatch.setattr("motley.daemon.node.joining.control.describe_apart", slow)
     control._obey(ASKED)
     async with asyncio.timeout(5):
         await began.wait()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.node.describe import describe
+from motley.daemon.node.survey.describe import describe
 from motley.orchestrator.known_models.names import KNOWN
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.protocol.mesh_pb2 import ModelSpec

@@ -8,7 +8,7 @@ import pytest
 
 from motley.daemon.machine import gpus as machine_gpus
 from motley.daemon.machine.vulkan import NoVulkanError
-from motley.daemon.node.devices import Device, devices_of, lacking
+from motley.daemon.node.survey.devices import Device, devices_of, lacking
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import short_bytes
 from tests.e2e.processes import command
@@ -59,13 +59,13 @@ def test_the_command_shows_devices_and_what_is_in_the_way(monkeypatch: pytest.Mo
         return list(MACHINE.engines)
 
     monkeypatch.setattr(machine_gpus, "vulkan_gpus", none)
-    monkeypatch.setattr("motley.daemon.node.engines.installed_engines", engines)
-    monkeypatch.setattr("motley.daemon.node.capabilities.gpus", lambda: list(MACHINE.gpus))
+    monkeypatch.setattr("motley.daemon.node.survey.engines.installed_engines", engines)
+    monkeypatch.setattr("motley.daemon.node.survey.capabilities.gpus", lambda: list(MACHINE.gpus))
     status, out, err = command("devices")
     assert status == 0, err
     for told in ("discrete", short_bytes(7000), "300 GB/s", "Vulkan 1.2", f"tensorrt cannot run here: {WHY}"):
         assert told in out
     assert "No GPU" not in out
-    monkeypatch.setattr("motley.daemon.node.capabilities.gpus", list)
+    monkeypatch.setattr("motley.daemon.node.survey.capabilities.gpus", list)
     status, out, err = command("devices")
     assert (status, "No GPU: install some driver" in out) == (0, True), err

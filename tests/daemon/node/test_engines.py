@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.daemon.node import engines
+from motley.daemon.node.survey import engines
 from motley.plugins.engine import CACHE_FORMATS
 from motley.plugins.installed import engine_names
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from motley.daemon.lease.file import LeaseFile
-from motley.daemon.node.control import Control, OrchestratorLost
-from motley.daemon.node.leasing import Leasing
-from motley.daemon.node.ranks import Ranks
-from motley.daemon.node.relaying import Relays
+from motley.daemon.node.joining.control import Control, OrchestratorLost
+from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.training import Trainings
+from motley.daemon.node.workers.leasing import Leasing
+from motley.daemon.node.workers.ranks import Ranks
+from motley.daemon.node.workers.training import Trainings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
@@ -42,7 +42,8 @@ def control_of(folder: Path) -> Control:
 
 async def test_they_tell_what_is_free_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = count(1)
-    monkeypatch.setattr("motley.daemon.node.control.gpus", lambda: [pb.Gpu(name="RTX 9", free_bytes=next(looks))])
+    there = "motley.daemon.node.joining.control.gpus"
+    monkeypatch.setattr(there, lambda: [pb.Gpu(name="RTX 9", free_bytes=next(looks))])
     control = control_of(tmp_path)
     stream = Stream(
         lambda beat: beat.memory_available_bytes > 0 and [gpu.free_bytes > 3 for gpu in beat.gpus] == [True]
@@ -109,7 +110,7 @@ async def stay(control: Control, call: Call, monkeypatch: pytest.MonkeyPatch) ->
         def Join(self, metadata: object) -> Call:
             return call
 
-    monkeypatch.setattr("motley.daemon.node.control.MeshStub", Stub)
+    monkeypatch.setattr("motley.daemon.node.joining.control.MeshStub", Stub)
     channel: Any = None
     async with asyncio.timeout(20):
         await control.stay(channel, "secret", lambda node_id, settings: None)
@@ -124,7 +125,7 @@ async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
     def broken() -> int:
         raise OSError("no /proc here")
 
-    monkeypatch.setattr("motley.daemon.node.control.available_memory", broken)
+    monkeypatch.setattr("motley.daemon.node.joining.control.available_memory", broken)
     with pytest.raises(OrchestratorLost, match="sending to the orchestrator failed: OSError: no /proc here"):
         await stay(control_of(tmp_path), Call(read), monkeypatch)
 
@@ -132,8 +133,8 @@ async def test_what_keeps_a_node_from_sending_is_told_and_is_no_silence(
 async def test_a_node_does_not_grow_for_an_orchestrator_that_reads_slowly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.daemon.node.outbox.LIMIT_BYTES", 1 << 20)
-    monkeypatch.setattr("motley.daemon.node.control.LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr("motley.daemon.node.joining.outbox.LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr("motley.daemon.node.joining.control.LIMIT_BYTES", 1 << 20)
     control = control_of(tmp_path)
 
     async def read_slowly(message: pb.NodeMessage) -> None:

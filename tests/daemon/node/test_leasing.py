@@ -13,11 +13,11 @@ from motley.daemon.lease import states
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import Holder, Lease
 from motley.daemon.node.budget import set_budget
-from motley.daemon.node.held_rank import HeldRank
-from motley.daemon.node.leasing import Leasing
-from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.worker import RankWorker
+from motley.daemon.node.workers.held_rank import HeldRank
+from motley.daemon.node.workers.leasing import Leasing
+from motley.daemon.node.workers.ranks import Ranks
+from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 

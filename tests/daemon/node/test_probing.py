@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from motley.daemon.node.probing import Unreachable, probe_link
+from motley.daemon.node.network.probing import Unreachable, probe_link
 from motley.daemon.pipe.settings import WorkerSettings
 from motley.daemon.worker.worker import Worker
-from motley.orchestrator.certificates import issue_credentials
+from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from motley.daemon.node import relaying
-from motley.daemon.node.relaying import Relays
+from motley.daemon.node.network import relaying
+from motley.daemon.node.network.relaying import Relays
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import parse_address
 from tests.ports import unanswered_port

@@ -11,16 +11,16 @@ from typing import Any, cast
 import pytest
 
 from motley.daemon.lease.file import LeaseFile
-from motley.daemon.node import rendering
-from motley.daemon.node.control import Control
-from motley.daemon.node.held_rank import HeldRank
-from motley.daemon.node.leasing import Leasing
-from motley.daemon.node.ranks import Ranks
-from motley.daemon.node.relaying import Relays
-from motley.daemon.node.rendering import TemplateApart
+from motley.daemon.node.answering.rendering import TemplateApart
+from motley.daemon.node.answering.requests import rendering
+from motley.daemon.node.joining.control import Control
+from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.training import Trainings
-from motley.daemon.node.worker import RankWorker
+from motley.daemon.node.workers.held_rank import HeldRank
+from motley.daemon.node.workers.leasing import Leasing
+from motley.daemon.node.workers.ranks import Ranks
+from motley.daemon.node.workers.training import Trainings
+from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.text.templates import ChatTemplate
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.daemon.weights.cache import ShareCache

@@ -12,7 +12,7 @@ import pytest
 
 from motley.daemon.machine import compute_speed as measuring
 from motley.daemon.machine.compute_speed import ComputeSpeed, FormatSpeed
-from motley.daemon.node import speeds
+from motley.daemon.node.survey import speeds
 
 KNOWN = ComputeSpeed([FormatSpeed(name, 1e10, 1e11) for name in ("int4", "int8", "fp16", "fp32")], 1e-6)
 

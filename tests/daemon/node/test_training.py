@@ -12,10 +12,10 @@ from typing import Any
 
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import Holder, Lease
-from motley.daemon.node.leasing import Leasing
-from motley.daemon.node.ranks import Ranks
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.training import Trainings, tickets_of
+from motley.daemon.node.workers.leasing import Leasing
+from motley.daemon.node.workers.ranks import Ranks
+from motley.daemon.node.workers.training import Trainings, tickets_of
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from motley.daemon.node import trust
 from motley.daemon.node.app import DaemonConfig, Observer, run_daemon
-from motley.daemon.node.trust import JoinToken, TrustError, check_name, open_channel
+from motley.daemon.node.joining import trust
+from motley.daemon.node.joining.trust import JoinToken, TrustError, check_name, open_channel
 
 TOKEN = f"secret.{64 * 'a'}"
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from motley.daemon.node.worker import RankWorker
+from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.pipe.framing import LENGTH
 from motley.daemon.rank.executor import DecodeTimes
 from motley.daemon.worker import rank

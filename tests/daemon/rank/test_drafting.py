@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
-from motley.daemon.rank.drafting import ADVANCE_S, CHUNK, Drafting
-from motley.daemon.rank.drafts import Lookup
-from motley.daemon.rank.pace import Pace
-from motley.daemon.rank.request import Request
-from motley.daemon.rank.schedule import Plan, Schedule
+from motley.daemon.rank.guessing.drafting import ADVANCE_S, CHUNK, Drafting
+from motley.daemon.rank.guessing.drafts import Lookup
+from motley.daemon.rank.scheduling.pace import Pace
+from motley.daemon.rank.scheduling.request import Request
+from motley.daemon.rank.scheduling.schedule import Plan, Schedule
 
 
 class Drafter:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.drafts import F64, GRAM, HOPELESS, MOST, PROBE, Lookup, Luck, how_many
+from motley.daemon.rank.guessing.drafts import F64, GRAM, HOPELESS, MOST, PROBE, Lookup, Luck, how_many
 
 
 def numbers(chances: Sequence[Sequence[float]], steps_of: Callable[[F64], F64]) -> list[int]:

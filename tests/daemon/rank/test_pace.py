@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank.pace import BEARABLE, MIXED, REVISIT, SIZES, TRIES, Pace, Size
+from motley.daemon.rank.scheduling.pace import BEARABLE, MIXED, REVISIT, SIZES, TRIES, Pace, Size
 
 
 def learn(pace: Pace, seconds: Callable[[Size], float], prompts: int, length: int = 1000) -> list[Size]:

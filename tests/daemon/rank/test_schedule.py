@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
-from motley.daemon.rank.drafts import PROBE, Lookup
-from motley.daemon.rank.pace import Pace
-from motley.daemon.rank.request import Request
-from motley.daemon.rank.schedule import Plan, Schedule
+from motley.daemon.rank.guessing.drafts import PROBE, Lookup
+from motley.daemon.rank.scheduling.pace import Pace
+from motley.daemon.rank.scheduling.request import Request
+from motley.daemon.rank.scheduling.schedule import Plan, Schedule
 
 ARRIVALS = count()
 

@@ -19,15 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from motley.daemon.rank import drafts, scheduler
 from motley.daemon.rank.blocks import far_caches
 from motley.daemon.rank.blocks.kept_file import KeptFile
-from motley.daemon.rank.draft_model import DraftModel
-from motley.daemon.rank.drafting import Drafting, Drafts
 from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.guessing import drafts
+from motley.daemon.rank.guessing.draft_model import DraftModel
+from motley.daemon.rank.guessing.drafting import Drafting, Drafts
 from motley.daemon.rank.pooling import POOLINGS
-from motley.daemon.rank.request import Request
-from motley.daemon.rank.scheduler import Scheduler
+from motley.daemon.rank.scheduling import scheduler
+from motley.daemon.rank.scheduling.request import Request
+from motley.daemon.rank.scheduling.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Message, More, Open, Step, StepError, decode, join
 from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.plugins.recurrent import MOST_GUESSES

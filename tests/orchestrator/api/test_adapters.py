@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.serving.kept_sessions import FOLDER
-from motley.orchestrator.session_files import read
+from motley.orchestrator.sessions.files import read
 from motley.orchestrator.workers import Away
 from motley.protocol.mesh_pb2 import Activity, Delta, Described, Empty, Generate
 

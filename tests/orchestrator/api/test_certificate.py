@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from motley.orchestrator import identity
 from motley.orchestrator.api.certificate import ApiCertificate
-from motley.orchestrator.identity import load_identity
+from motley.orchestrator.trust import identity
+from motley.orchestrator.trust.identity import load_identity
 from motley.transport.certificates import Authority
 
 

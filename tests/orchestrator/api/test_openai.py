@@ -15,8 +15,8 @@ import grpc
 import pytest
 
 from motley.orchestrator.api.openai import routes as api
-from motley.orchestrator.serving import recovery
 from motley.orchestrator.serving.answering import requests
+from motley.orchestrator.serving.replanning import recovery
 from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
 
 from ..conftest import DEADLINE_S, of_kind, say

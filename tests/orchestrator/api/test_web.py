@@ -156,7 +156,7 @@ async def test_hostile_names_are_text_in_a_real_browser(mesh: Any, new_node: Any
 async def test_a_node_that_is_forgotten_has_a_colour_where_a_session_names_it(
     mesh: Any, bard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.orchestrator.nodes.FORGET_S", 0.0)
+    monkeypatch.setattr("motley.orchestrator.mesh.nodes.FORGET_S", 0.0)
     await bard.leave()
     await mesh.poll("/api/nodes", lambda body: not body["nodes"])
     page = await shown(mesh.orchestrator.http_url, tmp_path)

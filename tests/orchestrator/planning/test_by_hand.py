@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.orchestrator.planning.by_hand import keep_shares
-from motley.orchestrator.planning.shares import Candidate, PlanError
+from motley.orchestrator.planning.cutting.by_hand import keep_shares
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError
 from motley.protocol.mesh_pb2 import ModelProfile
 
 from ..conftest import small_profile

@@ -7,7 +7,7 @@ import pytest
 from motley.daemon.caches.wire import block_bytes
 from motley.orchestrator.planning.cache_holders import HOLDER_BYTES, choose_nodes, far_bytes
 from motley.orchestrator.planning.caches import Blocks, Caches
-from motley.orchestrator.planning.shares import Candidate, PlanError, plan_shares
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError, plan_shares
 from motley.plugins.block_holder import HeldLayer
 from motley.plugins.native.attention import SIGHT
 from motley.protocol import CACHE_STRETCH

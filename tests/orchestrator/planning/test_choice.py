@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.orchestrator.planning.choice import Chooser
+from motley.orchestrator.planning.choosing.choice import Chooser
 from motley.orchestrator.planning.cost import Workload, forecast
-from motley.orchestrator.planning.quickest import quickest_shares
-from motley.orchestrator.planning.shares import Candidate, PlanError, attention_split, cut_in_units
+from motley.orchestrator.planning.cutting.quickest import quickest_shares
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError, attention_split, cut_in_units
 from motley.protocol.mesh_pb2 import ModelProfile
 from motley.transport.schedules.forecast import Network
 from tests.orchestrator.planning.seven import seven_billion

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motley.orchestrator.planning.groups import Group, Offer, form_groups, slice_bytes, slice_count, zones_apart
+from motley.orchestrator.planning.experts.groups import Group, Offer, form_groups, slice_bytes, slice_count, zones_apart
 from motley.orchestrator.planning.placement.place import place_experts
 from motley.orchestrator.planning.placement.terms import Expert, Host, PlacementError
 from motley.protocol.mesh_pb2 import ModelProfile

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.planning.layout import LayoutError, is_parallel
+from motley.orchestrator.planning.experts.layout import LayoutError, is_parallel
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import ModelProfile
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan, _Costs, plan_shares
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError, RankPlan, _Costs, plan_shares
 from motley.protocol.mesh_pb2 import ModelProfile
 
 GB = 10**9

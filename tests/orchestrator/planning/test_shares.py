@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from motley.daemon.models.cutting.share import kv_heads
 from motley.daemon.models.description.axes import Heads
-from motley.orchestrator.planning.shares import (
+from motley.orchestrator.planning.cutting.shares import (
     Candidate,
     PlanError,
     RankPlan,
@@ -19,7 +19,7 @@ from motley.orchestrator.planning.shares import (
     trunk_profile,
     usable,
 )
-from motley.orchestrator.planning.shares import plan_shares as plan_unlike
+from motley.orchestrator.planning.cutting.shares import plan_shares as plan_unlike
 from motley.protocol.mesh_pb2 import ModelProfile
 from tests.orchestrator.planning.seven import seven_billion
 

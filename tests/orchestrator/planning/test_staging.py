@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.orchestrator.planning.arrangement import Groups
-from motley.orchestrator.planning.choice import Chooser
+from motley.orchestrator.planning.choosing.arrangement import Groups
+from motley.orchestrator.planning.choosing.choice import Chooser
+from motley.orchestrator.planning.choosing.stages import plans_of_stage, stage_profile
+from motley.orchestrator.planning.choosing.staging import spread
 from motley.orchestrator.planning.cost import Workload, forecast
-from motley.orchestrator.planning.quickest import quickest_shares
-from motley.orchestrator.planning.shares import Candidate, PlanError, RankPlan
-from motley.orchestrator.planning.stages import plans_of_stage, stage_profile
-from motley.orchestrator.planning.staging import spread
+from motley.orchestrator.planning.cutting.quickest import quickest_shares
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError, RankPlan
 from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 from motley.transport.schedules.forecast import Network
 from tests.orchestrator.planning.seven import layered, seven_billion

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from motley.orchestrator.planning.experts.room import experts_in, replicas_in
+from motley.orchestrator.planning.experts.trunk import Forecast, forecast
 from motley.orchestrator.planning.placement.terms import Host
-from motley.orchestrator.planning.room import experts_in, replicas_in
-from motley.orchestrator.planning.trunk import Forecast, forecast
 from motley.protocol.mesh_pb2 import ModelProfile
 
 GB = 10**9

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator import flapping
-from motley.orchestrator.serving import improving
+from motley.orchestrator.mesh import flapping
+from motley.orchestrator.serving.replanning import improving
 from motley.protocol.mesh_pb2 import FormatSpeed, Probed
 
 from .conftest import text_of, two_words_at_a_time

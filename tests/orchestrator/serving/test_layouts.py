@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.experts.questions import Answer, Question
-from motley.orchestrator.planning.choice import Chooser
-from motley.orchestrator.planning.groups import slice_bytes
+from motley.orchestrator.planning.choosing.choice import Chooser
+from motley.orchestrator.planning.experts.groups import slice_bytes
 from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.serving.plans.planner import Planner
 from motley.protocol.mesh_pb2 import (

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import making_way, recovery
 from motley.orchestrator.serving.plans.forecasts import Forecasts
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.serving.replanning import making_way, recovery
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import Budget, Engine, Gpu
 
 from ..conftest import GB, of_kind

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
+from motley.orchestrator.planning.cutting.shares import RankPlan
 from motley.orchestrator.planning.setup import Setup
-from motley.orchestrator.planning.shares import RankPlan
 from motley.orchestrator.serving.plans.memory import JITTER_BYTES, Memory
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.session_table import SessionTable
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.sessions.session import Session
+from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Capabilities, Gpu, Hello

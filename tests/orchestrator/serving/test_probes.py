@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.links import LinkTable
-from motley.orchestrator.nodes import Node, NodeTable
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.serving.probes import PATIENCE_S, Probes
-from motley.orchestrator.session_table import SessionTable
+from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import Capabilities, Hello, OrchestratorMessage, Probe, Probed
 from tests.orchestrator.test_links import Clock
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from motley.orchestrator.serving import recovery
+from motley.orchestrator.serving.replanning import recovery
 
 from ..conftest import DEADLINE_S, of_kind
 from .conftest import text_of, two_words_at_a_time

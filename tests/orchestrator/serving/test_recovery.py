@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
-from motley.orchestrator.losses import LOSSES
-from motley.orchestrator.serving import kept_sessions, recovery
+from motley.orchestrator.serving import kept_sessions
 from motley.orchestrator.serving.answering.requests import FRUITLESS
+from motley.orchestrator.serving.replanning import recovery
+from motley.orchestrator.sessions.losses import LOSSES
 from motley.protocol.mesh_pb2 import Delta, Described, Failure, Generate, RankCommand
 
 from ..conftest import Mesh, of_kind

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.nodes import NodeTable
-from motley.orchestrator.sessions import Session
+from motley.orchestrator.mesh.nodes import NodeTable
+from motley.orchestrator.sessions.session import Session
 
 MODEL = {"model": "bard"}
 
@@ -67,5 +67,5 @@ async def test_deadlines_are_looked_at_whatever_happens(
         await mesh.poll("/api/nodes", lambda _: looks == 2)
     assert len([record for record in caplog.records if record.name == "motley.orchestrator.serving.service"]) == 1
     silent.heartbeats = False
-    monkeypatch.setattr("motley.orchestrator.nodes.SILENCE_S", 0.2)
+    monkeypatch.setattr("motley.orchestrator.mesh.nodes.SILENCE_S", 0.2)
     await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["state"] == "lost")

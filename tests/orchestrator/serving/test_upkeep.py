@@ -11,7 +11,7 @@ import pytest
 
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.registry import ExpertMap
-from motley.orchestrator.planning.groups import slice_bytes
+from motley.orchestrator.planning.experts.groups import slice_bytes
 from motley.orchestrator.serving.plans.memory import Memory
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.protocol.mesh_pb2 import (

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.rank import scheduler
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -21,6 +20,7 @@ from motley.daemon.rank.adapters.messages import (
     ReadAdapter,
     WriteAdapter,
 )
+from motley.daemon.rank.scheduling import scheduler
 from motley.daemon.rank.steps import Moved
 from motley.plugins.engine import CacheBlocks
 from motley.protocol import mesh_pb2 as pb

@@ -1,0 +1,1 @@
+"""Finding a mesh, joining it, and asking it."""

@@ -1,0 +1,175 @@
+"""A model that a command wants to have loaded: it is found among what is served, or loaded, or not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from motley.cli.errors import CliError
+from motley.cli.reaching.client import POLL_S, Client, Refused
+from motley.cli.shown.show import console, forecast_line
+from motley.cli.typed.wanted import Wanted, option_of, start_command, stop_command
+from motley.daemon.weights.hub import no_model
+from motley.orchestrator.session_request import SessionRequest
+
+CLOSE_S = 20.0
+"""Closing a session may take so long; longer than an orchestrator waits for its ranks."""
+GIVE_UP_S = 5.0
+"""An orchestrator gives up what is in planning, and nobody waits for any more, this soon."""
+
+
+def for_daemons(model: str) -> str:
+    """A model as a daemon with another working directory finds it: a path in full."""
+    path = Path(model)
+    return str(path.resolve()) if path.is_dir() or (path.suffix == ".gguf" and path.is_file()) else model
+
+
+def checked_request(body: dict[str, Any]) -> SessionRequest:
+    """What the orchestrator is asked for, checked as it will do: fields that are None are left out.
+
+    Raises:
+        CliError: naming the option.
+    """
+    from motley.orchestrator.api.mesh.session_parameters import session_request
+    from motley.orchestrator.api.schema import FieldError
+
+    try:
+        return session_request(body)
+    except FieldError as error:
+        raise CliError(f"{option_of(error.param or '')} {error.why}") from error
+
+
+async def _find(client: Client, model: str) -> dict[str, Any] | None:
+    """The session that serves `model` or is about to.
+
+    Raises:
+        CliError: that is the name of one that has failed.
+    """
+    failed = None
+    for session in await client.sessions():
+        if session["state"] == "closing":
+            continue
+        if session["failure"]:
+            failed = session if model in (session["name"], session["id"]) else failed
+        elif model in (session["name"], session["id"], session["model"]):
+            return session
+    if failed and model != failed["model"]:
+        why = failed["failure"]["message"]
+        raise CliError(f"session {model!r} has failed: {why}\nStart it again with:  {start_command(failed)}")
+    return None
+
+
+def forecast_told(session: dict[str, Any]) -> str:
+    """What a session that loads will be like, and where it is."""
+    return f"forecast: {forecast_line(session['forecast'])}, on {nodes_told(session)}"
+
+
+async def load(
+    client: Client,
+    wanted: Wanted,
+    show: Callable[[str, int, int], None],
+    *,
+    lasting: bool = True,
+    forecast: Callable[[dict[str, Any]], str] = forecast_told,
+) -> dict[str, Any]:
+    """A ready session of the model, made if there is none; for `show` see `Client.wait_ready`.
+
+    An interrupt closes the session if it was made here, as whoever ends a command wants no more of what it began, least
+    of all every node's memory; one that somebody else has begun goes on loading. Either is said.
+
+    Args:
+        lasting: the mesh goes on when this command ends; one that does not needs no closing.
+        forecast: says in a line what a session with a forecast will be like.
+
+    Raises:
+        CliError: it cannot be, or is loaded otherwise than `wanted`.
+    """
+    model = wanted.request.model
+    session = await _find(client, model)
+    if session is None:
+        if (path := Path(model)).is_file() and path.suffix != ".gguf":
+            raise CliError(no_model(path))
+        console.print(f"[dim]{escape(model)} is not served yet: loading it[/]")
+        asked = wanted.request.body()
+        try:
+            # While it is in planning, the orchestrator gives it up by itself if nobody waits for the answer any more.
+            made = await client.call("POST", "/api/sessions", asked, patient=True)
+        except asyncio.CancelledError:
+            if lasting:
+                await _tell_if_made(client, model)
+            raise
+        except Refused as refusal:
+            if refusal.code == "name_in_use":
+                session = await _find(client, model)  # somebody else may have had the same idea a moment ago
+                if session is None and (other := await _find(client, Path(model).name)):
+                    raise CliError(
+                        f"session {other['name']!r} serves another model of that name, {other['model']}: end it first,"
+                        f" with `{stop_command(other)}`, or give your model's folder another name"
+                    ) from refusal
+            if session is None:
+                field = refusal.param if refusal.param in asked and refusal.param != "model" else None
+                raise CliError(f"{option_of(field)}: {refusal}" if field else str(refusal)) from refusal
+        else:
+            if made["forecast"]:
+                console.print(f"[dim]{forecast(made)}[/]")
+            try:
+                return await client.wait_ready(made, show)
+            except asyncio.CancelledError:
+                if lasting:
+                    await _close_unready(client, made)
+                raise
+    wanted.check(session)
+    try:
+        session = await client.wait_ready(session, show)
+    except asyncio.CancelledError:
+        goes_on = f"{_called(session)} is not of this command and goes on loading; to end it: {_to_stop(session)}"
+        console.print(goes_on, soft_wrap=True)
+        raise
+    wanted.check(session)  # what was still in planning may have come out otherwise
+    return session
+
+
+async def _tell_if_made(client: Client, model: str) -> None:
+    """Say so if a session of a model goes on though its planning was interrupted: the answer, with its id, may
+    have been on its way. It may also be somebody else's by now, so it is not closed.
+    """
+    session = None
+    with contextlib.suppress(CliError, TimeoutError):
+        async with asyncio.timeout(GIVE_UP_S):
+            session = await _find(client, model)
+            while session is not None and session["state"] == "planning":
+                await asyncio.sleep(POLL_S)
+                session = await _find(client, model)
+    if session is not None:
+        was_made = f"{_called(session)} was made already, by this command or another; to end it: {_to_stop(session)}"
+        console.print(was_made, soft_wrap=True)
+
+
+async def _close_unready(client: Client, session: dict[str, Any]) -> None:
+    """Close a session that was being loaded for this command alone, and say so."""
+    console.print(f"closing {_called(session)}, which is not ready yet", soft_wrap=True)
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await client.call("DELETE", f"/api/sessions/{session['id']}")
+    except (CliError, TimeoutError) as error:
+        if not isinstance(error, Refused) or error.code != "session_not_found":  # somebody was faster
+            why = escape(str(error)) or f"no answer within {CLOSE_S:.0f} s"
+            console.print(f"[yellow]it may go on loading[/] ({why}); to end it: {_to_stop(session)}", soft_wrap=True)
+
+
+def nodes_told(session: dict[str, Any]) -> str:
+    """The nodes of a session's ranks, each as often as it has some."""
+    return escape(", ".join(rank["node"] for rank in session["ranks"]))
+
+
+def _called(session: dict[str, Any]) -> str:
+    return escape(f"session {session['name'] or session['id']!r}")
+
+
+def _to_stop(session: dict[str, Any]) -> str:
+    return escape(f"`{stop_command(session)}`")

@@ -1,0 +1,73 @@
+"""Where commands find the mesh: at the address that was given, or where this machine belongs to one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from motley.cli.reaching.home import meshes
+from motley.daemon.node.joining.membership import Membership, all_kept
+
+USUAL_URL = "http://127.0.0.1:8000"
+"""Of an orchestrator on this machine."""
+LOOK_S = 1.0
+"""A mesh that does not answer within this is not there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An orchestrator's API.
+
+    Attributes:
+        trust: the certificate by which it is known, PEM; "": what this machine trusts anyway.
+        name: in its certificate; "": the host in the URL, or none that counts where there is a `trust`.
+    """
+
+    url: str
+    key: str = ""
+    trust: str = ""
+    name: str = ""
+
+    def tls(self) -> ssl.SSLContext:
+        """How the API is verified."""
+        if not self.trust:
+            return ssl.create_default_context()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = bool(self.name)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate that was given may be no authority's
+        context.load_verify_locations(cadata=self.trust)
+        return context
+
+
+async def find_place(url: str, api_key: str) -> Place:
+    """The API at a URL, or if that is empty, the first that is there of the meshes that this machine belongs to.
+
+    Args:
+        api_key: that was given; "": what is kept for the place is shown.
+    """
+    for kept in all_kept(meshes()):
+        if not kept.api_url:
+            continue
+        if kept.api_url == url.rstrip("/") or (not url and await _is_there(kept.api_url)):
+            return _place(kept, api_key)
+    return Place((url or USUAL_URL).rstrip("/"), api_key)
+
+
+def _place(kept: Membership, api_key: str) -> Place:
+    # What a node keeps for good is not told to whoever may listen without TLS, where an open API wants none.
+    key = kept.key if kept.api_url.startswith("https://") or not kept.name else ""
+    return Place(kept.api_url, api_key or key, kept.api_trust, kept.api_name)
+
+
+async def _is_there(url: str) -> bool:
+    """Whether anybody listens at a URL."""
+    with contextlib.suppress(OSError, ValueError, TimeoutError):
+        parts = urlsplit(url)
+        async with asyncio.timeout(LOOK_S):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.close()
+            return True
+    return False

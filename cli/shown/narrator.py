@@ -1,0 +1,177 @@
+"""Telling a person what a node does: `motley up` and `motley join`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from rich.markup import escape
+
+from motley.cli.shown.show import console, loading_bars
+from motley.cli.typed.options import LogFormat
+from motley.daemon.machine.json_log import VARIABLE, JsonLog
+from motley.daemon.machine.trouble_log import TroubleLog
+from motley.daemon.node.app import Observer
+from motley.daemon.node.settings import NodeSettings
+from motley.protocol import mesh_pb2 as pb
+from motley.protocol.wording import counted, short_bytes
+
+_log = logging.getLogger(__name__)
+
+
+class Narrator(Observer):
+    """Prints what a node does, with a bar for every share that loads."""
+
+    def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
+        self._on_joined = on_joined
+        self.leaving = False
+        """Whether this process is ending, and the orchestrator with it: then its loss is no news."""
+        self._waits_for = ""
+        self._bars = loading_bars()
+        self._progress = self._bars.__enter__()
+
+    def joined(self, node_id: str, settings: NodeSettings) -> None:
+        """Say that this node is in the mesh, with what it gives to it."""
+        it = settings.capabilities
+        self._on_joined()
+        gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
+        console.print(
+            f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
+            f"{counted(it.cores, 'core')}, {short_bytes(it.memory_bytes)} for ranks, "
+            f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}{_ports(settings.ports)}"
+        )
+
+    def waits(self, why: str, retry_s: float) -> None:
+        """Say that there is no orchestrator yet, whenever that is for another reason."""
+        if why != self._waits_for:
+            self._waits_for = why
+            console.print(
+                f"[yellow]waiting for the orchestrator[/]: {escape(why)}. Trying again now and then; Ctrl-C ends this",
+                soft_wrap=True,
+            )
+
+    def lost(self, why: str, retry_s: float) -> None:
+        """Say that the orchestrator is gone, unless this process ends with it."""
+        if self.leaving:
+            return
+        console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; trying again in {retry_s:.0f} s")
+
+    def dismissed(self) -> None:
+        """Say that somebody wanted this node to leave."""
+        console.print("left the mesh, as `motley leave` asked")
+
+    def rank(self, role: str, event: pb.RankEvent) -> None:
+        """Show how a rank or an expert host of this node (`role`, in words) is: loading, ready, failed or released."""
+        who = f"{role} of session {escape(event.session)}"
+        match event.WhichOneof("body"):
+            case "loading":
+                self._progress.advance_to(role, event.loading.done_bytes, event.loading.total_bytes)
+            case "ready":
+                size = short_bytes(event.ready.share_bytes)
+                console.print(f"[green]ready[/] {who}: {size} of weights loaded in {event.ready.load_s:.1f} s")
+            case "failed":
+                console.print(f"[red]failed[/] {who}: {escape(event.failed.message)}", soft_wrap=True)
+            case "released":
+                console.print(f"released {who}")
+
+    def close(self) -> None:
+        """Take the bars off the screen."""
+        self._bars.__exit__(None, None, None)
+
+
+def _ports(ports: tuple[int, int]) -> str:
+    return f"; other nodes reach its ranks on ports {ports[0]} to {ports[1]}" if ports[0] else ""
+
+
+class NodeLog(Observer):
+    """Logs what a node does, for programs that collect logs."""
+
+    def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
+        self._on_joined = on_joined
+        self._name = ""
+        self.leaving = False
+        """As `Narrator.leaving`."""
+
+    def joined(self, node_id: str, settings: NodeSettings) -> None:
+        """This node is in the mesh."""
+        self._on_joined()
+        self._name = settings.name
+        _log.info("joined as %s (%s)", settings.name, settings.address, extra={"node": self._name})
+
+    def lost(self, why: str, retry_s: float) -> None:
+        """The orchestrator is gone; that is no news if this process ends with it."""
+        if not self.leaving:
+            _log.warning("lost the orchestrator: %s; again in %.0f s", why, retry_s, extra={"node": self._name})
+
+    def waits(self, why: str, retry_s: float) -> None:
+        """There is no orchestrator yet."""
+        _log.info("waiting for the orchestrator: %s; again in %.0f s", why, retry_s, extra={"node": self._name})
+
+    def dismissed(self) -> None:
+        """Somebody wanted this node to leave."""
+        _log.info("left the mesh, as it was asked to", extra={"node": self._name})
+
+    def rank(self, role: str, event: pb.RankEvent) -> None:
+        """A rank or an expert host of this node is ready, has failed or was released."""
+        about = {"node": self._name, "session": event.session, "rank": event.rank}
+        match event.WhichOneof("body"):
+            case "ready":
+                size, seconds = short_bytes(event.ready.share_bytes), event.ready.load_s
+                _log.info("%s is ready: %s of weights loaded in %.1f s", role, size, seconds, extra=about)
+            case "failed":
+                _log.error("%s has failed: %s", role, event.failed.message, extra=about)
+            case "released":
+                _log.info("%s is released", role, extra=about)
+
+    def close(self) -> None:
+        """Nothing is on a screen."""
+
+
+def start_log(log: LogFormat, own: str | None = None) -> None:
+    """Have this process, and those that it starts, log in a format.
+
+    Args:
+        own: the name of the node that this process is, of which `MeshLog` says nothing.
+    """
+    os.environ[VARIABLE] = log
+    if log is LogFormat.JSON:
+        JsonLog(lambda line: print(line, file=sys.stderr, flush=True)).listen()
+    else:
+        MeshLog(own).listen()
+
+
+def narrator(log: LogFormat, on_joined: Callable[[], None] = lambda: None) -> Narrator | NodeLog:
+    """What tells of the node that this process is; to be closed.
+
+    Args:
+        on_joined: called when it has joined.
+    """
+    return NodeLog(on_joined) if log is LogFormat.JSON else Narrator(on_joined)
+
+
+class MeshLog(TroubleLog):
+    """Prints what goes wrong in this process, and what the orchestrator notes of the nodes other than `own`: who
+    joins, leaves, is lost or is refused. It also prints how a lease of this machine goes.
+    """
+
+    def __init__(self, own: str | None = None) -> None:
+        super().__init__(_print)
+        self._own = own
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record, unless it is about the node that this process is."""
+        node = getattr(record, "node", None)
+        if node is None or node != self._own:
+            super().emit(record)
+
+    def listen(self) -> None:
+        """Begin to listen, for as long as the process lives."""
+        for each in ("motley.orchestrator.control", "motley.daemon.node.workers.leasing"):
+            logging.getLogger(each).setLevel(logging.INFO)
+        super().listen()
+
+
+def _print(text: str, level: int) -> None:
+    console.print(escape(text), style="yellow" if level > logging.INFO else "", soft_wrap=True, highlight=False)

@@ -1,0 +1,552 @@
+"""Options that several commands share; most are those of a node, of `motley up` and `motley join`.
+
+A table of what can be typed, in one place, so that an option is called and explained alike everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+
+import typer
+
+from motley.cli.errors import CliError
+from motley.cli.machine import fit_to_machine
+from motley.cli.shown.show import console
+from motley.cli.typed.durations import seconds
+from motley.daemon.machine.json_log import VARIABLE
+from motley.orchestrator.session_request import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
+from motley.protocol.wording import short_bytes
+
+if TYPE_CHECKING:
+    from motley.daemon.node.app import DaemonConfig
+
+
+MODELS_OWN = "as the model's makers say, else as OpenAI"
+"""What is shown as the default of options by which tokens are chosen."""
+
+
+class Quantisation(StrEnum):
+    """How weights are held; stored: as the checkpoint has them, bit for bit, and its floats as int8.
+
+    A CPU holds fp16 as fp32.
+    """
+
+    STORED = "stored"
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class CacheFormat(StrEnum):
+    """What keys and values are kept as in the KV caches."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+
+class LogFormat(StrEnum):
+    """How a command that lasts says what happens: for people, or a line of JSON for each thing."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Experts(StrEnum):
+    """Where a model's experts are: in the ranks' shares, or on nodes of their own."""
+
+    AUTO = "auto"
+    SLICED = "sliced"
+    PARALLEL = "parallel"
+
+
+class Device(StrEnum):
+    """What a model is computed on: the processor, an NVIDIA GPU by CUDA, or a GPU of any make by WebGPU."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    WEBGPU = "webgpu"
+
+
+ENGINES_ON = {
+    Device.CPU: ("onnxruntime",),
+    Device.CUDA: ("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "tensorrt", "tensorrt-whole"),
+    Device.WEBGPU: ("webgpu",),
+}
+"""The engines that compute on nothing but a device; the first is the one for whoever names the device alone."""
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def one_of(kind: type[Choice]) -> Callable[[str], Choice]:
+    """What reads an option that takes one of these words (typer's own calls a wrong one a "Value error")."""
+
+    def parse(typed: str) -> Choice:
+        try:
+            return kind(typed)
+        except ValueError:
+            raise typer.BadParameter(f"{typed!r} is not one of {', '.join(map(repr, map(str, kind)))}.") from None
+
+    return parse
+
+
+Quant = Annotated[
+    Quantisation,
+    typer.Option(help="How weights are held.", parser=one_of(Quantisation), metavar="|".join(Quantisation)),
+]
+Quants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--quant",
+        metavar="HOW[@NODE]",
+        help=f"How to load the model: {', '.join(Quantisation)}. With @NODE, on that node; may be repeated. Default:"
+        " stored (floats as int8), or as it is loaded.",
+    ),
+]
+Engines = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE[@NODE]",
+        help="What computes, as in cuda@gaming-pc; without @NODE, on all others. May be repeated. Default: onnxruntime,"
+        " also where there is a GPU, or as it is loaded.",
+    ),
+]
+DeviceOption = Annotated[
+    Device | None,
+    typer.Option(
+        "--device",
+        parser=one_of(Device),
+        metavar="|".join(Device),
+        help="What computes: cpu is engine onnxruntime, cuda engine cuda, webgpu engine webgpu, a GPU of any make. With"
+        " --engine, where that computes, if it can do either: reference can. Default: cpu, or as it is loaded.",
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31,
+        help="Tokens that prompt and answer have together. Default: 4096, or what the model allows if that is less.",
+    ),
+]
+CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=2**31, help="Tokens that all requests together may have in the caches. Default: one context."
+    ),
+]
+CacheNodeTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31,
+        help="Tokens more that may be kept in the memory of nodes with room to spare; --context may be as long as"
+        " --cache-tokens and these together. Default: none.",
+    ),
+]
+CacheDiskTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=2**31,
+        help="Tokens more that may be kept on every rank's disk; --context may be as long as --cache-tokens and these"
+        " together. Default: none.",
+    ),
+]
+CacheFormats = Annotated[
+    CacheFormat | None,
+    typer.Option(
+        "--cache-format",
+        help="What keys and values are kept as in the caches: fp16 takes half of fp32's memory, int8 a quarter."
+        " Default: fp32.",
+        parser=one_of(CacheFormat),
+        metavar="|".join(CacheFormat),
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="A small model with the same tokenizer (folder, .gguf file or hub id) that guesses tokens on the first"
+        " node. No text changes. Default: none, or as it is loaded.",
+    ),
+]
+DraftEngine = Annotated[
+    str | None,
+    typer.Option(metavar="ENGINE", help="What computes the draft model. Default: what computes the model there."),
+]
+Sequences = Annotated[
+    int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are under way at a time; others wait.")
+]
+Queue = Annotated[int, typer.Option(min=0, max=MAX_QUEUE, help="Requests that may wait; more are refused.")]
+Nodes = Annotated[
+    str,
+    typer.Option(
+        metavar="[ENGINE@]NODE,...",
+        help="Nodes that take part, one per rank; pc,webgpu@pc has one on pc's processor and one on its GPU. Default:"
+        " all, the fastest first.",
+    ),
+]
+Shares = Annotated[
+    str,
+    typer.Option(
+        metavar="N,...",
+        help="How much of the model each rank gets, relative to the others, such as 3,1. Default: by speed and memory.",
+    ),
+]
+Stages = Annotated[
+    str,
+    typer.Option(
+        metavar="N|N+N",
+        help="In how many stages, of some layers each: over slow links rows then travel less. 1: every rank has a share"
+        " of every layer. 2+1: a stage of the first two of --nodes, and one of the third. Default: what is quickest.",
+    ),
+]
+Exact = Annotated[bool, typer.Option("--exact", help="The same bits on any number of ranks, beside any other request.")]
+Recover = Annotated[
+    bool,
+    typer.Option("--recover/--no-recover", help="When a machine is lost, go on with those that are left, or end."),
+]
+KeepPrefixes = Annotated[
+    bool,
+    typer.Option(
+        "--keep-prefixes",
+        help="Keep the caches on every rank's disk: the next start with the same model, nodes and options begins with"
+        " the prompts that this one knew.",
+    ),
+]
+
+
+class Pooling(StrEnum):
+    """How a text's tokens become its embedding."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+Embedding = Annotated[
+    Pooling | None,
+    typer.Option(
+        "--embeddings",
+        parser=one_of(Pooling),
+        metavar="|".join(Pooling),
+        help="Embed texts in the place of answering: the mean over a text's tokens, or what the last one has.",
+    ),
+]
+AdapterFolders = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME[=FOLDER]",
+        help="Answer with this LoRA adapter; with a folder (PEFT's format), a GGUF file or a hub id, the"
+        " session gets to know it. May be repeated: the first one answers.",
+    ),
+]
+Adapters = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MAX_ADAPTERS,
+        help="Adapters that there is room for at a time; more take turns. Default: none, or what --adapter needs.",
+    ),
+]
+AdapterRank = Annotated[
+    int | None,
+    typer.Option(min=1, max=MAX_ADAPTER_RANK, help="The largest rank of them that there is room for. Default: 64."),
+]
+Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
+Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
+Zone = Annotated[
+    str, typer.Option(help="What fails together with this machine: a room, a fuse. Replicas are kept in several.")
+]
+KeepWithout = Annotated[
+    str,
+    typer.Option(
+        "--keep-without-orchestrator",
+        metavar="DURATION",
+        help="How long ranks here go on when the orchestrator cannot be reached, such as 30m. 0s: not at all.",
+    ),
+]
+GpuMemory = Annotated[
+    str, typer.Option(help="Memory of its first GPU that ranks may use, such as 6GB. Default: what is free there.")
+]
+LeaseLimit = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION", help="How long a lease of this machine lasts at most (`motley lease take`), such as 8h."
+    ),
+]
+YieldToOption = Annotated[
+    str,
+    typer.Option(
+        "--yield-to",
+        metavar="gpu,full-screen,cpu=PERCENT",
+        help="Take a lease by itself while other programs use the GPU, one has the whole screen (on Windows), or they"
+        " use more than so much of the processor. Default: none of these.",
+    ),
+]
+Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
+DataPorts = Annotated[
+    str,
+    typer.Option(
+        metavar="FIRST-LAST",
+        help="Ports on which other nodes reach this one's ranks, such as 7340-7359, for a rule of a firewall; a session"
+        " takes one for each of its ranks and hosts here, and some for moments. Default: any.",
+    ),
+]
+Models = Annotated[
+    Path | None, typer.Option(help="Folder in which model names are looked up.", file_okay=False, exists=True)
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for quantised shares. Default: $MOTLEY_CACHE, or in the user's cache folder.", file_okay=False
+    ),
+]
+CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least recently make way.")]
+Log = Annotated[
+    LogFormat,
+    typer.Option(
+        envvar=VARIABLE,
+        help="How this command logs on stderr: for people, or (json) for programs, a line for each request too.",
+        parser=one_of(LogFormat),
+        metavar="|".join(LogFormat),
+    ),
+]
+Advertise = Annotated[str, typer.Option(help="Address under which other nodes reach this one.")]
+
+
+def duration(option: str, text: str) -> float:
+    """The seconds that an option says.
+
+    Raises:
+        CliError: it is no duration.
+    """
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}") from None
+
+
+def daemon_config(
+    *,
+    name: str | None,
+    memory: str,
+    threads: int,
+    models: Path | None,
+    cache: Path | None,
+    cache_limit: str,
+    zone: str = "",
+    orchestrator: str = "",
+    token: str = "",
+    advertise: str = "",
+    keep: str = "1h",
+    data_ports: str = "",
+    wait: str = "0s",
+    gpu_memory: str = "",
+    lease_limit: str = "2h",
+    yield_to: str = "",
+) -> DaemonConfig:
+    """Make a daemon's configuration from what was typed, fitted to this machine.
+
+    Raises:
+        CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
+            holds nothing, `gpu_memory` is no size, `advertise` is no address, `keep`, `wait` or `lease_limit` no
+            duration, `yield_to` says nothing that is known, or `data_ports` no ports.
+    """
+    from motley.cli.reaching.home import meshes
+    from motley.daemon.lease.rules import YieldTo
+    from motley.daemon.machine.memory import available_memory
+    from motley.daemon.models.cutting.profile import RUNTIME_BYTES
+    from motley.daemon.node.app import DaemonConfig
+    from motley.daemon.weights.cache import ShareCache
+
+    if name is not None and not name.strip():
+        raise CliError("--name is blank; leave it out to take the host's name")
+    if len(zone) > 64 or not zone.isprintable():
+        raise CliError("--zone has up to 64 printable characters")
+    limit = size("--memory", memory) if memory else None
+    if limit is not None and limit <= RUNTIME_BYTES:
+        least = short_bytes(RUNTIME_BYTES)
+        raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
+    if limit is not None and limit > (available := available_memory()):
+        console.print(f"[yellow]--memory {memory}[/] is cut to the {short_bytes(available)} that are available here")
+    try:
+        yielding = YieldTo.parse(yield_to)
+    except ValueError as error:
+        raise CliError(f"--yield-to: {error}") from None
+    return fit_to_machine(
+        DaemonConfig(
+            orchestrator=orchestrator,
+            token=token,
+            name=name or "",
+            advertise=advertise,
+            zone=zone,
+            keep_s=duration("--keep-without-orchestrator", keep),
+            wait_s=duration("--wait", wait),
+            memory_limit=limit,
+            gpu_limit=size("--gpu-memory", gpu_memory) if gpu_memory else 0,
+            lease_limit_s=duration("--lease-limit", lease_limit),
+            yield_to=yielding,
+            threads=threads,
+            models=models,
+            ports=parse_ports(data_ports) if data_ports else (0, 0),
+            meshes=meshes(),
+            cache=ShareCache(cache, size("--cache-limit", cache_limit)),
+        )
+    )
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """Read ``7340-7359``.
+
+    Raises:
+        CliError: it is no such range.
+    """
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) < 1 << 16:
+        return int(first), int(last)
+    raise CliError(f"--data-ports wants two ports from 1024 to 65535, like 7340-7359, not {text!r}")
+
+
+def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
+    """What an option says for all nodes, and for single ones: ``int8 fp16@pc`` is ``int8`` and ``{"pc": "fp16"}``.
+
+    Raises:
+        typer.BadParameter: it says something twice, or what is none of the choices.
+    """
+
+    def refuse(why: str) -> NoReturn:
+        raise typer.BadParameter(f"{why}.", param_hint=repr(option))
+
+    whole: str | None = None
+    single: dict[str, str] = {}
+    for each in typed:
+        value, at, node = each.partition("@")
+        if not value or (at and not node):
+            refuse(f"{each!r} is no value, and no VALUE@NODE")
+        if choices and value not in choices:
+            refuse(f"{value!r} is not one of {', '.join(map(repr, map(str, choices)))}")
+        if node in single or (not at and whole is not None):
+            refuse(f"it is given twice for {f'node {node!r}' if at else 'all nodes'}")
+        if at:
+            single[node] = value
+        else:
+            whole = value
+    return whole, single
+
+
+def on_device(engine: str | None, device: Device | None) -> tuple[str | None, dict[str, str]]:
+    """The engine that ``--engine`` and ``--device`` mean together, None if neither says any, and its settings.
+
+    Raises:
+        CliError: the engine does not compute on the device.
+    """
+    if device is None:
+        return engine, {}
+    if engine is None:
+        return ENGINES_ON[device][0], {}
+    if engine in ENGINES_ON[device]:
+        return engine, {}
+    for other, engines in ENGINES_ON.items():
+        if engine in engines:
+            raise CliError(f"--device {device}: engine {engine!r} computes on {other}; leave out --device or --engine")
+    return engine, {"device": str(device)}
+
+
+def parse_shares(text: str, ranks: int | None = None) -> list[float]:
+    """Read ``3,2,1``.
+
+    Raises:
+        CliError: it is no such list, or not one for each of `ranks`.
+    """
+    try:
+        weights = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise CliError(f"--shares wants numbers like 3,2,1, not {text!r}") from None
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+        raise CliError(f"--shares wants non-negative numbers that are not all zero, not {text!r}")
+    if ranks is not None and len(weights) != ranks:
+        raise CliError(f"--shares names {len(weights)} shares for {ranks} ranks")
+    return weights
+
+
+def parse_stages(text: str) -> int | list[int]:
+    """Read ``2``, or ``2+1``.
+
+    Raises:
+        CliError: it is neither.
+    """
+    try:
+        ranks = [int(part) for part in text.split("+")]
+    except ValueError:
+        ranks = []
+    if not ranks or min(ranks) < 1:
+        raise CliError(f"--stages wants a number like 2, or the ranks of every stage like 2+1, not {text!r}")
+    return ranks if len(ranks) > 1 else ranks[0]
+
+
+def parse_nodes(text: str) -> list[str]:
+    """Read ``gaming-pc,laptop``.
+
+    Raises:
+        CliError: a name is blank.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise CliError(f"--nodes wants names like gaming-pc,laptop, not {text!r}")
+    return names
+
+
+def size(option: str, typed: str) -> int:
+    """The bytes that an option says.
+
+    Raises:
+        CliError: it is no size.
+    """
+    from motley.cli.typed.sizes import parse_size
+
+    try:
+        return parse_size(typed)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}") from None
+
+
+def parse_counts(option: str, text: str, at_most: int | None = None) -> list[int]:
+    """Read ``1,2``: whole numbers from 1 on.
+
+    Raises:
+        CliError: it is no such list.
+    """
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        raise CliError(f"{option} wants whole numbers like 1,2, not {text!r}") from None
+    if any(count < 1 or count > (at_most or count) for count in counts):
+        limit = f"from 1 to {at_most}" if at_most else "from 1 on"
+        raise CliError(f"{option} wants numbers {limit}, not {text!r}")
+    return counts
+
+
+def parse_link(text: str) -> str:
+    """Check a network to emulate; "" for ``none``.
+
+    Raises:
+        CliError: it is no link.
+    """
+    from motley.bench.meshes.emulator import LinkSpec
+
+    if text == "none":
+        return ""
+    try:
+        LinkSpec.parse(text)
+    except ValueError as error:
+        raise CliError(f"--link: {error}") from None
+    return text

@@ -1,0 +1,214 @@
+"""What a person wants of a model that is to be loaded, held against a session that has it loaded already."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from motley.cli.errors import CliError
+from motley.cli.typed.options import ENGINES_ON, Device
+from motley.orchestrator.session_request import Place, SessionRequest
+from motley.protocol.wording import counted
+
+OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine", "engine_options": "--device"}
+"""The option for a field of a request, where they are not called alike."""
+
+LIMITS = {"sequences": SessionRequest.sequences, "queue": SessionRequest.queue}
+"""Fields that say how many requests a session takes, with what they are unless somebody asks otherwise."""
+
+
+def option_of(field: str) -> str:
+    """The option for a field of a request."""
+    return OPTIONS.get(field, f"--{field.replace('_', '-')}")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model and how it should be loaded.
+
+    Attributes:
+        request: what the orchestrator is asked for.
+        device: what it should be computed on; None: that does not matter.
+        any_quantisation: if the model is loaded already, its quantisation does not matter, but on nodes for which the
+            request names one.
+        any_engine: the same of its engine.
+        any_cache_format: the same of what its caches are kept as.
+        any_adapters: the same of how many adapters it has room for.
+    """
+
+    request: SessionRequest
+    device: Device | None = None
+    any_quantisation: bool = True
+    any_engine: bool = True
+    any_cache_format: bool = True
+    any_adapters: bool = True
+
+    def check(self, session: dict[str, Any]) -> None:
+        """Refuse a session that was loaded otherwise.
+
+        Raises:
+            CliError: which option it is not loaded by, and what to do.
+        """
+        request = self.request
+        layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
+        if planned and layout is None and request.wants_parallel:
+            asked = option_of(request.asking_for_parallel[0])
+            raise CliError(f"{request.model!r} has no experts, which {asked} is about; leave it out")
+        ranks = len(session["ranks"]) or request.trunk  # not known while it is in planning
+        placed = request.experts in ("auto", layout or "sliced")
+
+        def unlike_on(wanted: Mapping[str, str], kind: str) -> list[str]:
+            loaded = {node: session[f"{kind}s"].get(node, session[kind]) for node in wanted}
+            return [f"{own} on {node}" for node, own in loaded.items() if own != wanted[node]]
+
+        def unlike_all(field: str, any_will_do: bool) -> bool:
+            return not any_will_do and getattr(request, field) != session[field]
+
+        def unlike_limit(field: str) -> bool:
+            return getattr(request, field) not in (LIMITS[field], session[field])
+
+        def other_draft(field: str) -> bool:
+            return getattr(request, field) not in ("", session[field])
+
+        used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
+        ranks_at = {Place(rank["node"], rank["engine"]) for rank in session["ranks"]}
+        others = {place for place in request.places if place.engine} - ranks_at
+        nodes_differ = bool(others) or {place.node for place in request.places} != used
+        elsewhere = planned and list(request.nodes) not in ([], session["nodes"]) and nodes_differ
+        length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
+        drafts = session["draft_model"]
+        on_disk, on_nodes = session["cache_disk_tokens"], session["cache_node_tokens"]
+        device = _device_of(session)
+        quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
+        for named, unlike, how in (
+            ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
+            ("--quant", bool(quants), f"as {', '.join(quants)}"),
+            ("--engine", unlike_all("engine", self.any_engine), f"by {session['engine']}"),
+            ("--engine", bool(engines), f"by {', '.join(engines)}"),
+            ("--device", self.device not in (None, device), f"on device {device}"),
+            ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
+            ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
+            (
+                "--cache-disk-tokens",
+                planned and bool(request.cache_disk_tokens) and request.cache_disk_tokens != on_disk,
+                f"with {on_disk} tokens on disk",
+            ),
+            (
+                "--cache-node-tokens",
+                planned and bool(request.cache_node_tokens) and request.cache_node_tokens != on_nodes,
+                f"with {on_nodes} tokens on other nodes",
+            ),
+            ("--cache-format", unlike_all("cache_format", self.any_cache_format), f"with caches in {kept}"),
+            (
+                "--draft-model",
+                other_draft("draft_model"),
+                f"with {f'draft model {drafts}' if drafts else 'no draft model'}",
+            ),
+            (
+                "--draft-engine",
+                other_draft("draft_engine"),
+                f"with a draft model by {session['draft_engine'] or 'its own'}",
+            ),
+            ("--sequences", unlike_limit("sequences"), f"for {counted(session['sequences'], 'request')} at a time"),
+            ("--queue", unlike_limit("queue"), f"for {counted(session['queue'], 'request')} that may wait"),
+            ("--nodes", elsewhere, f"on {', '.join(sorted(used))}"),
+            ("--shares", list(request.shares) not in ([], session["shares"]), "in other shares"),
+            ("--stages", planned and not _staged_so(request.stages, session), "in other stages"),
+            ("--exact", request.exact and not session["exact"], "without exact sums"),
+            ("--no-recover", not request.recover and session["recover"], "so that it goes on when a machine is lost"),
+            (
+                "--keep-prefixes",
+                request.keep_prefixes and not session["keep_prefixes"],
+                "without keeping its prefixes on disks",
+            ),
+            (
+                "--embeddings",
+                request.embeddings not in ("", session["embeddings"]),
+                f"for embeddings ({session['embeddings']})" if session["embeddings"] else "to answer",
+            ),
+            (
+                "--adapters",
+                not self.any_adapters and request.adapters > session["adapters"],
+                f"with room for {counted(session['adapters'], 'adapter')}",
+            ),
+            (
+                "--adapter-rank",
+                request.adapter_rank not in (SessionRequest.adapter_rank, session["adapter_rank"]),
+                f"with room for adapters of rank {session['adapter_rank']}",
+            ),
+            ("--experts", planned and not placed, f"with experts {layout}"),
+            ("--replicas", request.replicas > replicas, f"with {counted(replicas, 'replica')} of every expert"),
+            ("--trunk", request.trunk not in (1, ranks), f"on {counted(ranks, 'rank')}"),
+        ):
+            if unlike:
+                name = session["name"] or session["id"]
+                raise CliError(
+                    f"session {name!r} has {request.model!r} loaded {how}: leave out {named}, or close it first with"
+                    f" `{stop_command(session)}`"
+                )
+
+
+def _staged_so(stages: int | tuple[int, ...], session: dict[str, Any]) -> bool:
+    """Whether the ranks of a session form stages as they are asked for."""
+    layers = [rank["share"]["layers"] for rank in session["ranks"]]
+    ranks = [len([*alike]) for _, alike in groupby(layers)]
+    return stages in (0, len(ranks)) or stages == tuple(ranks)
+
+
+def _device_of(session: dict[str, Any]) -> str:
+    """What a session is computed on, but for nodes that have engines of their own."""
+    usual = (device for device, engines in ENGINES_ON.items() if session["engine"] in engines)
+    told: str = session["engine_options"].get("device", next(usual, Device.CPU))
+    return told
+
+
+def stop_command(session: dict[str, Any]) -> str:
+    """The command that closes a session, for a shell; one still in planning has no name."""
+    return f"motley stop {shlex.quote(session['name'] or session['id'])}"
+
+
+def start_command(session: dict[str, Any]) -> str:
+    """The command that starts a session anew as it was, for a shell; but for `block`, `wire`, `threads` and engine
+    options other than the device, which only the API knows."""
+    words = ["motley", "run", session["model"], "PROMPT"]
+    for option, kind, default in (
+        ("--quant", "quantisation", SessionRequest.quantisation),
+        ("--engine", "engine", SessionRequest.engine),
+    ):
+        whole = [session[kind]] if session[kind] != default else []
+        for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
+            words += [option, value]
+    for option, value in (
+        ("--device", session["engine_options"].get("device", "")),
+        ("--context", session["context"]),
+        ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] != session["context"] else 0),
+        ("--cache-disk-tokens", session["cache_disk_tokens"]),
+        ("--cache-node-tokens", session["cache_node_tokens"]),
+        ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
+        ("--embeddings", session["embeddings"]),
+        ("--draft-model", session["draft_model"]),
+        ("--draft-engine", session["draft_engine"]),
+        *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),
+        ("--adapters", session["adapters"]),
+        ("--adapter-rank", session["adapter_rank"] if session["adapters"] else 0),
+        *(("--adapter", f"{each['name']}={each['folder']}") for each in session["known_adapters"]),
+        ("--nodes", ",".join(session["nodes"])),
+        ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
+        ("--stages", "+".join(map(str, stages)) if isinstance(stages := session["stages"], list) else stages),
+        ("--experts", session["experts"]),
+        ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
+        ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
+    ):
+        words += [option, str(value)] if value else []
+    words += ["--exact"] if session["exact"] else []
+    words += [] if session["recover"] else ["--no-recover"]
+    words += ["--keep-prefixes"] if session["keep_prefixes"] else []
+    return shlex.join(words)
+
+
+def nodes_of(worker: dict[str, Any]) -> list[str]:
+    """The nodes of a rank or an expert host."""
+    return [member["node"] for member in worker.get("group") or [worker]]

@@ -1,0 +1,1 @@
+"""Requests that become token ids, and tokens that become text."""

@@ -1,0 +1,1 @@
+"""Joining a mesh, and talking with its orchestrator."""

@@ -1,0 +1,1 @@
+"""Where a node is reached, and how quickly it reaches others."""

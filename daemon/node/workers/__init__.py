@@ -1,0 +1,1 @@
+"""The worker processes that this node holds."""

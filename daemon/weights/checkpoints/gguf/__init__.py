@@ -1,0 +1,1 @@
+"""GGUF files: their header, and the blocks that weights are stored in."""

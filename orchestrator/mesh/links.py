@@ -1,0 +1,139 @@
+"""What is known of the links between nodes: a table of ordered pairs. Pure: the clock is given, nothing is sent.
+
+Ranks dial each other, the higher the lower one, so a pair is looked at in both directions: a machine behind a firewall
+reaches others and is not reached. A pair is of use to a session only if both can reach each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import NamedTuple
+
+from motley.orchestrator.mesh.nodes import Node
+
+AGAIN_S = 1800.0
+"""A link that was measured so long ago is measured again, while neither node serves."""
+RETRY_S = 60.0
+"""A link that could not be made so long ago is tried again, whatever its nodes do."""
+UNKNOWN_LATENCY_S, UNKNOWN_BANDWIDTH = 2e-4, 1.1e8
+"""What a link is taken for that was not measured: a cable of 1 Gbit/s in a house."""
+OWN_LATENCY_S, OWN_BANDWIDTH = 1e-5, 4e9
+"""What two ranks of one node are taken to have."""
+
+
+class Pair(NamedTuple):
+    """Ids of two nodes: `dialler` is to reach `listener`."""
+
+    dialler: str
+    listener: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one node has found of its way to another.
+
+    Attributes:
+        latency_s: seconds one way.
+        bandwidth: bytes/s.
+        failure: why it cannot reach the other; empty: it can.
+        measured: when that was, by the table's clock.
+    """
+
+    latency_s: float = 0.0
+    bandwidth: float = 0.0
+    failure: str = ""
+    measured: float = 0.0
+
+
+class LinkTable:
+    """All links that were measured between nodes that are there."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._links: dict[Pair, Link] = {}
+
+    def measured(self, pair: Pair, latency_s: float, bandwidth: float) -> None:
+        """The dialler of a pair has reached the other."""
+        self._links[pair] = Link(latency_s, bandwidth, measured=self._clock())
+
+    def failed(self, pair: Pair, why: str) -> None:
+        """The dialler of a pair has not."""
+        self._links[pair] = Link(failure=why, measured=self._clock())
+
+    def forget(self, node_id: str) -> None:
+        """A node is gone."""
+        self._links = {pair: link for pair, link in self._links.items() if node_id not in pair}
+
+    def of(self, dialler: Node, listener: Node) -> Link | None:
+        """What is known of the way from one node to another; None: it was not measured."""
+        return self._links.get(Pair(dialler.id, listener.id))
+
+    def due(self, nodes: Sequence[Node], idle: Callable[[Node], bool]) -> Iterator[Pair]:
+        """Pairs that are to be measured now: those that never were, those that failed, and old ones of idle nodes."""
+        pairs = [Pair(one.id, other.id) for one, other in permutations(nodes, 2)]
+        yield from (pair for pair in pairs if pair not in self._links)
+        resting = {node.id for node in nodes if idle(node)}
+        now = self._clock()
+        for pair in pairs:
+            link = self._links.get(pair)
+            if link is None:
+                continue
+            age = now - link.measured
+            if (link.failure and age > RETRY_S) or (age > AGAIN_S and set(pair) <= resting):
+                yield pair
+
+    def broken(self, nodes: Sequence[Node]) -> list[str]:
+        """Tell which of some nodes cannot reach which, each pair as a sentence without its full stop; but for those for
+        which there is a relay."""
+        found = []
+        for one, other in permutations(nodes, 2):
+            link = self.of(one, other)
+            if link is not None and link.failure and not self.relay(one, other):
+                found.append(f"{one.name} cannot reach {other.name}: {link.failure}")
+        return found
+
+    def fails(self, dialler: Node, listener: Node) -> bool:
+        """Whether a node is known not to reach another."""
+        link = self.of(dialler, listener)
+        return link is not None and bool(link.failure)
+
+    def are_apart(self, one: Node, other: Node) -> bool:
+        """Whether one of two nodes is known not to reach the other."""
+        return self.fails(one, other) or self.fails(other, one)
+
+    def relay(self, one: Node, other: Node) -> str | None:
+        """The id of the node by which two that are apart meet soonest: it is known to reach both, and to be reached;
+        None: there is none."""
+        ways = {}
+        for third in {node for pair in self._links for node in pair} - {one.id, other.id}:
+            legs = [self._leg(one.id, third), self._leg(other.id, third)]
+            if all(legs):
+                ways[third] = sum(latency for latency, _ in filter(None, legs))
+        return min(ways, key=lambda third: (ways[third], third), default=None)
+
+    def _leg(self, node: str, third: str) -> tuple[float, float] | None:
+        """Latency and bandwidth between two nodes that reach each other both ways; None: they do not, as is known."""
+        links = [self._links.get(pair) for pair in (Pair(node, third), Pair(third, node))]
+        good = [link for link in links if link is not None and not link.failure]
+        if len(good) < 2:
+            return None
+        return max(link.latency_s for link in good), min(link.bandwidth for link in good)
+
+    def all_known(self, nodes: Sequence[Node]) -> bool:
+        """Whether every pair of some nodes was measured, in both directions."""
+        return all(self.of(one, other) is not None for one, other in permutations(nodes, 2) if one.id != other.id)
+
+    def between(self, one: Node, other: Node) -> tuple[float, float]:
+        """Latency (s, one way) and bandwidth (bytes/s) between two ranks on some nodes, as the slower direction has it,
+        or a relay where they are apart, or as a cable in a house if that was not measured."""
+        if one.id == other.id:
+            return OWN_LATENCY_S, OWN_BANDWIDTH
+        if self.are_apart(one, other) and (third := self.relay(one, other)):
+            legs = [leg for leg in (self._leg(one.id, third), self._leg(other.id, third)) if leg]
+            return sum(leg[0] for leg in legs), min(leg[1] for leg in legs)
+        ways = [link for link in (self.of(one, other), self.of(other, one)) if link is not None and not link.failure]
+        if not ways:
+            return UNKNOWN_LATENCY_S, UNKNOWN_BANDWIDTH
+        return max(link.latency_s for link in ways), min(link.bandwidth for link in ways)

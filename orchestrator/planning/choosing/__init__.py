@@ -1,0 +1,1 @@
+"""Which nodes take part, and in which stages."""

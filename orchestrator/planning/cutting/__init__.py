@@ -1,0 +1,1 @@
+"""Units of a model, given to ranks as shares."""

@@ -1,0 +1,1 @@
+"""Sessions that get another plan: after a loss, for a lease, to be quicker."""

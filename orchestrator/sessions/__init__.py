@@ -1,0 +1,1 @@
+"""A session as a state machine, without I/O, and what it consists of."""
