@@ -15,9 +15,10 @@ from pathlib import Path
 from motley.bench.measurements.latency import WARM_UP, latency_of
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec
 from motley.daemon.node.survey.devices import Device
+from motley.protocol.release import release
 
 PACKAGES = (
-    *("motley", "numpy", "onnxruntime", "onnxruntime-ep-webgpu", "vulkan"),
+    *("numpy", "onnxruntime", "onnxruntime-ep-webgpu", "vulkan"),
     *("cuda-bindings", "nvidia-cublas", "tensorrt-rtx", "cupy-cuda13x"),
 )
 """Whose versions are told, where they are installed."""
@@ -71,7 +72,7 @@ async def measure_device(
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    found = {"motley": release(), "python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)

@@ -26,6 +26,7 @@ from motley.daemon.models.description.axes import Heads, Kind
 from motley.daemon.models.description.model import Model, parameters, products
 from motley.daemon.models.files import open_model
 from motley.orchestrator.known_models.shapes import SHAPES
+from motley.protocol.release import release
 
 SHAPE = "tinyllama-1.1b"
 """Synthesised where no model is given."""
@@ -45,7 +46,7 @@ PUBLISHED = (
     "GLM-4-9B-0414",
 )
 """What the models without experts are called whose shapes are `motley.orchestrator.known_models.shapes.SHAPES`."""
-PACKAGES = ("motley", "numpy", "onnxruntime")
+PACKAGES = ("numpy", "onnxruntime")
 
 
 class ReportError(Exception):
@@ -215,7 +216,7 @@ def this_machine() -> Machine:
         cores=usable_cores(),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        versions={package: version(package) for package in PACKAGES},
+        versions={"motley": release(), **{package: version(package) for package in PACKAGES}},
     )
 
 

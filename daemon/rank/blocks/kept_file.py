@@ -14,7 +14,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import sha256
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from zlib import crc32
@@ -27,6 +26,7 @@ from motley.daemon.rank.blocks.far_file import DiskFull
 from motley.daemon.rank.blocks.kept_block import KeptBlock, decode_block, label_bytes
 from motley.plugins.engine import CacheBlocks, CacheSpec
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.release import release
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def plan_key(assignment: pb.Assignment, rank: int, share: str) -> str:
     ):
         plan.ClearField(irrelevant)
     plan.model.ClearField("source")  # the fingerprint tells what the files are
-    about = f"{FORMAT} {version('motley')} {rank} {share}\n".encode()
+    about = f"{FORMAT} {release()} {rank} {share}\n".encode()
     return sha256(about + plan.SerializeToString(deterministic=True)).hexdigest()
 
 
