@@ -131,6 +131,10 @@ class CudaStream:
         self._graphs: set[CudaGraph] = set()
         self._closed = False
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """How CuPy and others take it for a stream of theirs: version of the protocol, handle."""
+        return 0, int(self.handle)
+
     def __repr__(self) -> str:
         return f"<CudaStream {self.name!r} at {self._doing}>"
 
