@@ -786,6 +786,21 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
     assert "use engine 'onnxruntime'" in said
 
 
+def test_prompts_of_other_lengths_take_no_more_memory(tmp_path: Path) -> None:
+    case = known_cases()[0]
+
+    def held(group: LocalSession) -> list[int]:
+        drivers = [engine._driver for engine in group.engines]
+        return [sum(map(len, [*driver._memory.values(), *driver._pinned.values()])) for driver in drivers]
+
+    with session(case, tmp_path, 2) as group:
+        whole = group.step(case.tokens[:40], 0)
+        before = held(group)
+        for length in range(20, 40, 3):
+            assert np.array_equal(group.step(case.tokens[:length], 0), whole[:length])
+        assert held(group) == before
+
+
 def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:
     case = known_cases()[0]
     with session(case, tmp_path, 2) as group:
