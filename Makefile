@@ -22,7 +22,7 @@ soak: $(VENV)/installed-dev
 
 # On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
 gpu: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --quiet --editable ".[gpu,cupy]"
+	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
 	$(BIN)/python -m motley.bench.reports.gpu
 
 lint: $(VENV)/installed-dev

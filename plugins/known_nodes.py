@@ -73,6 +73,7 @@ def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
     made_by = {name: node for node in graph.node for name in node.output}
     widths = {value.name: value.type.tensor_type.shape.dim[-1].dim_value for value in graph.value_info}
     (hidden,) = (value.type.tensor_type.shape.dim[-1].dim_value for value in graph.input if value.name == "hidden")
+    shapes = {name for node in graph.node if node.op_type == "ConstantOfShape" for name in node.input}
     swishes = {name for name, node in made_by.items() if node.op_type == "Swish"}
     for node in graph.node:
         called = ".".join(filter(None, (node.domain, node.op_type)))
@@ -88,6 +89,10 @@ def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
         if not swishes.isdisjoint(node.input[node.op_type == "Mul" :]):
             yield f"{called} of a Swish"
         match node.op_type:
+            case "Cast" if not _is_stored(constants.get(node.input[0])):
+                yield f"{called} of what is no weight"
+            case "Concat" if node.output[0] not in shapes:
+                yield f"{called} of what is no shape"
             case "Add" if not constants.keys().isdisjoint(node.input):
                 yield f"{called} of a constant"
             case "Mul" if node.input[0] not in swishes or node.input[1] in constants:

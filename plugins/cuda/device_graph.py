@@ -26,6 +26,7 @@ from motley.plugins.nodes import attributes_of
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.stream import CudaStream, DeviceArray
+from motley.transport.cuda.sum_memory import SumMemory
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ class DeviceGraph:
         """The buffers of values, by name, width and number of rows."""
         self._reductions: dict[tuple[int, int, Collectives], AllReduce] = {}
         """The sums, by address, number of rows, and what they are summed through."""
+        self._sum_memory = SumMemory(self._driver)
+        memory.callback(self._sum_memory.close)
         self.scratch = self.scratch_bytes = 0
         """The address and size of the memory where cuBLAS finds widened weights; 0: none is needed."""
         self.gemm = self._open_gemm(open_gemm) if open_gemm is not None else None
@@ -220,6 +223,5 @@ class DeviceGraph:
         key = address, chunk.stop - chunk.start, summing
         if key not in self._reductions:
             array = DeviceArray(address, (key[1], rows.width), np.dtype(np.float32))
-            self._reductions[key] = AllReduce(self.stream, summing, array)
-            self._memory.callback(self._reductions[key].close)
+            self._reductions[key] = AllReduce(self.stream, summing, array, self._sum_memory)
         self._reductions[key].submit()

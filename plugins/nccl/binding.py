@@ -361,11 +361,12 @@ def release(handle: int) -> None:
     """Give back a handle that `bind` gave.
 
     Raises:
-        NcclError: it has been given back.
+        NcclError: it has been given back, or what its streams still held has failed.
     """
-    result = _current().library.ncclCommDestroy(ctypes.c_void_p(handle))
+    library = _current().library
+    result = library.ncclCommDestroy(ctypes.c_void_p(handle))
     if result:
-        raise NcclError(Result(result), "this communicator has been given back")
+        raise NcclError(Result(result), library.ncclGetLastError(None).decode())
 
 
 def _current() -> _Installed:
@@ -385,6 +386,7 @@ def _install(settings: Settings) -> _Installed:
     ours.motleyNcclSizes(ctypes.byref(sizes), ctypes.byref(sizes, ctypes.sizeof(ctypes.c_size_t)))
     assert tuple(sizes) == (ctypes.sizeof(_Comm), ctypes.sizeof(_Call)), "library.c and binding.py differ"
     ours.motleyNcclNew.restype = ctypes.c_void_p
+    ours.ncclGetLastError.restype = ctypes.c_char_p
     process = Process(settings, ours.motleyNcclNew)
     callbacks = _callbacks(process)
     ours.motleyNcclRegister(ctypes.byref(callbacks))

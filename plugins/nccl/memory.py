@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from motley.transport.cuda.library import driver_library
 
 Array = npt.NDArray[Any]
 Step = Callable[[Sequence[Array], Sequence[Array]], None]
@@ -66,7 +66,7 @@ def host_view(region: Region) -> Array:
 
 def is_device_memory(pointer: int) -> bool:
     """Whether an address is a GPU's memory, by the driver; no address is where there is no driver."""
-    driver = _driver()
+    driver = driver_library()
     if driver is None:
         return False
     kind = ctypes.c_uint(0)
@@ -74,11 +74,3 @@ def is_device_memory(pointer: int) -> bool:
         ctypes.byref(kind), _CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ctypes.c_uint64(pointer)
     )
     return not failed and kind.value == _CU_MEMORYTYPE_DEVICE  # it fails for memory that CUDA has never heard of
-
-
-@cache
-def _driver() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return None

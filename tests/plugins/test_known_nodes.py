@@ -83,6 +83,18 @@ def swish_read_twice(graph: onnx.GraphProto) -> None:
     first(graph, "Add").input[1] = first(graph, "Swish").output[0]
 
 
+def cast_of_rows(graph: onnx.GraphProto) -> None:
+    add = first(graph, "Add")
+    graph.node.append(helper.make_node("Cast", [add.input[0]], ["cast"], to=onnx.TensorProto.FLOAT))
+    add.input[0] = "cast"
+
+
+def concat_of_rows(graph: onnx.GraphProto) -> None:
+    add = first(graph, "Add")
+    graph.node.append(helper.make_node("Concat", [add.input[0]], ["joined"], axis=0))
+    add.input[0] = "joined"
+
+
 def narrow_sum(graph: onnx.GraphProto) -> None:
     summed = first(graph, "DistCollective").input[0]
     (value,) = (value for value in graph.value_info if value.name == summed)
@@ -104,6 +116,8 @@ CHANGES = {
     "motley.DistCollective with reduce_op=max": set_attribute("DistCollective", reduce_op="max"),
     "motley.DistCollective of rows that are not as wide as the residual": narrow_sum,
     "Swish with alpha=1.5": set_attribute("Swish", alpha=1.5),
+    "Cast of what is no weight": cast_of_rows,
+    "Concat of what is no shape": concat_of_rows,
     "Add of a Swish": swish_read_twice,
     "Add of a constant": set_operand("Add", 1, CONSTANT),
     "Mul without a Swish": set_operand("Mul", 1, CONSTANT),

@@ -3,8 +3,8 @@
 Not yet run on a GPU. What is tested without one: the kernels compile for every architecture, their C++ computes the
 host's bits when it is compiled for the host, and the order of everything on a driver that is made of host streams.
 
-`driver.py` is all that calls CUDA, `compiler.py` compiles kernels, `reduction.py` and `reduction.cu` sum in FP32,
-`host_step.py` has the ways in which a stream calls the host, `stream.py` is a stream behind the contract of
-`motley.transport.streams`, and `all_reduce.py` submits a collective to it. The packages `cuda-bindings` and
-`nvidia-cuda-nvrtc` are imported where they are used, not before.
+`driver.py` is all that calls CUDA, by CuPy where CuPy can. `compiler.py` compiles kernels, which `kept_kernels.py`
+keeps on disk; `reduction.py` and `reduction.cu` sum in FP32, `host_step.py` has the ways in which a stream calls the
+host, `stream.py` is a stream behind the contract of `motley.transport.streams`; `all_reduce.py` submits a collective
+to it, `sum_memory.py` is what that takes. The packages of the extra `gpu` are imported where they are used, not before.
 """

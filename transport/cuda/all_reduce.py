@@ -15,6 +15,7 @@ from ..schedules.schedule import Algorithm, Operation
 from ..streams import ordered_collective
 from .reduction import SOURCES, THREADS, Reduction
 from .stream import CudaEvent, CudaStream, DeviceArray
+from .sum_memory import SumMemory
 
 
 class Summing(Protocol):
@@ -50,18 +51,25 @@ class Exchange(Summing, Protocol):
 
 
 class AllReduce:
-    """Sums one buffer, in place and in rank order, as often as it is submitted. Owns the memory that this takes.
+    """Sums one buffer, in place and in rank order, as often as it is submitted.
 
     The mesh chooses one-shot for what a decode step sums. Payloads for which it chooses another algorithm are summed by
     the ranks that own their parts in the middle of the exchange, where no kernel can be called: those this rank sums on
     the host. The bits are the same.
     """
 
-    def __init__(self, stream: CudaStream, communicator: Exchange | Summing, buffer: DeviceArray) -> None:
+    def __init__(
+        self,
+        stream: CudaStream,
+        communicator: Exchange | Summing,
+        buffer: DeviceArray,
+        memory: SumMemory | None = None,
+    ) -> None:
         """
         Args:
             communicator: belongs to the host steps of `stream` from the first one on; no step may be under way yet. One
                 that has no more than an `all_reduce` (a stand-in, say) is given the buffer in host memory.
+            memory: what this takes, shared with other sums of the stream; by default it has its own.
 
         Raises:
             UsageError: elements that a GPU does not sum, or an address that is not aligned.
@@ -77,35 +85,31 @@ class AllReduce:
         """Set if the sum is taken on the device."""
         if self._alone:
             return
-        driver, others = stream.driver, communicator.size - 1
+        others = communicator.size - 1
+        if memory is None:
+            memory = SumMemory(stream.driver)
+            self._memory.callback(memory.close)
         if full is not None:
             chosen = full.forecast(Operation.ALL_REDUCE, buffer.size, buffer.dtype).schedule.algorithm
             self._exchange = full if chosen is Algorithm.ONE_SHOT else None
         if self._exchange is None:
-            staging = driver.allocate_pinned(buffer.nbytes)
-            self._memory.callback(driver.free_pinned, staging)
-            self._staging = staging.host.view(buffer.dtype).reshape(buffer.shape)
+            staging = memory.on_host("own", buffer.nbytes)
+            self._staging = staging.view(buffer.dtype).reshape(buffer.shape)
             return
         self._reduction = reduction = Reduction(
             self._exchange.wire_format, buffer.dtype.name, buffer.size, communicator.rank, communicator.size
         )
-        with ExitStack() as memory:
-
-            def on_device(terms: int) -> DeviceArray:
-                address = driver.allocate(reduction.stride * terms)
-                memory.callback(driver.free, address)
-                return DeviceArray(address, (reduction.stride * terms,), np.dtype(np.uint8))
-
-            def on_host(terms: int) -> Bytes:
-                pinned = driver.allocate_pinned(reduction.stride * terms)
-                memory.callback(driver.free_pinned, pinned)
-                return pinned.host
-
-            self._own_staging, self._others_staging = on_host(1), on_host(others)
-            self._others = on_device(others)
+        stride = reduction.stride
+        try:
+            self._own_staging = memory.on_host("own", stride)
+            self._others_staging = memory.on_host("others", stride * others)
+            held = memory.on_device("others", stride * others)
+            self._others = DeviceArray(held, (stride * others,), np.dtype(np.uint8))
             # The own term as it travels, if that is another than the buffer.
-            self._encoded = None if reduction.encode_kernel is None else on_device(1)
-            self._memory = memory.pop_all()
+            self._encoded = None if reduction.encode_kernel is None else memory.on_device("encoded", stride)
+        except BaseException:
+            self._memory.close()
+            raise
         self._terms = [
             self._others_staging[reduction.stride * index :][: reduction.term_bytes] for index in range(others)
         ]
@@ -127,7 +131,7 @@ class AllReduce:
         own = DeviceArray(buffer.address, (reduction.term_bytes,), np.dtype(np.uint8))
         if self._encoded is not None:
             assert reduction.encode_kernel is not None
-            own = DeviceArray(self._encoded.address, own.shape, own.dtype)
+            own = DeviceArray(self._encoded, own.shape, own.dtype)
             arguments = reduction.encode_arguments(buffer.address, own.address)
             stream.launch(SOURCES, reduction.encode_kernel, reduction.blocks, THREADS, arguments)
         payload = self._own_staging[: reduction.term_bytes]
@@ -138,7 +142,7 @@ class AllReduce:
         stream.launch(SOURCES, reduction.sum_kernel, reduction.blocks, THREADS, arguments)
 
     def close(self) -> None:
-        """Free the memory. The stream must have come to the end of the last sum."""
+        """Free its own memory. The stream must have come to the end of the last sum."""
         self._memory.close()
 
     def __enter__(self) -> Self:

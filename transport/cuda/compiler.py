@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import CudaError
+from .kept_kernels import kept_or_compiled
 
 DEVICE = Path(__file__).with_name("device.cuh")
 """What kernels need of the device that is not plain C++: the first of their source files."""
@@ -49,7 +50,7 @@ def check_capability(capability: Capability) -> int:
 
 @cache
 def compile_kernels(sources: tuple[Path, ...], capability: Capability) -> bytes:
-    """The cubin of some source files, one after the other; compiled once per process and capability, in a few seconds.
+    """The cubin of some source files, one after the other: kept from an earlier process, or compiled in a few seconds.
 
     Numbers are rounded operation by operation: nothing is fused, flushed or approximated unless the source says so.
 
@@ -58,17 +59,22 @@ def compile_kernels(sources: tuple[Path, ...], capability: Capability) -> bytes:
     """
     architecture = check_capability(capability)
     nvrtc = _nvrtc()
-    name = "+".join(source.name for source in sources)
-    text = "\n".join(source.read_text("utf-8") for source in sources)
-    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, None, None))
+    name = "+".join(source.name for source in sources).encode()
+    text = "\n".join(source.read_text("utf-8") for source in sources).encode()
+    options = [f"-arch=sm_{architecture}".encode(), b"-std=c++17", b"-fmad=false"]
+    version = "{}.{}".format(*_checked(nvrtc, nvrtc.nvrtcVersion())).encode()
+    return kept_or_compiled((version, name, text, *options), lambda: _compile(nvrtc, name, text, options))
+
+
+def _compile(nvrtc: Any, name: bytes, text: bytes, options: list[bytes]) -> bytes:
+    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(text, name, 0, None, None))
     try:
-        options = [f"-arch=sm_{architecture}".encode(), b"-std=c++17", b"-fmad=false"]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = bytearray(_checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
             _checked(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
             said = log.strip(b"\0 \n").decode(errors="replace")
-            raise CudaError(f"NVRTC cannot compile {name} for compute capability {capability}: {said}")
+            raise CudaError(f"NVRTC cannot compile {name.decode()} with {options[0].decode()}: {said}")
         cubin = bytearray(_checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program)))
         _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
         return bytes(cubin)
@@ -80,7 +86,7 @@ def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
 
-        nvrtc.nvrtcVersion()
+        _checked(nvrtc, nvrtc.nvrtcVersion())
     except Exception as error:  # the library is looked for at the first call, and its absence has a type of its own
         raise CudaError(
             f"kernels for a GPU are compiled by NVRTC, which is missing ({error}); install motley[gpu]"
@@ -89,8 +95,8 @@ def _nvrtc() -> Any:
 
 
 def _checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
-    """What an NVRTC function returns beside its result, if that is success."""
+    """What an NVRTC function returns beside its result, if that is success; several values as a list."""
     result, *values = answer
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CudaError(f"NVRTC failed: {result.name}")
-    return values[0] if values else None
+    return values[0] if len(values) == 1 else values

@@ -1,13 +1,13 @@
 """CUDA's driver, as far as streams need it: all calls of CUDA are here.
 
-`Driver` is the contract, `CudaDriver` fulfils it by ``cuda-bindings``. Streams, events and functions are handles that
-only the driver looks into; addresses are integers, on the device or of pinned host memory.
+`Driver` is the contract, `CudaDriver` fulfils it by CuPy. Streams, events and functions are handles that only the
+driver looks into; addresses are integers, on the device or of pinned host memory.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,33 +16,36 @@ import numpy.typing as npt
 
 from .compiler import Capability, check_capability, compile_kernels
 from .errors import CudaError, DeviceLost, OutOfDeviceMemory
+from .library import driver_library
 
-OLDEST_DRIVER = (13, 0)
-"""The version of CUDA that a driver must know: that of the packages in motley[gpu]."""
+DRIVERS = {12: 525, 13: 580}
+"""The oldest driver that serves CuPy's packages for this major version of CUDA, as NVIDIA numbers them on Linux."""
 SPINNING_SINCE = (13, 2)
-"""`cuLaunchHostFunc_v2`."""
+"""The version of CUDA from which on a driver has `cuLaunchHostFunc_v2`."""
+OUT_OF_MEMORY, NO_DEVICE, NOT_READY = 2, 100, 600
+SPINNING = 1  # CU_HOST_TASK_SPINWAIT
 START_ANEW = "start the session anew; if that fails too, restart the machine, or use engine 'onnxruntime' on it"
-LOST: Mapping[str, str] = {
-    "CONTAINED": START_ANEW,
-    "CONTEXT_IS_DESTROYED": START_ANEW,
-    "DEINITIALIZED": START_ANEW,
-    "DEVICE_UNAVAILABLE": "see what else has the GPU for itself, or restart the machine",
-    "ECC_UNCORRECTABLE": "its memory has failed: restart the machine; if that happens again, the card is broken",
-    "EXTERNAL_DEVICE": START_ANEW,
-    "HARDWARE_STACK_ERROR": START_ANEW,
-    "ILLEGAL_ADDRESS": START_ANEW,
-    "ILLEGAL_INSTRUCTION": START_ANEW,
-    "INVALID_ADDRESS_SPACE": START_ANEW,
-    "INVALID_PC": START_ANEW,
-    "LAUNCH_FAILED": START_ANEW,
-    "LAUNCH_TIMEOUT": "a display was kept waiting: raise that limit (on Windows TdrDelay), or use another GPU",
-    "MISALIGNED_ADDRESS": START_ANEW,
-    "NVLINK_UNCORRECTABLE": START_ANEW,
-    "UNKNOWN": START_ANEW,
+LOST: Mapping[int, str] = {
+    4: START_ANEW,  # deinitialised
+    46: "see what else has the GPU for itself, or restart the machine",
+    214: "its memory has failed: restart the machine; if that happens again, the card is broken",
+    220: START_ANEW,  # uncorrectable error of NVLink
+    226: START_ANEW,  # contained
+    700: START_ANEW,  # illegal address
+    702: "a display was kept waiting: raise that limit (on Windows TdrDelay), or use another GPU",
+    709: START_ANEW,  # the context is destroyed
+    714: START_ANEW,  # hardware stack error
+    715: START_ANEW,  # illegal instruction
+    716: START_ANEW,  # misaligned address
+    717: START_ANEW,  # invalid address space
+    718: START_ANEW,  # invalid program counter
+    719: START_ANEW,  # launch failed
+    911: START_ANEW,  # error of another device
+    999: START_ANEW,  # unknown
 }
-"""The errors after which a GPU does nothing more for this process, and what to do."""
-OTHER_CODE = ("INVALID_IMAGE", "NO_BINARY_FOR_GPU", "UNSUPPORTED_PTX_VERSION")
-"""The driver does not take what the compiler made."""
+"""The errors after which a GPU does nothing more for this process, by CUDA's number, and what to do."""
+OTHER_CODE = (200, 209, 222)
+"""Invalid image, no binary for this GPU, unsupported PTX: the driver does not take what the compiler made."""
 
 Handle = Any
 
@@ -159,8 +162,20 @@ class Driver(Protocol):
         ...
 
 
+class Libraries(NamedTuple):
+    """What CUDA is called by."""
+
+    cupy: Any
+    """``cupy.cuda``."""
+    bindings: Any
+    """``cuda.bindings.driver``, for what CuPy lacks, or does without letting go of the interpreter's lock: whoever
+    holds that while the driver makes it wait keeps the host steps from running that it waits for."""
+    library: Any
+    """The driver's library itself: cuda-bindings frees a host function at its first call, a graph calls it again."""
+
+
 class CudaDriver:
-    """`Driver` on one NVIDIA GPU, in its primary context, which CuPy uses too.
+    """`Driver` on one NVIDIA GPU, in its primary context, which all of CuPy uses.
 
     It belongs to the thread that makes it; another one calls `attach` first.
     """
@@ -170,13 +185,13 @@ class CudaDriver:
         Raises:
             CudaError: no driver, one that is too old, no such GPU, or one that kernels cannot be compiled for.
         """
-        self._cuda = _load()
-        self._version, self._device, self.capability = _find(self._cuda, device)
+        self._cupy, self._bindings, self._library = libraries = _load()
+        self._runtime = self._cupy.runtime
+        self._version, self.capability = _find(libraries, device)
         self.number = device
         check_capability(self.capability)
-        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
-        self._modules: dict[tuple[Path, ...], Any] = {}
         self._functions: dict[tuple[tuple[Path, ...], str], Any] = {}
+        self._modules: dict[tuple[Path, ...], Any] = {}
         self.attach()
 
     @property
@@ -187,142 +202,142 @@ class CudaDriver:
     @property
     def name(self) -> str:
         """The name of the GPU that its maker gave it."""
-        return str(self._call("cuDeviceGetName", 256, self._device).decode().rstrip("\0"))
+        return str(self._call(self._runtime.getDeviceProperties, self.number)["name"].decode())
 
     def attach(self) -> None:
-        self._call("cuCtxSetCurrent", self._context)
+        self._call(self._runtime.setDevice, self.number)
 
     def memory(self) -> tuple[int, int]:
         """(free, all) bytes on the device."""
-        result, free, total = self._cuda.cuMemGetInfo()
-        self._check("cuMemGetInfo", result)
+        free, total = self._call(self._runtime.memGetInfo)
         return int(free), int(total)
 
     def close(self) -> None:
-        """Unload the kernels and release the context."""
-        for module in self._modules.values():
-            self._call("cuModuleUnload", module)
-        self._modules.clear()
+        """Unload the kernels. The context stays, as long as the process."""
         self._functions.clear()
-        self._call("cuDevicePrimaryCtxRelease", self._device)
+        self._modules.clear()
 
     def create_stream(self) -> Handle:
-        return self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        return self._call(self._runtime.streamCreateWithFlags, self._runtime.streamNonBlocking)
 
     def destroy_stream(self, stream: Handle) -> None:
-        self._call("cuStreamDestroy", stream)
+        self._call(self._runtime.streamDestroy, stream)
 
     def create_event(self) -> Handle:
-        return self._call("cuEventCreate", self._cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        return self._call(self._runtime.eventCreateWithFlags, self._runtime.eventDisableTiming)
 
     def destroy_event(self, event: Handle) -> None:
-        self._call("cuEventDestroy", event)
+        self._call(self._runtime.eventDestroy, event)
 
     def record(self, event: Handle, stream: Handle) -> None:
-        self._call("cuEventRecord", event, stream)
+        self._call(self._bindings.cuEventRecord, event, stream)
 
     def wait(self, stream: Handle, event: Handle) -> None:
-        self._call("cuStreamWaitEvent", stream, event, 0)
+        self._call(self._runtime.streamWaitEvent, stream, event)
 
     def reached(self, event: Handle) -> bool:
-        (result,) = self._cuda.cuEventQuery(event)
-        if result == self._cuda.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        self._check("cuEventQuery", result)
-        return True
+        (result,) = self._bindings.cuEventQuery(event)
+        if result != NOT_READY:
+            self._check("cuEventQuery", result)
+        return bool(result != NOT_READY)
 
     def allocate(self, nbytes: int) -> int:
-        result, address = self._cuda.cuMemAlloc(nbytes)
-        if result == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        try:
+            return int(self._call(self._runtime.malloc, nbytes))
+        except OutOfDeviceMemory as error:
             free, total = self.memory()
             raise OutOfDeviceMemory(
                 f"{self.name} is out of memory: {nbytes} bytes are needed, {free} of {total} are free; give this node "
                 "a smaller share, or close what else uses the GPU"
-            )
-        self._check("cuMemAlloc", result)
-        return int(address)
+            ) from error
 
     def free(self, address: int) -> None:
-        self._call("cuMemFree", address)
+        self._call(self._runtime.free, address)
 
     def allocate_pinned(self, nbytes: int) -> Pinned:
-        flags = self._cuda.CU_MEMHOSTALLOC_PORTABLE | self._cuda.CU_MEMHOSTALLOC_DEVICEMAP
-        result, pinned = self._cuda.cuMemHostAlloc(nbytes, flags)
-        if result == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        try:
+            address = int(self._call(self._runtime.hostAlloc, nbytes, self._runtime.hostAllocMapped))
+        except OutOfDeviceMemory as error:
             raise OutOfDeviceMemory(
                 f"this machine has no {nbytes} bytes of memory that {self.name} can reach; close what else uses memory"
-            )
-        self._check("cuMemHostAlloc", result)
-        address = int(pinned)
+            ) from error
         host = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
         host[:] = 0
-        return Pinned(host, int(self._call("cuMemHostGetDevicePointer", address, 0)))
+        return Pinned(host, address)  # where addresses are of 64 bits, the device's are the host's
 
     def free_pinned(self, pinned: Pinned) -> None:
-        self._call("cuMemFreeHost", pinned.host.ctypes.data)
+        self._call(self._runtime.freeHost, pinned.host.ctypes.data)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
-        self._call("cuMemcpyAsync", target, source, nbytes, stream)
+        self._call(self._runtime.memcpyAsync, target, source, nbytes, self._runtime.memcpyDefault, stream)
 
     def function(self, sources: tuple[Path, ...], name: str) -> Handle:
         function = self._functions.get((sources, name))
         if function is None:
             module = self._modules.get(sources)
             if module is None:
-                module = self._modules[sources] = self._call(
-                    "cuModuleLoadData", compile_kernels(sources, self.capability)
-                )
-            function = self._functions[sources, name] = self._call("cuModuleGetFunction", module, name.encode())
+                module = self._cupy.Module()
+                self._call(module.load, compile_kernels(sources, self.capability))
+                self._modules[sources] = module
+            function = self._functions[sources, name] = self._call(module.get_function, name)
         return function
 
     def launch(self, function: Handle, blocks: int, threads: int, arguments: Sequence[Any], stream: Handle) -> None:
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        self._call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(addresses), 0)
+        where, launch = ctypes.addressof(addresses), self._cupy.driver.launchKernel
+        self._call(launch, function.ptr, blocks, 1, 1, threads, 1, 1, 0, stream, where, 0)
 
     def launch_host(self, stream: Handle, function: int, data: int, *, spinning: bool) -> None:
+        arguments = [ctypes.c_void_p(each) for each in (stream, function, data)]
         if not spinning:
-            self._call("cuLaunchHostFunc", stream, function, data)
-        elif self.version < SPINNING_SINCE or not hasattr(self._cuda, "cuLaunchHostFunc_v2"):
+            self._check("cuLaunchHostFunc", self._library.cuLaunchHostFunc(*arguments))
+        elif self.version < SPINNING_SINCE or not hasattr(self._library, "cuLaunchHostFunc_v2"):
             needed = _dotted(SPINNING_SINCE)
             raise CudaError(f"spinning host functions need CUDA {needed}, the driver knows {_dotted(self.version)}")
         else:
-            mode = self._cuda.CUhostTaskSyncMode.CU_HOST_TASK_SPINWAIT
-            self._call("cuLaunchHostFunc_v2", stream, function, data, int(mode))
+            self._check("cuLaunchHostFunc_v2", self._library.cuLaunchHostFunc_v2(*arguments, ctypes.c_uint(SPINNING)))
 
     def write_value(self, stream: Handle, address: int, value: int) -> None:
-        flags = self._cuda.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
-        self._call("cuStreamWriteValue32", stream, address, value, int(flags))
+        flags = self._bindings.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+        self._call(self._bindings.cuStreamWriteValue32, stream, address, value, int(flags))
 
     def wait_value(self, stream: Handle, address: int, value: int) -> None:
-        flags = self._cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        self._call("cuStreamWaitValue32", stream, address, value, int(flags))
+        flags = self._bindings.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self._call(self._bindings.cuStreamWaitValue32, stream, address, value, int(flags))
 
     def begin_capture(self, stream: Handle) -> None:
-        # Relaxed: what is captured may be loaded, and memory allocated, meanwhile.
-        self._call("cuStreamBeginCapture", stream, self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        # Relaxed, as is CuPy's default: what is captured may be loaded, and memory allocated, meanwhile.
+        self._call(self._runtime.streamBeginCapture, stream)
 
     def end_capture(self, stream: Handle) -> Handle:
-        recorded = self._call("cuStreamEndCapture", stream)
+        recorded = self._call(self._runtime.streamEndCapture, stream)
         try:
-            return self._call("cuGraphInstantiate", recorded, 0)
+            return self._call(self._runtime.graphInstantiate, recorded)
         finally:
-            self._call("cuGraphDestroy", recorded)
+            self._call(self._runtime.graphDestroy, recorded)
 
     def is_capturing(self, stream: Handle) -> bool:
-        status = self._call("cuStreamIsCapturing", stream)
-        return bool(status != self._cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+        return bool(self._call(self._runtime.streamIsCapturing, stream))
 
     def launch_graph(self, graph: Handle, stream: Handle) -> None:
-        self._call("cuGraphLaunch", graph, stream)
+        self._call(self._runtime.graphLaunch, graph, stream)
 
     def destroy_graph(self, graph: Handle) -> None:
-        self._call("cuGraphExecDestroy", graph)
+        self._call(self._runtime.graphExecDestroy, graph)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return _call(self._cuda, name, *arguments)
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function of CuPy's returns, or of cuda-bindings (those that are called return nothing)."""
+        try:
+            answer = function(*arguments)
+        except RuntimeError as error:  # of which CuPy's errors are kinds
+            raise _failure(function.__name__, error) from error
+        if isinstance(answer, tuple) and len(answer) == 1:
+            self._check(function.__name__, answer[0])
+        return answer
 
-    def _check(self, name: str, result: Any) -> None:
-        _check(self._cuda, name, result)
+    def _check(self, name: str, result: int) -> None:
+        if int(result):
+            raise _failure(name, self._runtime.CUDARuntimeError(int(result)))
 
 
 class Place(NamedTuple):
@@ -339,11 +354,13 @@ def place_of(pci_address: str) -> Place:
     Raises:
         CudaError: no driver, or one that does not show this GPU.
     """
-    cuda = _load()
-    device = _call(cuda, "cuDeviceGetByPCIBusId", pci_address.encode())
-    kind = cuda.CUdevice_attribute
-    count = _call(cuda, "cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)
-    return Place(int(device), int(count))
+    runtime = _load().cupy.runtime
+    try:
+        number = runtime.deviceGetByPCIBusId(pci_address)
+        count = runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, number)
+    except RuntimeError as error:
+        raise _failure("deviceGetByPCIBusId", error) from error
+    return Place(int(number), int(count))
 
 
 def check_gpu() -> None:
@@ -352,70 +369,61 @@ def check_gpu() -> None:
     Raises:
         CudaError: as `CudaDriver` and `compile_kernels`.
     """
-    _, _, capability = _find(_load(), 0)
+    _, capability = _find(_load(), 0)
     check_capability(capability)
 
 
-def _find(cuda: Any, device: int) -> tuple[tuple[int, int], Any, Capability]:
-    """The driver's version of CUDA, and a GPU: its handle and its compute capability."""
-    known = _call(cuda, "cuDriverGetVersion")
-    version = known // 1000, known % 1000 // 10
-    if version < OLDEST_DRIVER:
+def _find(libraries: Libraries, device: int) -> tuple[tuple[int, int], Capability]:
+    """The driver's version of CUDA, and a GPU's compute capability."""
+    runtime = libraries.cupy.runtime
+    known, major = runtime.driverGetVersion(), runtime.runtimeGetVersion() // 1000
+    if not known:
         raise CudaError(
-            f"the NVIDIA driver knows CUDA {_dotted(version)}, Motley needs {_dotted(OLDEST_DRIVER)}: "
-            "install driver 580 or newer"
+            f"there is no NVIDIA driver on this machine: install one ({DRIVERS[major]} or newer), or use engine "
+            "'onnxruntime'"
         )
-    count = _call(cuda, "cuDeviceGetCount")
+    version = known // 1000, known % 1000 // 10
+    if version < (major, 0):
+        older = ", or motley[gpu12] in place of motley[gpu]" if version >= (12, 0) else ""
+        raise CudaError(
+            f"the NVIDIA driver knows CUDA {_dotted(version)}, the packages here need {major}.0: install driver "
+            f"{DRIVERS[major]} or newer{older}"
+        )
+    try:
+        count = runtime.getDeviceCount()
+    except RuntimeError as error:
+        if getattr(error, "status", 0) == NO_DEVICE:
+            said = "the NVIDIA driver shows no GPU (is CUDA_VISIBLE_DEVICES set?); use engine 'onnxruntime'"
+            raise CudaError(said) from error
+        raise CudaError(
+            f"the NVIDIA driver does not start ({error}): install it anew, or restart the machine"
+        ) from error
     if not 0 <= device < count:
         raise CudaError(f"there is no GPU {device}: the NVIDIA driver shows {count} (is CUDA_VISIBLE_DEVICES set?)")
-    handle = _call(cuda, "cuDeviceGet", device)
-    kind = cuda.CUdevice_attribute
-    capability = Capability(
-        _call(cuda, "cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle),
-        _call(cuda, "cuDeviceGetAttribute", kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
-    )
-    return version, handle, capability
+    return version, Capability(*divmod(int(libraries.cupy.Device(device).compute_capability), 10))
 
 
-def _call(cuda: Any, name: str, *arguments: Any) -> Any:
-    """What a function of the driver returns beside its result, if that is success."""
-    try:
-        result, *values = getattr(cuda, name)(*arguments)
-    except RuntimeError as error:  # a function that this driver lacks
-        raise CudaError(f"the NVIDIA driver cannot do {name} ({error}): install driver 580 or newer") from error
-    _check(cuda, name, result)
-    return values[0] if values else None
-
-
-def _check(cuda: Any, name: str, result: Any) -> None:
-    if result == cuda.CUresult.CUDA_SUCCESS:
-        return
-    _, text = cuda.cuGetErrorString(result)
-    said, code = (text or result.name.encode()).decode(), result.name.removeprefix("CUDA_ERROR_")
+def _failure(name: str, error: RuntimeError) -> CudaError:
+    """What to raise for an error of CuPy's, or for that of cuda-bindings that the driver lacks a function."""
+    code = getattr(error, "status", None)
+    if code is None:
+        return CudaError(f"the NVIDIA driver cannot do {name} ({error}): install the newest one")
+    if code == OUT_OF_MEMORY:
+        return OutOfDeviceMemory(f"{name} failed: {error}")
     if code in LOST:
-        raise DeviceLost(f"the GPU is lost ({name}: {said}): {LOST[code]}")
+        return DeviceLost(f"the GPU is lost ({name}: {error}): {LOST[code]}")
     if code in OTHER_CODE:
-        raise CudaError(f"{name} failed: {said}; install the newest NVIDIA driver, and motley[gpu] anew")
-    raise CudaError(f"{name} failed: {said}")
+        return CudaError(f"{name} failed: {error}; install the newest NVIDIA driver, and motley[gpu] anew")
+    return CudaError(f"{name} failed: {error}")
 
 
-def _load() -> Any:
-    """Load the driver's library and initialise it."""
+def _load() -> Libraries:
     try:
+        import cupy.cuda
         from cuda.bindings import driver
     except ImportError as error:
         raise CudaError(f"GPUs need a package that is missing ({error}); install motley[gpu]") from error
-    try:
-        (result,) = driver.cuInit(0)
-    except Exception as error:  # the library is looked for at the first call, and its absence has a type of its own
-        raise CudaError(
-            "there is no NVIDIA driver on this machine: install one (580 or newer), or use engine 'onnxruntime'"
-        ) from error
-    if result == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise CudaError("the NVIDIA driver shows no GPU (is CUDA_VISIBLE_DEVICES set?); use engine 'onnxruntime'")
-    if result != driver.CUresult.CUDA_SUCCESS:
-        raise CudaError(f"the NVIDIA driver does not start ({result.name}): install it anew, or restart the machine")
-    return driver
+    return Libraries(cupy.cuda, driver, driver_library())
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -131,6 +131,10 @@ class CudaStream:
         self._graphs: set[CudaGraph] = set()
         self._closed = False
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """How CuPy and others take it for a stream of theirs: version of the protocol, handle."""
+        return 0, int(self.handle)
+
     def __repr__(self) -> str:
         return f"<CudaStream {self.name!r} at {self._doing}>"
 
@@ -140,10 +144,10 @@ class CudaStream:
         def run() -> None:
             place = self._pending[0]  # host steps begin in the order of their places
             dropped = self._error_before(place + 1) is not None
+            self._doing = "nothing" if dropped else what
             self._pending.popleft()
             if dropped:
                 return
-            self._doing = what
             try:
                 work()
             except BaseException as error:  # it would end in the driver's thread
@@ -246,8 +250,11 @@ class CudaStream:
             parts.callback(self._host_steps.close)
             for graph in tuple(self._graphs):
                 parts.callback(graph.close)
-            self._record(self._end)
-            self._end._wait(CLOSE_S, "end")
+            if self._owned:
+                self._record(self._end)
+                self._end._wait(CLOSE_S, "end")
+            else:
+                self._wait_for_host_steps(CLOSE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -260,6 +267,15 @@ class CudaStream:
                 self.synchronise(600.0)
         finally:
             self.close()
+
+    def _wait_for_host_steps(self, deadline_s: float) -> None:
+        """Without a call of CUDA: somebody else's stream may be destroyed by now, though what is in it still runs."""
+        give_up_at = time.monotonic() + deadline_s
+        pause = Pause()
+        while self._pending or self._doing != "nothing":
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{self} did not come to its last host step within {deadline_s:g} s")
+            pause()
 
     def _record(self, event: CudaEvent) -> None:
         self.driver.record(event._handle, self.handle)

@@ -1,8 +1,9 @@
-"""cuBLAS on the host, as far as it is called: matrices by columns, in the order of a stream of the host driver."""
+"""CuPy's binding of cuBLAS on the host, as far as it is called: matrices by columns, in the order of a stream."""
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,48 +14,42 @@ from motley.plugins.cuda.cublas import Cublas
 from motley.transport.cuda.stream import CudaStream
 from tests.transport.cuda.host_driver import HostDriver
 
-NOT_INITIALIZED, INVALID_VALUE = 1, 7
 HANDLE = 0xC0DE
 
 
 @dataclass
 class HostBlas:
-    """`status`: what creating a handle answers. `shapes`: (m, n, k) of every product."""
+    """`starts`: whether there is a handle to be had. `shapes`: (m, n, k) of every product."""
 
     driver: HostDriver
     stream: Any
-    status: int = 0
+    starts: bool = True
+
+    CUBLAS_OP_N, CUBLAS_OP_T, CUBLAS_GEMM_DEFAULT, CUBLAS_COMPUTE_32F_PEDANTIC = 0, 1, -1, 69
 
     def __post_init__(self) -> None:
         self.shapes: list[tuple[int, int, int]] = []
         self.handles = 0
 
-    def cublasCreate_v2(self, handle: int) -> int:
-        ctypes.c_void_p.from_address(handle).value = HANDLE
-        self.handles += not self.status
-        return self.status
+    def create(self) -> int:
+        if not self.starts:
+            raise RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED")
+        self.handles += 1
+        return HANDLE
 
-    def cublasDestroy_v2(self, handle: int) -> int:
+    def destroy(self, handle: int) -> None:
         assert handle == HANDLE
         self.handles -= 1
-        return 0
 
-    def cublasSetStream_v2(self, handle: int, stream: int) -> int:
-        assert handle == HANDLE
-        return 0
-
-    def cublasGetStatusString(self, status: int) -> bytes:
-        return {NOT_INITIALIZED: b"the library was not initialized", INVALID_VALUE: b"an unsupported value"}[status]
-
-    def cublasGemmEx(
+    def gemmEx(
         self, handle: int, of_a: int, of_b: int, m: int, n: int, k: int, alpha: int, a: int, a_type: int, lda: int,
         b: int, b_type: int, ldb: int, beta: int, c: int, c_type: int, ldc: int, arithmetic: int, algorithm: int,
-    ) -> int:  # fmt: skip
+    ) -> None:  # fmt: skip
         assert handle == HANDLE
         assert a_type == b_type == c_type == 0
         assert arithmetic == 69, "not FP32 throughout"
         if min(m, n, k) < 1 or lda < (k if of_a else m) or ldb < (n if of_b else k) or ldc < m:
-            return INVALID_VALUE
+            raise RuntimeError("CUBLAS_STATUS_INVALID_VALUE")
         left, right = self._matrix(a, of_a, m, k, lda), self._matrix(b, of_b, k, n, ldb)
         out = self._matrix(c, 0, m, n, ldc)
         factor, kept = (ctypes.c_float.from_address(each).value for each in (alpha, beta))
@@ -64,7 +59,6 @@ class HostBlas:
 
         self.shapes.append((m, n, k))
         self.driver.submit(self.stream, multiply, "product")
-        return 0
 
     def _matrix(self, address: int, transposed: int, rows: int, columns: int, stride: int) -> np.ndarray[Any, Any]:
         """f32[rows, columns], which lies by columns, or by rows if it is transposed."""
@@ -80,4 +74,4 @@ class HostGemms(list[HostBlas]):
     def __call__(self, stream: CudaStream) -> Cublas:
         assert isinstance(stream.driver, HostDriver)
         self.append(HostBlas(stream.driver, stream.handle))
-        return Cublas(self[-1], 0)
+        return Cublas(self[-1], nullcontext())

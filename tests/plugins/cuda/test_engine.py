@@ -6,9 +6,11 @@ The file is long: every test opens the engine on the host's stand-in for a GPU, 
 from __future__ import annotations
 
 import ctypes
+import inspect
 import re
+import sys
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -50,12 +52,13 @@ from motley.transport.cuda.compiler import Capability, compile_kernels
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
+from motley.transport.cuda.library import driver_library
 from motley.transport.cuda.stream import CudaStream
 from tests.models.cases import BLOCKS, Case, LocalSession, others_soak, staged_shares, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
 from tests.pairs import pairwise as every_pair
-from tests.plugins.cuda.host_blas import NOT_INITIALIZED, HostBlas, HostGemms
+from tests.plugins.cuda.host_blas import HostBlas, HostGemms
 from tests.plugins.known_cases import REFUSED, known_cases, refused_cases
 from tests.plugins.sequences import Sequences
 from tests.transport.conftest import run_ranks as run_ranks
@@ -621,30 +624,50 @@ def test_without_cublas_prompts_are_computed_all_the_same(tmp_path: Path, caplog
     class Broken(HostGemms):
         def __call__(self, stream: CudaStream) -> Cublas:
             assert isinstance(stream.driver, HostDriver)
-            return Cublas(HostBlas(stream.driver, stream.handle, status=NOT_INITIALIZED), 0)
+            return Cublas(HostBlas(stream.driver, stream.handle, starts=False), nullcontext())
 
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     with LocalSession(case.folder, partial(engine_with, Broken()), shares, tmp_path) as group:
         assert error(group.step(case.tokens[:30], 0), case.logits[:30]) < TOLERANCE
-    assert "slower than cuBLAS: cublasCreate_v2 failed: the library was not initialized" in caplog.text
+    assert "slower than cuBLAS: cuBLAS does not start: CUBLAS_STATUS_NOT_INITIALIZED" in caplog.text
 
 
-def test_cublas_has_the_functions_that_are_called() -> None:
-    """If it is installed; that it is not is told. Without a GPU it loads, but gives no handle."""
+def test_cublas_is_called_as_cupy_declares_it() -> None:
+    library = cublas_or_skip()
+    declared = re.match(r"gemmEx\((.*)\)", library.gemmEx.__doc__)
+    assert declared
+    kinds = [part.split()[0] for part in declared[1].split(", ")]
+    matrix = ["size_t", "int", "int"]
+    assert kinds == ["intptr_t", *["int"] * 5, "size_t", *matrix, *matrix, "size_t", *matrix, "int", "int"]
+    assert len(kinds) == len(inspect.signature(HostBlas.gemmEx).parameters) - 1
+    assert [library.create.__doc__, library.destroy.__doc__] == ["create() -> intptr_t", "destroy(intptr_t handle)"]
+    for name in ("CUBLAS_OP_N", "CUBLAS_OP_T", "CUBLAS_GEMM_DEFAULT", "CUBLAS_COMPUTE_32F_PEDANTIC"):
+        assert getattr(library, name) == getattr(HostBlas, name)
+
+
+@pytest.mark.skipif(driver_library() is not None, reason="there is an NVIDIA driver here")
+def test_cublas_that_does_not_start_is_told() -> None:
+    with pytest.raises(CudaError, match="cuBLAS does not start: CUBLAS_STATUS_NOT_INITIALIZED"):
+        Cublas(cublas_or_skip(), nullcontext())
+
+
+def cublas_or_skip() -> Any:
     try:
-        library = load_cublas()
+        return load_cublas()
     except CudaError as missing:
-        said = str(missing)
-    else:
-        assert len(library.cublasGemmEx.argtypes) == 19
-        assert library.cublasGetStatusString(NOT_INITIALIZED) == b"the library was not initialized"
-        try:
-            Cublas(library, 0).close()
-        except CudaError as error:
-            said = str(error)
-        else:
-            return
-    assert re.match(r"cuBLAS is missing \(|cublasCreate_v2 failed: the library was not initialized", said)
+        pytest.skip(str(missing))
+
+
+def test_without_cublas_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    with pytest.raises(CudaError, match=r"cuBLAS is missing \(.*; install motley\[gpu\]"):
+        load_cublas()
+
+
+def test_cupy_takes_our_streams() -> None:
+    cupy = pytest.importorskip("cupy")
+    stream = CudaStream(HostDriver(), handle=0x5EED)
+    assert cupy.cuda.Stream.from_external(stream).ptr == 0x5EED
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
@@ -761,6 +784,21 @@ def test_without_a_driver_it_says_what_to_do(tmp_path: Path) -> None:
         LocalSession(case.folder, CudaEngine, shares, tmp_path)
     assert said in str(caught.value)
     assert "use engine 'onnxruntime'" in said
+
+
+def test_prompts_of_other_lengths_take_no_more_memory(tmp_path: Path) -> None:
+    case = known_cases()[0]
+
+    def held(group: LocalSession) -> list[int]:
+        drivers = [engine._driver for engine in group.engines]
+        return [sum(map(len, [*driver._memory.values(), *driver._pinned.values()])) for driver in drivers]
+
+    with session(case, tmp_path, 2) as group:
+        whole = group.step(case.tokens[:40], 0)
+        before = held(group)
+        for length in range(20, 40, 3):
+            assert np.array_equal(group.step(case.tokens[:length], 0), whole[:length])
+        assert held(group) == before
 
 
 def test_halves_give_what_the_whole_gives(tmp_path: Path) -> None:

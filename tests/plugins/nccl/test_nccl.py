@@ -412,9 +412,21 @@ def test_a_mesh_that_is_there_gets_a_handle_and_outlives_it(lib: ctypes.CDLL, me
     assert "host=" in lib.ncclGetLastError(None).decode()
     for handle in handles:
         nccl.release(handle)
-    with pytest.raises(nccl.NcclError, match="given back"):
+    with pytest.raises(nccl.NcclError, match="no live communicator"):
         nccl.release(handles[0])
     assert all("open" in repr(ranks) for ranks in meshes)
+
+
+def test_a_release_that_fails_says_why(
+    lib: ctypes.CDLL, meshes: list[Communicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(process: object, handle: int, *, aborts: bool) -> None:
+        raise TimeoutError("the stream did not come to an event within 600 s")
+
+    handle = nccl.bind(meshes[0])
+    monkeypatch.setattr(Process, "end", end)
+    with pytest.raises(nccl.NcclError, match="did not come to an event within 600 s"):
+        nccl.release(handle)
 
 
 def test_whoever_can_sum_gets_a_handle_for_sums_alone(lib: ctypes.CDLL) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import platformdirs
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motley.transport import UsageError, WireFormat
+from motley.transport.cuda import compiler
 from motley.transport.cuda.compiler import Capability, compile_kernels
 from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.kept_kernels import kept_or_compiled
 from motley.transport.cuda.reduction import SOURCES, THREADS, Reduction
 from motley.transport.formats import BLOCK, Codecs
 from motley.transport.reduce import sum_encoded
@@ -41,10 +45,51 @@ def test_a_gpu_that_is_too_old_and_a_broken_source_are_explained(tmp_path: Any) 
         compile_kernels(SOURCES, Capability(6, 1))
     pytest.importorskip("cuda.bindings")
     (tmp_path / "broken.cu").write_text("__global__ void f() { g(); }")
-    with pytest.raises(CudaError, match=r"(?s)cannot compile broken\.cu for compute capability 8\.6: .*\"g\" is unde"):
+    with pytest.raises(CudaError, match=r"(?s)cannot compile broken\.cu with -arch=sm_86: .*\"g\" is unde"):
         compile_kernels((tmp_path / "broken.cu",), Capability(8, 6))
     with pytest.raises(CudaError, match=r"compute capability 99\.0"):
         compile_kernels(SOURCES, Capability(99, 0))
+
+
+def test_compiled_kernels_are_kept_between_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings")
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: tmp_path / "cache")
+    source = tmp_path / "one.cu"
+    source.write_text('extern "C" __global__ void one(int *out) { *out = 1; }')
+    compiled: list[bytes] = []
+    real = compiler._compile
+
+    def compile_and_tell(nvrtc: Any, name: bytes, text: bytes, options: list[bytes]) -> bytes:
+        compiled.append(options[0])
+        return real(nvrtc, name, text, options)
+
+    def in_a_new_process(major: int = 8) -> bytes:
+        return compile_kernels.__wrapped__((source,), Capability(major, 0))
+
+    monkeypatch.setattr(compiler, "_compile", compile_and_tell)
+    first = in_a_new_process()
+    assert first.startswith(b"\x7fELF")
+    assert in_a_new_process() == first
+    assert compiled == [b"-arch=sm_80"]
+    in_a_new_process(9)
+    source.write_text('extern "C" __global__ void one(int *out) { *out = 2; }')
+    changed = in_a_new_process()
+    assert compiled == [b"-arch=sm_80", b"-arch=sm_90", b"-arch=sm_80"]
+    files = [*(tmp_path / "cache" / "kernels").iterdir()]
+    assert len(files) == 3  # and nothing half written
+    for damaged in (b"", b"x" * 100, files[0].read_bytes()[:-1]):
+        for file in files:
+            file.write_bytes(damaged)
+        assert in_a_new_process() == changed
+    assert len(compiled) == 6
+    assert in_a_new_process() == changed
+    assert len(compiled) == 6
+
+
+def test_a_disk_that_takes_no_kernels_is_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda *_, **__: tmp_path / "cache")
+    assert kept_or_compiled([b"key"], lambda: b"code") == b"code"
 
 
 def test_only_narrow_floats_are_summed() -> None:

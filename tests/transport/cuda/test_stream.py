@@ -221,6 +221,17 @@ def test_a_stream_of_somebody_else_is_left_open(driver: HostDriver, form: HostSt
     assert seen == [1, 2]
 
 
+def test_a_stream_that_its_owner_has_destroyed_is_not_used_at_close(driver: HostDriver, form: HostStep) -> None:
+    handle, seen = driver.create_stream(), list[int]()
+    stream = CudaStream(driver, form, handle=handle)
+    stream.submit(lambda: seen.append(1), "a layer")
+    stream.synchronise(DEADLINE_S)
+    driver.destroy_stream(handle)
+    stream.close()
+    assert seen == [1]
+    assert driver.live == 0
+
+
 # -- which form -----------------------------------------------------------------------------------------------------
 
 
