@@ -304,6 +304,8 @@ def _rank(graph: RankGraph, hidden: Array, arithmetic: Arithmetic) -> Generator[
             total = yield inputs[0]
             assert total is not None
             results = [total]
+        elif node.op_type == "Cast":  # always of whole numbers, to floats
+            results = [inputs[0].astype(arithmetic.dtype)]
         else:
             attributes = attributes_of(node)
             result = OPERATORS[node.op_type](np, *inputs, **attributes)

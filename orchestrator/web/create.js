@@ -19,7 +19,7 @@ function field({ name, label, hint, kind, choices, wide, on, ...attributes }) {
   return h("div", { class: wide ? "field wide" : "field" },
     h("label", { for: id }, label),
     choices
-      ? h("select", about, choices.map((each) => h("option", {}, each)))
+      ? h("select", about, choices.map((each) => h("option", { value: each }, each || "no")))
       : h("input", { ...about, ...typed, ...attributes }),
     hint && h("span", { id: `${id}-hint`, class: "hint" }, hint));
 }

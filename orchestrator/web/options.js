@@ -51,8 +51,7 @@ export const OPTIONS = [
     hint: "Small trained changes of the model (LoRA), chosen by each request" },
   { name: "adapter_rank", label: "Largest rank of an adapter", kind: "number", more: true, min: 1, placeholder: "64" },
   { name: "embeddings", label: "Embed texts in the place of answering", kind: "text", more: true,
-    choices: ["no", "mean", "last"], hint: "For search: the mean over a text's tokens, or its last token" },
-
+    choices: ["", "mean", "last"], hint: "For search: the mean over a text's tokens, or its last token" },
   { name: "keep_prefixes", label: "Keep prompts that it knows on disk, for its next start", kind: "switch", more: true },
   { name: "exact", label: "Exact: the same answers, to the bit, however it is cut", kind: "switch", more: true },
   { name: "recover", label: "When a machine is lost, go on with the others", kind: "switch", more: true, on: true },

@@ -20,10 +20,13 @@ SUFFIX = ".weight"
 
 
 def own_modules(case: Case) -> dict[str, tuple[int, ...]]:
-    """The shapes of the larger tensors, by the modules of the base, in which the files have matrices of the model."""
+    """The shapes of the larger tensors, by the modules of the base, in which the files have matrices of the model; and
+    those of modules of the same kind in other layers."""
     there = load_file(case.folder / "model.safetensors")
-    larger = {part.tensor for w in matrices(case.model) for part in w.parts if not part.transposed}
-    return {name.removesuffix(SUFFIX): there[name].shape for name in sorted(larger & there.keys())}
+    larger = {part.tensor for w in matrices(case.model) for part in w.parts if not part.transposed} & there.keys()
+    kinds = {name.removesuffix(SUFFIX).rpartition(".")[2] for name in larger}
+    modules = [name.removesuffix(SUFFIX) for name in sorted(there) if name.endswith(SUFFIX) and there[name].ndim == 2]
+    return {module: there[f"{module}{SUFFIX}"].shape for module in modules if module.rpartition(".")[2] in kinds}
 
 
 CASES = [case for case in golden_cases() if (case.folder / "model.safetensors").is_file() and own_modules(case)]

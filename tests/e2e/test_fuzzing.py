@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from motley.cli.reaching.client import Client
-from motley.protocol import PROTOCOL, VERSION
 from motley.protocol.address import parse_address
 from motley.protocol.mesh_pb2 import Capabilities, Heartbeat, Hello, NodeMessage, Placement
+from motley.protocol.versions import PROTOCOL, VERSION
 from tests.e2e.processes import BUNDLED, Mesh
 
 pytestmark = pytest.mark.soak

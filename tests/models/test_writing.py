@@ -174,10 +174,6 @@ REFUSED: dict[str, tuple[Callable[[Writer], object], str]] = {
         lambda writer: writer.norm("layers.0.norm", X, W("gain", OTHER), 1e-5),
         r"layers\.0\.norm: a norm of 48 elements cannot have a gain gain of \(20,\)",
     ),
-    "a gain of all heads for each": (
-        lambda writer: writer.norm("layers.0.norm", Q, W("gain", query_axis(HEADS)), 1e-5),
-        r"a norm of 16 elements cannot have a gain gain of \(192,\)",
-    ),
     "a norm of sharded columns": (
         lambda writer: writer.norm("layers.0.norm", SHARDED, None, 1e-5),
         r"layers\.0\.sharded is sharded, not replicated",

@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 import psutil
 import pytest
 
+from motley.daemon.node.answering import rendering
 from motley.daemon.node.answering.rendering import TemplateApart
-from motley.daemon.node.answering.requests import rendering
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.templates import ChatTemplate
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from motley.daemon.lease.file import LeaseFile
+from motley.daemon.node.answering import rendering
 from motley.daemon.node.answering.rendering import TemplateApart
-from motley.daemon.node.answering.requests import rendering
 from motley.daemon.node.joining.control import Control
 from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings

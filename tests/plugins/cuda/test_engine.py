@@ -72,7 +72,7 @@ SOAKED = [pytest.param(between, marks=pytest.mark.soak) for between in CAPABILIT
 
 TOLERANCE = 1e-4
 """Of the largest logit, between ours and transformers' in float64."""
-CODES_TOLERANCE = 0.04
+CODES_TOLERANCE = 0.05
 """Of the length of all logits, where activations are quantised, too, as weights are codes: as on the CPU."""
 
 

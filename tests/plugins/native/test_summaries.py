@@ -49,7 +49,7 @@ def there(blocks: Blocks, numbers: I32, case: Case, threads: int = 1) -> Summari
     for cache in copies:
         cache[others] = 99 if cache.dtype == np.int8 else np.nan
     keys, key_scales, values, value_scales = copies
-    layer = Layer(case.heads, case.kv_heads, case.size, case.window, case.soft_cap)
+    layer = Layer(case.heads, case.kv_heads, case.size, case.window, case.soft_cap, chunked=False)
     scaled = case.format is np.int8
     return Summaries(
         layer, keys, values, key_scales if scaled else None, value_scales if scaled else None, THERE[threads]

@@ -37,7 +37,7 @@ from tests.pairs import pairwise
 
 FP32_TOLERANCE = 1e-4
 """Of the largest logit, between ours and transformers' in float64."""
-QUANTISED_TOLERANCE = 0.04
+QUANTISED_TOLERANCE = 0.05
 """Relative RMS, between the runtime, which quantises activations to int8 per block, and float64 with equal weights.
 
 Tiny random models have few blocks for rounding to average out over.
