@@ -21,9 +21,9 @@ def compressed_packing(keys: Keys) -> CompressedInts | Fp8Blocks | Nvfp4Blocks:
         ConfigError: in a way that cannot be read, or in several.
     """
     keys.only("quantization_status", "compressed", "frozen")
-    if (keys.get("sparsity_config") or {}).get("format", "dense") != "dense":
+    if (keys.inner("sparsity_config").get("format") or "dense") != "dense":
         raise keys.refusal("sparsity_config", "only matrices that are not sparse")
-    if (keys.get("transform_config") or {}).get("config_groups"):
+    if keys.inner("transform_config").get("config_groups"):
         raise keys.refusal("transform_config", "only matrices that are not rotated")
     form, weights = _scheme(keys)
     bits = weights.size("num_bits", 0)

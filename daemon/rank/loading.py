@@ -34,7 +34,7 @@ from motley.daemon.weights.cache import ShareCache
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, EngineError, EngineOptions
 from motley.plugins.installed import embeds, keeps_prefixes, load_engine, on_gpu, takes_adapters
-from motley.protocol import GPU_RESERVE, SNAPSHOTS
+from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
 
@@ -139,7 +139,7 @@ def load_rank(
         if recurrent and assignment.keep_prefixes:
             raise ConfigError(f"{planned.path}: no prefixes can be kept of a model with recurrent states")
         if recurrent:
-            blocks = replace(blocks, snapshots=blocks.slots * SNAPSHOTS)
+            blocks = replace(blocks, snapshots=blocks.slots * assignment.snapshots)
         declared = build_rank_graph(
             opened.model,
             shares,

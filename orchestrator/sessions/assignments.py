@@ -12,7 +12,7 @@ from motley.orchestrator.planning.caches import Caches, blocks_of
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.trust.certificates import issue_credentials
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
-from motley.protocol import MAX_RANKS
+from motley.protocol import MAX_RANKS, SNAPSHOTS
 from motley.protocol.mesh_pb2 import Assignment, Group, ModelProfile, ModelSpec
 
 
@@ -84,6 +84,7 @@ class Assignments:
             cache_holders=len(holders),
             keep_prefixes=request.keep_prefixes,
             embeddings=request.embeddings,
+            snapshots=SNAPSHOTS,
             adapters=request.adapters,
             adapter_rank=request.adapter_rank if request.adapters else 0,
         )

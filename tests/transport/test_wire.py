@@ -298,8 +298,8 @@ def test_a_certificate_is_for_one_rank_of_one_session(
 
 def test_another_version_is_refused_whatever_follows_it(pair: Callable[..., tuple[Handshake, Handshake]]) -> None:
     _, listener = pair()
-    with pytest.raises(Refusal, match="protocol version 5; version 4 is spoken here"):
-        listener.receive(pack_frame(Op.HELLO, b"\x05\x00 a future layout"))
+    with pytest.raises(Refusal, match="protocol version 6; version 5 is spoken here"):
+        listener.receive(pack_frame(Op.HELLO, b"\x06\x00 a future layout"))
 
 
 @pytest.mark.parametrize(

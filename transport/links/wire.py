@@ -56,7 +56,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-VERSION = 4
+VERSION = 5
 MAGIC = b"MT"
 MAX_MESSAGE = 64 << 20
 """Longest message in bytes; a header that announces more is refused before a byte of it is stored."""

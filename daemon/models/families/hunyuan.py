@@ -77,7 +77,10 @@ def _rope(keys: Keys, head_size: int) -> tuple[Rope, int]:
     for key in given.values.keys() - _KNOWN:
         raise given.refusal(key, f"{', '.join(sorted(_KNOWN))} with an alpha")
     theta = given.number("rope_theta", keys.number("rope_theta", 10000.0))
-    stretched = theta * given.number("alpha") ** (head_size / (head_size - 2))
+    alpha = given.number("alpha")
+    if head_size < 4 or not 0 < alpha <= 1e6:
+        raise given.refusal("alpha", "a number above 0, up to 1000000, with heads of 4 elements at least")
+    stretched = theta * alpha ** (head_size / (head_size - 2))
     return rope_of(keys, Keys(keys.where, {"rope_theta": stretched}), head_size, stretched)
 
 
@@ -85,7 +88,7 @@ def _for_all(keys: Keys, key: str, silent: int) -> int:
     """A number that may be a list of one for each layer, all of them alike."""
     value = keys.get(key)
     if isinstance(value, list):
-        if len(value) != keys.size("num_hidden_layers") or len(set(value)) != 1:
+        if len(value) != keys.size("num_hidden_layers") or any(each != value[0] for each in value):
             raise keys.refusal(key, "one number, or the same for every layer")
         keys = Keys(keys.where, {key: value[0]})
     return keys.size(key, silent)

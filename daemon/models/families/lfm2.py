@@ -130,16 +130,20 @@ def _adjusted(keys: Keys, columns: int) -> int:
     if not keys.flag("block_auto_adjust_ff_dim", True):
         return columns
     by, multiple = keys.number("block_ffn_dim_multiplier", 1.0), keys.size("block_multiple_of", 256)
+    if not 0 < by <= 1000:
+        raise keys.refusal("block_ffn_dim_multiplier", "a number above 0, up to 1000")
     return -(-int(by * int(2 * columns / 3)) // multiple) * multiple
 
 
 def _attending_layers(keys: Keys, layers: int) -> list[bool]:
     """Which layers attend; the others convolve."""
     listed = keys.get("full_attn_idxs")
-    if listed is not None and not (isinstance(listed, list) and all(each in range(layers) for each in listed)):
+    numbers = isinstance(listed, list) and all(type(each) is int and each in range(layers) for each in listed)
+    if listed is not None and not numbers:
         raise keys.refusal("full_attn_idxs", f"a list of layers from 0 to {layers - 1}")
     default = [FULL if listed is None or number in listed else CONVOLUTION for number in range(layers)]
     kinds = keys.get("layer_types") or default
-    if not isinstance(kinds, list) or len(kinds) != layers or not {FULL} <= set(kinds) <= {FULL, CONVOLUTION}:
+    told = set(map(str, kinds)) if isinstance(kinds, list) and len(kinds) == layers else set()
+    if not {FULL} <= told <= {FULL, CONVOLUTION}:
         raise keys.refusal("layer_types", f"a list of {layers} times {FULL} or {CONVOLUTION}, {FULL} at least once")
     return [kind == FULL for kind in kinds]

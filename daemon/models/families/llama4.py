@@ -104,7 +104,8 @@ def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
     step, listed = keys.size("interleave_moe_layer_step", 1), keys.get("moe_layers")
     if listed is None:
         listed = list(range(step - 1, layers, step))
-    if not isinstance(listed, list) or not listed or not all(layer in range(layers) for layer in listed):
+    numbers = isinstance(listed, list) and all(type(layer) is int and layer in range(layers) for layer in listed)
+    if not numbers or not listed:
         raise keys.refusal("moe_layers", f"a list of layers from 0 to {layers - 1}")
     return [layer in listed for layer in range(layers)]
 

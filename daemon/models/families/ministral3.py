@@ -23,7 +23,7 @@ ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-"""The rotary embedding where a config is silent."""
+"""The rotary embedding where a config has none; one that has some has all of it."""
 
 
 def ministral3(keys: Keys) -> Model:

@@ -147,7 +147,7 @@ class BitsAndBytesCheckpoint(SafetensorsCheckpoint):
             (rows, columns), block = map(int, told["shape"]), int(told["blocksize"])
             nested = int(told.get("nested_blocksize", 0))
             offset = float(told["nested_offset"]) if nested else 0.0
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise refused(f"is not the state of a matrix: {error!r}") from error
         if rows < 1 or columns < 1 or block < 2 or block % 2 or columns % block or nested < 0:
             raise refused(f"tells of a matrix {[rows, columns]} in blocks of {block}; rows have to be of whole blocks")

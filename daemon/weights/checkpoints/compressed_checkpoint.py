@@ -107,7 +107,7 @@ class CompressedCheckpoint(CodedCheckpoint):
             )
         rows, columns = shape
         group = packing.group or columns
-        if columns % group or group % 16:
+        if rows < 1 or columns < 1 or columns % group or group % 16:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r}, {list(shape)}, cannot be in groups of {group} columns"
             )
