@@ -133,7 +133,7 @@ def test_splits_include_empty_shares_and_several_subtrees() -> None:
     assert any(share.attention_split > 1 and share.attention.start % share.attention_split for share in shares)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.heads.keys > 1], ids=str)
+@pytest.mark.parametrize("case", others_soak(case for case in CASES if case.heads.keys > 1), ids=str)
 def test_ranks_without_anything_add_nothing(case: Case, tmp_path: Path) -> None:
     """First (where the biases are), in between and last; also at an attention split coarser than the leaves."""
     whole = whole_share(units(case.model, "fp32", 32, exact=True))
@@ -300,7 +300,9 @@ def trunk(case: Case, folder: Path, quantisation: str, ranks: int) -> Iterator[L
     experts.close()
 
 
-@pytest.mark.parametrize(("case", "quantisation", "count"), all_pairs(EXPERT_CASES, QUANTISATIONS, [1, 2, 3]), ids=str)
+@pytest.mark.parametrize(
+    ("case", "quantisation", "count"), others_soak(all_pairs(EXPERT_CASES, QUANTISATIONS, [1, 2, 3])), ids=str
+)
 def test_whole_experts_give_the_same_bits_to_any_trunk(
     case: Case, quantisation: str, count: int, tmp_path: Path
 ) -> None:
@@ -316,7 +318,9 @@ def test_whole_experts_give_the_same_bits_to_any_trunk(
 
 
 @pytest.mark.parametrize(
-    ("layout", "case", "quantisation"), all_pairs(["sliced", "whole"], EXPERT_CASES, QUANTISATIONS), ids=str
+    ("layout", "case", "quantisation"),
+    others_soak(all_pairs(["sliced", "whole"], EXPERT_CASES, QUANTISATIONS)),
+    ids=str,
 )
 def test_decoded_company_does_not_show(layout: str, case: Case, quantisation: str, tmp_path: Path) -> None:
     """Sequences that begin and end together with others, and alone; the same as in a prompt of all tokens."""

@@ -67,8 +67,8 @@ from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.host_kernels import launch
 from tests.transport.cuda.test_kernels import CAPABILITIES
 
-SOAKED = [pytest.param(between, marks=pytest.mark.soak) for between in CAPABILITIES[1:-1]]
-"""All kernels of an engine take seconds to compile: for every commit, the oldest architecture and the newest."""
+SOAKED = [pytest.param(newer, marks=pytest.mark.soak) for newer in CAPABILITIES[1:]]
+"""All kernels of an engine take seconds to compile: for every commit, the oldest architecture (`test_quantised` has another)."""
 
 TOLERANCE = 1e-4
 """Of the largest logit, between ours and transformers' in float64."""
@@ -98,7 +98,7 @@ def is_near(got: F32, expected: F32, quantisation: str) -> bool:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected)) < CODES_TOLERANCE
 
 
-@pytest.mark.parametrize("capability", [*CAPABILITIES[:1], *SOAKED, *CAPABILITIES[-1:]], ids=str)
+@pytest.mark.parametrize("capability", [*CAPABILITIES[:1], *SOAKED], ids=str)
 def test_every_architecture_is_compiled_for(capability: Capability) -> None:
     pytest.importorskip("cuda.bindings")
     cubin = compile_kernels(SOURCES, capability)
