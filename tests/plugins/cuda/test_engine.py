@@ -68,7 +68,7 @@ from tests.transport.cuda.host_kernels import launch
 from tests.transport.cuda.test_kernels import CAPABILITIES
 
 SOAKED = [pytest.param(newer, marks=pytest.mark.soak) for newer in CAPABILITIES[1:]]
-"""All kernels of an engine take seconds to compile: for every commit, the oldest architecture (`test_quantised` has another)."""
+"""All kernels take seconds to compile: for every commit, the oldest architecture (`test_quantised` has another)."""
 
 TOLERANCE = 1e-4
 """Of the largest logit, between ours and transformers' in float64."""
