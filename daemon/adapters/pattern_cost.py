@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -54,7 +55,7 @@ def _excludes_the_others(branches: Iterable[Iterable[Any]]) -> bool:
     if any(kind != "LITERAL" for branch in parts for kind, _ in branch):
         return False
     words = sorted([told for _, told in branch] for branch in parts)
-    return all(later[: len(word)] != word for word, later in zip(words, words[1:], strict=False))
+    return all(later[: len(word)] != word for word, later in pairwise(words))
 
 
 def _parts_of(told: object) -> Iterator[Iterable[Any]]:

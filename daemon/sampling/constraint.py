@@ -29,6 +29,8 @@ _WORD = 32
 JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r" |\n[ \t]{0,20}"}
 """How schemas are kept: whole, and with little whitespace between two words, as without a limit a small model can go on
 with it until its tokens end."""
+ANSWER = "answer"
+"""What the grammar around a constraint calls it, behind an ``@``."""
 _VOCABULARIES = 2
 """Tokenizers that a process keeps in llguidance's form."""
 
@@ -57,9 +59,18 @@ def grammar_of(constraint: pb.Constraint) -> str:
         raise
     except Exception as error:  # the reader of llama.cpp's grammars raises plain Exception
         raise ConstraintError(f"cannot be read: {error}") from error
+    if constraint.around:
+        own = {"lark_grammar": grammar} if constraint.WhichOneof("kind") == "grammar" else _only(grammar)
+        grammar = json.dumps({"grammars": [{"lark_grammar": constraint.around}, own | {"name": ANSWER}]})
     if why := LLMatcher.validate_grammar(grammar):
         raise ConstraintError(f"cannot be kept: {why.strip()}")
     return grammar
+
+
+def _only(grammars: str) -> dict[str, object]:
+    """The one grammar that llguidance has made of a schema or of a regular expression."""
+    (own,) = json.loads(grammars)["grammars"]
+    return dict(own)
 
 
 def _of_schema(text: str) -> str:
