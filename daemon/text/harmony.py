@@ -20,7 +20,6 @@ from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS
 from motley.daemon.text.answer_parts import Part, begun_call, held_back
-from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 
 START, CHANNEL, MESSAGE, CONSTRAIN, END = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"

@@ -27,11 +27,13 @@ from motley.daemon.rank.adapters.messages import (
 )
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.hub import stays_inside
+from motley.daemon.weights.hub import is_network_path, stays_inside
 from motley.plugins.engine import AdaptedEngine, PreparedAdapter
 
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
+HEADER_BYTES = 16 << 20
+"""What a file of an adapter may have beside the matrices for which there is room."""
 PATIENCE_S = 0.002
 """An adapter that is not read so soon is asked for again, after the next step."""
 ANSWERS_KEPT = 64
@@ -134,8 +136,9 @@ class RankAdapters:
         known = self._found.get(fingerprint)
         if known is not None and self._kept.get(fingerprint) is not None:
             return known
-        if again and sought in self._answers:
-            return self._answers[sought]
+        last = self._answers.get(sought) if again else None
+        if last is not None and (last.trouble or self._kept.get(last.fingerprint) is not None):
+            return last
         self._answers.pop(sought, None)
         read = self._lookups.ask(sought, PATIENCE_S)
         if read is None:
@@ -182,7 +185,7 @@ class RankAdapters:
         source = sought.source
         kept = self.store.find(sought.fingerprint) if sought.fingerprint else None
         places = [each for each in (self._places.get(sought.fingerprint), kept) if each]
-        if source and not source.startswith(("//", "\\\\")):  # a network path would make this machine log in there
+        if source and not is_network_path(source):
             places.append(Path(source).absolute())
             if self.models is not None and stays_inside(source):
                 places.append((self.models / source).absolute())
@@ -194,7 +197,7 @@ class RankAdapters:
         Raises:
             AdapterStoreError, CheckpointError, ConfigError: it does not.
         """
-        adapter = read_adapter(place, self.model, alive)
+        adapter = read_adapter(place, self.model, alive, self._room + HEADER_BYTES)
         largest = max(adapter.ranks, default=0)
         if largest > self.rank:
             raise AdapterStoreError(
