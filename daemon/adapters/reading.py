@@ -79,7 +79,7 @@ def read_adapter(
     Args:
         place: a folder in PEFT's format, or a GGUF file.
         alive: is called after each piece that the disk has given.
-        most: bytes that its file may have; None: any number.
+        most: bytes that its files may have; None: any number.
 
     Raises:
         ConfigError: its config cannot be read, or asks for something that is not computed here.
@@ -92,7 +92,7 @@ def read_adapter(
     header = read_adapter_header(file) if gguf else None  # before all of what may be a model is read
     try:
         told = (place / CONFIG).read_bytes() if config else b""
-        content = _content(file, alive, most)
+        content = _content(file, alive, None if most is None else most - len(told))
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
     if header:

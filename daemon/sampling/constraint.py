@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -141,10 +142,13 @@ class Constraint:
         thoughts = self._thoughts
         if thoughts is None or not (thoughts.begun or list(tokens[:1]) == [thoughts.begin]):
             return tokens
-        end, length = list(thoughts.end), len(thoughts.end)
-        starts = (at for at in range(len(tokens) - length + 1) if list(tokens[at : at + length]) == end)
-        first = next(starts, None)
-        return None if first is None else tokens[first + length :]
+        end, at = list(thoughts.end), -1
+        with suppress(ValueError):  # there is none
+            while True:
+                at = tokens.index(end[0], at + 1)  # not a loop of Python: thoughts are long, and this is each token's
+                if list(tokens[at : at + len(end)]) == end:
+                    return tokens[at + len(end) :]
+        return None
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Have the matcher be behind exactly these tokens."""

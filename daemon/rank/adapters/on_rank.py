@@ -33,7 +33,7 @@ from motley.plugins.engine import AdaptedEngine, PreparedAdapter
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
 HEADER_BYTES = 16 << 20
-"""What a file of an adapter may have beside the matrices for which there is room."""
+"""What files of an adapter may have beside the matrices for which there is room."""
 PATIENCE_S = 0.002
 """An adapter that is not read so soon is asked for again, after the next step."""
 ANSWERS_KEPT = 64
@@ -115,6 +115,8 @@ class RankAdapters:
             case ReadAdapter(holder, fingerprint, start):
                 return self._piece(fingerprint, start) if holder == self.number else Piece()
             case WriteAdapter(fingerprint, start, size, data):
+                if size > self._largest:
+                    return Moved(f"adapter {fingerprint[:12]} has {size} bytes; there is room for {self._largest}")
                 try:
                     if fingerprint not in self._places:
                         self.store.write(fingerprint, start, size, data)
@@ -197,7 +199,7 @@ class RankAdapters:
         Raises:
             AdapterStoreError, CheckpointError, ConfigError: it does not.
         """
-        adapter = read_adapter(place, self.model, alive, self._room + HEADER_BYTES)
+        adapter = read_adapter(place, self.model, alive, self._largest)
         largest = max(adapter.ranks, default=0)
         if largest > self.rank:
             raise AdapterStoreError(
@@ -215,6 +217,11 @@ class RankAdapters:
     def _room(self) -> int:
         """Bytes that the planner has left for an adapter."""
         return self.rank * ELEMENT_BYTES * adapter_elements(self.model)
+
+    @property
+    def _largest(self) -> int:
+        """Bytes that an adapter's files may have."""
+        return self._room + HEADER_BYTES
 
     def _piece(self, fingerprint: str, start: int) -> Piece:
         """A piece of an adapter's files, which are read beside the steps."""

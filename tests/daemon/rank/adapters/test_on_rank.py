@@ -167,6 +167,9 @@ def test_a_file_for_which_there_is_no_room_is_not_read(folder: Path, tmp_path: P
     with (folder / WEIGHTS).open("ab") as file:
         file.truncate(1 << 40)
     assert "there is room for" in found(rank, "", str(folder)).trouble
+    said = rank.do(WriteAdapter("a" * 64, 0, 1 << 40, b"x"))
+    assert isinstance(said, Moved)
+    assert "there is room for" in said.trouble
 
 
 def test_a_folder_that_never_answers_keeps_no_other_waiting(
