@@ -27,7 +27,5 @@ def test_what_a_generation_config_says(tmp_path: Path) -> None:
 )
 def test_what_tokens_cannot_be_chosen_by(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "generation_config.json").write_text(wrong)
-    with pytest.raises(
-        TokenizerError, match=r"generation_config\.json: (temperature|top_[pk]) = .* must be a (whole )?number"
-    ):
+    with pytest.raises(TokenizerError, match=r"n_config\.json: (temperature|top_[pk]) = .* must be a (whole )?number"):
         usual_sampling(tmp_path)
