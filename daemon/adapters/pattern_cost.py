@@ -39,7 +39,7 @@ def _ways(parsed: Iterable[Any]) -> int:
 def _ways_of(kind: str, told: Any) -> int:
     """Those of one part of an expression."""
     if kind in _REPEATS:
-        least, most, body = told
+        least, most, body = int(told[0]), int(told[1]), told[2]
         once = _ways(body)
         if most < _LONGEST:
             return min(_ENDLESS, sum(once**times for times in range(least, most + 1)))
