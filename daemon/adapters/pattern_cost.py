@@ -42,7 +42,8 @@ def _ways_of(kind: str, told: Any) -> int:
         least, most, body = int(told[0]), int(told[1]), told[2]
         once = _ways(body)
         if most < _LONGEST:
-            return min(_ENDLESS, sum(once**times for times in range(least, most + 1)))
+            several: int = sum(once**times for times in range(least, most + 1))
+            return min(_ENDLESS, several)
         return _ENDS if once == 1 else _ENDLESS  # by themselves, several ways each time are a power of the length
     if kind == "BRANCH":
         return 1 if _excludes_the_others(told[1]) else sum(map(_ways, told[1]))
