@@ -1153,18 +1153,20 @@ class Generate(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., strict_tools: _Optional[_Iterable[str]] = ..., reasoning_effort: _Optional[str] = ..., only_prompt: _Optional[bool] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., name: _Optional[str] = ..., embed: _Optional[bool] = ..., asked_at: _Optional[str] = ...) -> None: ...
 
 class Constraint(_message.Message):
-    __slots__ = ("json_schema", "regex", "grammar", "param", "thoughts")
+    __slots__ = ("json_schema", "regex", "grammar", "param", "thoughts", "around")
     JSON_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     PARAM_FIELD_NUMBER: _ClassVar[int]
     THOUGHTS_FIELD_NUMBER: _ClassVar[int]
+    AROUND_FIELD_NUMBER: _ClassVar[int]
     json_schema: str
     regex: str
     grammar: str
     param: str
     thoughts: Thoughts
-    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., param: _Optional[str] = ..., thoughts: _Optional[_Union[Thoughts, _Mapping]] = ...) -> None: ...
+    around: str
+    def __init__(self, json_schema: _Optional[str] = ..., regex: _Optional[str] = ..., grammar: _Optional[str] = ..., param: _Optional[str] = ..., thoughts: _Optional[_Union[Thoughts, _Mapping]] = ..., around: _Optional[str] = ...) -> None: ...
 
 class Thoughts(_message.Message):
     __slots__ = ("begin", "end", "begun")

@@ -7,13 +7,14 @@ too, unless it says that something is off.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from motley.daemon.adapters.pattern_cost import ways
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.plugins.engine import Factor
 
@@ -22,8 +23,8 @@ PREFIX = "base_model.model."
 """Of the names of tensors in PEFT's files."""
 ALL_LINEAR = "all-linear"
 _LONGEST_PATTERN = 500
-_REPEATS = {"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"}
-"""What the standard library's parser calls repetitions."""
+_MOST_WAYS = 100_000
+"""In which all patterns together may be tried on a name: milliseconds."""
 _ENDING = r"(.*\.)?({})$"
 """What the name of a module matches that a pattern of ranks or of alphas is for."""
 _NUMBERED = r"(?:^|.*?\.){}\.(?P<number>\d+)\."
@@ -169,42 +170,24 @@ def read_config(file: Path) -> AdapterConfig:
 
 
 def _check_patterns(keys: Keys, config: AdapterConfig) -> None:
-    """Make sure that everything that is taken for a pattern is one."""
+    """Make sure that everything that is taken for a pattern is one, and that they are matched in a moment."""
     whole = [own for own in (config.targets, config.excluded) if isinstance(own, str)]
     endings = [_ENDING.format(own) for own in (*config.ranks, *config.alphas)]
     numbered = [_NUMBERED.format(own) for own in config.layers_patterns]
+    tried = 0
     for pattern in (*whole, *endings, *numbered):
         if len(pattern) > _LONGEST_PATTERN:
             raise ConfigError(f"{keys.where}: a pattern of {len(pattern)} characters is too long")
         try:
             _compiled(pattern)
-            if _repeats_repetitions(re._parser.parse(pattern)):  # type: ignore[attr-defined]
-                raise ConfigError(
-                    f"{keys.where}: {pattern!r} repeats what repeats itself, which may take for ever to match"
-                )
+            tried += ways(pattern)
         except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(f"{keys.where}: {pattern!r} is no regular expression: {error}") from error
-
-
-def _repeats_repetitions(parsed: Iterable[Any], within: bool = False) -> bool:
-    """Whether in a regular expression, as the standard library parses it, something without a bound is repeated that
-    holds something like it: matching that can take exponentially long."""
-    for kind, told in parsed:
-        unbounded = str(kind) in _REPEATS and told[1] > 1
-        if unbounded and within:
-            return True
-        if any(_repeats_repetitions(part, within or unbounded) for part in _parts_of(told)):
-            return True
-    return False
-
-
-def _parts_of(told: object) -> Iterator[Iterable[Any]]:
-    """The expressions within a part of a parsed one."""
-    if isinstance(told, re._parser.SubPattern):  # type: ignore[attr-defined]
-        yield told
-    elif isinstance(told, (list, tuple)):
-        for each in told:
-            yield from _parts_of(each)
+        if tried > _MOST_WAYS:
+            raise ConfigError(
+                f"{keys.where}: {pattern!r} may take for ever to match: give a pattern with fewer repetitions and"
+                " alternatives, or the names of modules"
+            )
 
 
 def _words(keys: Keys, key: str) -> tuple[str, ...] | str:

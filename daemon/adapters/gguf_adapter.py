@@ -21,7 +21,7 @@ from motley.daemon.models.description.model import Model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.blocks import READABLE, dequantise
 from motley.daemon.weights.checkpoints.gguf.checkpoint import hugging_face_name
-from motley.daemon.weights.checkpoints.gguf.header import read_header
+from motley.daemon.weights.checkpoints.gguf.header import GgufHeader, read_header
 from motley.daemon.weights.checkpoints.gguf.order import INTERLEAVED, RECURRENT, TILED
 from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
 from motley.plugins.engine import Factor
@@ -71,13 +71,30 @@ class GgufSaid:
         return f"{self.names[module]}.lora_{side.lower()}"
 
 
-def gguf_adapter(file: Path, content: npt.NDArray[np.uint8], model: Model) -> tuple[Sides, GgufSaid]:
-    """The matrices of a file, given its content, u8[bytes], in the order of the model's rows; and what it says of them.
+def read_adapter_header(file: Path) -> GgufHeader:
+    """All but the matrices of a file.
 
     Raises:
-        CheckpointError: it is broken, is no adapter, or asks for something that is not computed here.
+        CheckpointError: it cannot be read, is broken, or is no adapter of the kind that is computed here.
     """
     header = read_header(file)
+    kind, own = header.metadata.get("general.type"), header.metadata.get("adapter.type")
+    if (kind, own) != ("adapter", "lora"):
+        raise CheckpointError(
+            f"{file}: its general.type is {kind!r} and its adapter.type {own!r}; adapters here are 'adapter' and 'lora'"
+        )
+    return header
+
+
+def gguf_adapter(
+    file: Path, header: GgufHeader, content: npt.NDArray[np.uint8], model: Model
+) -> tuple[Sides, GgufSaid]:
+    """The matrices of a file, given all that it has, u8[bytes], in the order of the model's rows; and what it says of
+    them.
+
+    Raises:
+        CheckpointError: it is broken, or asks for something that is not computed here.
+    """
     alpha = _alpha(file, header.metadata)
     architecture = str(header.metadata.get("general.architecture"))
     interleaved = architecture in INTERLEAVED
@@ -110,13 +127,8 @@ def _alpha(file: Path, metadata: dict[str, Any]) -> float:
     """What a scale is made of.
 
     Raises:
-        CheckpointError: the file is no adapter, or one of another kind.
+        CheckpointError: that is no number, or the file says something that is not known here.
     """
-    if metadata.get("general.type") != "adapter" or metadata.get("adapter.type") != "lora":
-        raise CheckpointError(
-            f"{file}: its general.type is {metadata.get('general.type')!r} and its adapter.type"
-            f" {metadata.get('adapter.type')!r}; adapters here are 'adapter' and 'lora'"
-        )
     for key in sorted(metadata):
         if key.startswith("adapter.") and key not in _KNOWN:
             raise CheckpointError(f"{file}: {key} is not known here, and may change what is computed")

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.adapters.config import CONFIG, Said, Sides, read_config
-from motley.daemon.adapters.gguf_adapter import GGUF, gguf_adapter
+from motley.daemon.adapters.gguf_adapter import GGUF, gguf_adapter, read_adapter_header
 from motley.daemon.adapters.peft_tensors import peft_tensors
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import HEAD, Model
@@ -71,38 +71,53 @@ class _Place:
     """Rows of all that the module multiplies with."""
 
 
-def read_adapter(place: Path, model: Model, alive: Callable[[], None] = lambda: None) -> Adapter:
+def read_adapter(
+    place: Path, model: Model, alive: Callable[[], None] = lambda: None, most: int | None = None
+) -> Adapter:
     """Read an adapter of a model.
 
     Args:
         place: a folder in PEFT's format, or a GGUF file.
         alive: is called after each piece that the disk has given.
+        most: bytes that its files may have; None: any number.
 
     Raises:
         ConfigError: its config cannot be read, or asks for something that is not computed here.
-        CheckpointError: its file is broken, or does not fit the model or the config; the message names the tensors.
+        CheckpointError: its file is broken, is too large, or does not fit the model or the config; the message names
+            the tensors.
     """
     gguf = place.suffix == GGUF
     file = place if gguf else place / WEIGHTS
     config = None if gguf else read_config(place / CONFIG)
+    header = read_adapter_header(file) if gguf else None  # before all of what may be a model is read
     try:
         told = (place / CONFIG).read_bytes() if config else b""
-        content = _content(file, alive)
+        content = _content(file, alive, None if most is None else most - len(told))
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
-    if config:
+    if header:
+        products = _products(file, *gguf_adapter(file, header, content, model), model)
+    elif config:
         products = _products(file, peft_tensors(file, content), config, model)
-    else:
-        products = _products(file, *gguf_adapter(file, content, model), model)
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
     return Adapter(digest.hexdigest(), products)
 
 
-def _content(file: Path, alive: Callable[[], None]) -> npt.NDArray[np.uint8]:
-    """u8[bytes]: what a file has."""
+def _content(file: Path, alive: Callable[[], None], most: int | None) -> npt.NDArray[np.uint8]:
+    """u8[bytes]: what a file has.
+
+    Raises:
+        CheckpointError: that is more than `most` bytes.
+    """
     with file.open("rb", buffering=0) as opened:
-        content = np.empty(os.fstat(opened.fileno()).st_size, np.uint8)
+        size = os.fstat(opened.fileno()).st_size
+        if most is not None and size > most:
+            raise CheckpointError(
+                f"{file} has {size} bytes, and there is room for {most} of an adapter: if it is one, start the session"
+                " with a larger --adapter-rank"
+            )
+        content = np.empty(size, np.uint8)
         done = 0
         while read := opened.readinto(content.data[done : done + PIECE_BYTES]):
             done += read

@@ -12,6 +12,7 @@ import os
 import shutil
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,10 @@ FOLDER = "adapters"
 """What the folder of the adapters is called, in that of the shares."""
 PIECE_BYTES = 1 << 20
 _GGUF_FILE = f"adapter{GGUF}"
+_PART = ".part"
+"""What the names of what has not come whole end in."""
+LEFT_S = 3600.0
+"""To what has not come whole nothing comes any more, if none has for so long."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -87,13 +92,18 @@ class AdapterStore:
         """Take the next piece of an adapter; with the last one it is here. The first one begins anew.
 
         Raises:
-            AdapterStoreError: pieces are missing before it, or it cannot be written.
+            AdapterStoreError: pieces are missing before it, it is more than `size`, it cannot be written, or with it
+                the adapter turns out to be damaged.
         """
+        if start + len(data) > size:
+            ends = f"ends at {start + len(data)}, behind its {size} bytes"
+            raise AdapterStoreError(f"a piece of adapter {fingerprint[:12]} has come that {ends}")
         with _told(self._folder):
             if start == 0:
                 self.close()
                 self._folder.mkdir(parents=True, exist_ok=True)
-                handle, name = tempfile.mkstemp(".part", dir=self._folder)
+                self._remove_left()
+                handle, name = tempfile.mkstemp(_PART, dir=self._folder)
                 os.close(handle)
                 self._coming = fingerprint, Path(name)
             if self._coming is None or self._coming[0] != fingerprint or self._coming[1].stat().st_size != start:
@@ -113,10 +123,12 @@ class AdapterStore:
 
     def _finish(self, fingerprint: str, file: Path) -> None:
         """Make a folder of what has come, and remove what was used longest ago if there is too much now."""
-        with file.open("rb") as stretch, tempfile.TemporaryDirectory(".part", dir=self._folder) as name:
+        with file.open("rb") as stretch, tempfile.TemporaryDirectory(_PART, dir=self._folder) as name:
             own = Path(name) / fingerprint
             own.mkdir()
             (length,) = _LENGTH.unpack(stretch.read(_LENGTH.size))
+            if length > file.stat().st_size - _LENGTH.size:
+                raise AdapterStoreError(f"adapter {fingerprint[:12]} has come with a config longer than itself")
             if length:
                 (own / CONFIG).write_bytes(stretch.read(length))
             with (own / (WEIGHTS if length else _GGUF_FILE)).open("wb") as weights:
@@ -132,6 +144,17 @@ class AdapterStore:
                     own.rename(there)
         self.close()
         self._make_room(fingerprint)
+
+    def _remove_left(self) -> None:
+        """Remove what processes have left that were killed while an adapter came."""
+        for left in self._folder.glob(f"*{_PART}"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime < LEFT_S:
+                    continue
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
 
     def _make_room(self, newest: str) -> None:
         sizes = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ _WORD = 32
 JSON_OPTIONS: JsonCompileOptions = {"lenient": False, "whitespace_pattern": r" |\n[ \t]{0,20}"}
 """How schemas are kept: whole, and with little whitespace between two words, as without a limit a small model can go on
 with it until its tokens end."""
+ANSWER = "answer"
+"""What the grammar around a constraint calls it, behind an ``@``."""
 _VOCABULARIES = 2
 """Tokenizers that a process keeps in llguidance's form."""
 
@@ -57,9 +60,18 @@ def grammar_of(constraint: pb.Constraint) -> str:
         raise
     except Exception as error:  # the reader of llama.cpp's grammars raises plain Exception
         raise ConstraintError(f"cannot be read: {error}") from error
+    if constraint.around:
+        own = {"lark_grammar": grammar} if constraint.WhichOneof("kind") == "grammar" else _only(grammar)
+        grammar = json.dumps({"grammars": [{"lark_grammar": constraint.around}, own | {"name": ANSWER}]})
     if why := LLMatcher.validate_grammar(grammar):
         raise ConstraintError(f"cannot be kept: {why.strip()}")
     return grammar
+
+
+def _only(grammars: str) -> dict[str, object]:
+    """The one grammar that llguidance has made of a schema or of a regular expression."""
+    (own,) = json.loads(grammars)["grammars"]
+    return dict(own)
 
 
 def _of_schema(text: str) -> str:
@@ -130,10 +142,13 @@ class Constraint:
         thoughts = self._thoughts
         if thoughts is None or not (thoughts.begun or list(tokens[:1]) == [thoughts.begin]):
             return tokens
-        end, length = list(thoughts.end), len(thoughts.end)
-        starts = (at for at in range(len(tokens) - length + 1) if list(tokens[at : at + length]) == end)
-        first = next(starts, None)
-        return None if first is None else tokens[first + length :]
+        end, at = list(thoughts.end), -1
+        with suppress(ValueError):  # there is none
+            while True:
+                at = tokens.index(end[0], at + 1)  # not a loop of Python: thoughts are long, and this is each token's
+                if list(tokens[at : at + len(end)]) == end:
+                    return tokens[at + len(end) :]
+        return None
 
     def _follow(self, tokens: Sequence[int]) -> None:
         """Have the matcher be behind exactly these tokens."""

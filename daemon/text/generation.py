@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from motley.daemon.sampling.constraint import ConstraintError, grammar_of
+from motley.daemon.sampling.constraint import ANSWER, ConstraintError, grammar_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_format, calls_grammar
-from motley.daemon.text.harmony import MARKS, ChannelParts, channel_grammar, has_channels
+from motley.daemon.text.harmony import CHANNEL, MARKS, MESSAGE, ChannelParts, channel_grammar, has_channels
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
@@ -294,9 +294,15 @@ def _constraint(
 ) -> pb.Constraint | None:
     """What the answer must be behind what the model thinks: what the client says, or calls if it wants some; None:
     anything."""
-    constraint = request.constraint if request.HasField("constraint") else _calls(request, tokenizer)
-    if isinstance(parts, ChannelParts) and not request.HasField("constraint"):
-        return constraint  # which has the thoughts in it
+    if not request.HasField("constraint"):
+        constraint = _calls(request, tokenizer)
+    else:
+        constraint = request.constraint
+        if isinstance(parts, ChannelParts) and (ids := _ids(tokenizer)).keys() >= {CHANNEL, MESSAGE}:
+            tools = json.loads(request.tools_json or "[]")
+            constraint.around = channel_grammar(tools, ids, set(), f"@{ANSWER}")
+    if isinstance(parts, ChannelParts):
+        return constraint  # which has the thoughts in it, or is of a model that knows no channels
     if constraint is not None and parts is not None and (thoughts := parts.thoughts(tokenizer)):
         constraint.thoughts.CopyFrom(thoughts)
     return constraint
@@ -313,12 +319,16 @@ def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
     one = request.one_call or bool(request.tool_choice and named != request.tool_choice)
     strict = None if request.tool_choice else set(request.strict_tools)
     if has_channels(tokenizer.template.source):
-        ids = {text: token for token, text in tokenizer.marks(MARKS).items()}
-        return pb.Constraint(grammar=channel_grammar(tools, ids, strict), param="tools")
+        return pb.Constraint(grammar=channel_grammar(tools, _ids(tokenizer), strict), param="tools")
     calls = call_format(tokenizer.template.source)
     assert calls is not None, "it has been checked"
     ids = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
     return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids, strict), param="tools")
+
+
+def _ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The marks of channels that a tokenizer knows as tokens, and those."""
+    return {text: token for token, text in tokenizer.marks(MARKS).items()}
 
 
 def _check_constraint(constraint: pb.Constraint | None, tokenizer: Tokenizer) -> wp.Vocabulary | None:

@@ -20,7 +20,6 @@ from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS
 from motley.daemon.text.answer_parts import Part, begun_call, held_back
-from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 
 START, CHANNEL, MESSAGE, CONSTRAIN, END = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"
@@ -51,14 +50,6 @@ class ChannelParts:
         """Whether the message under way has said something."""
         self._said = False
         """Whether one before has."""
-
-    def thoughts(self, tokenizer: Tokenizer) -> pb.Thoughts | None:
-        """What the model may write before what an answer is kept to: all up to where the final channel begins; None:
-        the tokenizer knows no channels."""
-        channel, message = tokenizer.token(CHANNEL), tokenizer.token(MESSAGE)
-        if channel is None or message is None:
-            return None
-        return pb.Thoughts(begin=channel, end=[channel, *tokenizer.encode_part(_FINAL), message], begun=True)
 
     def push(self, text: str) -> Iterator[Part]:
         """The parts that are certain with this text."""
@@ -123,23 +114,29 @@ class ChannelParts:
         self._kind = ""
 
 
-def channel_grammar(tools: Sequence[Any], marks: Mapping[str, int], strict: Collection[str] | None) -> str:
-    """A grammar, in Lark's notation, of an answer that calls one of these tools behind its thoughts; arguments as
-    `motley.daemon.text.answer_parts.calls_grammar`.
+def channel_grammar(
+    tools: Sequence[Any], marks: Mapping[str, int], strict: Collection[str] | None, said: str = "SAID"
+) -> str:
+    """A grammar, in Lark's notation, of an answer that calls one of these tools behind its thoughts, or says something
+    on the final channel; the other arguments as `motley.daemon.text.answer_parts.calls_grammar`.
+
+    Args:
+        said: what it says there, as a symbol of the grammar.
     """
 
     def mark(text: str) -> str:
         return f"<[{marks[text]}]>" if text in marks else json.dumps(text)
 
-    kinds = " | ".join(f"tool_{index}" for index in range(len(tools)))
+    ends = ["call"] * bool(tools) + ["final"] * (strict is not None)
     rules = [
-        f"start: before* {'call' if strict is None else '(call | final)'}",
+        f"start: before* ({' | '.join(ends)})",
         f'before: {mark(CHANNEL)} ("analysis" | "commentary") {mark(MESSAGE)} SAID {mark(END)} next',
         f'next: {mark(START)} "assistant"',
-        f'final: {mark(CHANNEL)} "{_FINAL}" {mark(MESSAGE)} SAID',
+        f'final: {mark(CHANNEL)} "{_FINAL}" {mark(MESSAGE)} {said}',
         r"SAID: /(.|\n)*/",
-        f"call: {kinds}",
     ]
+    if tools:
+        rules.append("call: " + " | ".join(f"tool_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
         function = tool["function"]
         name, json_follows = f"to=functions.{function['name']}", f'{mark(CONSTRAIN)}? "json" {mark(MESSAGE)}'

@@ -29,8 +29,10 @@ def usual_sampling(place: Path) -> Sampling:
         if value is None or (name == "top_k" and value == -1):  # -1: all tokens, as some write it
             continue
         low, high = RANGES[name]
-        kinds = int if name == "top_k" else (int, float)
-        if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
-            raise TokenizerError(f"{file}: {name} = {value!r} must be a number between {low:g} and {high:g}")
-        setattr(usual, name, value)
+        whole = name == "top_k"
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not low <= value <= high or (whole and value % 1):
+            kind = "a whole number" if whole else "a number"
+            raise TokenizerError(f"{file}: {name} = {value!r} must be {kind} between {low:g} and {high:g}")
+        setattr(usual, name, int(value) if whole else value)
     return usual

@@ -83,7 +83,7 @@ def find_here(source: str, models_dir: Path | None = None) -> Path | None:
     tried = [Path(source)] if source else []
     if source and models_dir is not None and stays_inside(source):
         tried.append(models_dir / source)
-    if source.startswith(("//", "\\\\")):
+    if is_network_path(source):
         raise ModelNotFound(f"{source!r} is a network path, which would make this machine log in there; mount it first")
     for place in tried:
         try:
@@ -231,6 +231,11 @@ def _checked(folder: Path) -> Path:
 def _all_parts(file: str) -> str:
     """The file, or of the first part of a split one a pattern for all of them."""
     return file.replace(_FIRST_PART, "-*-of-")
+
+
+def is_network_path(source: str) -> bool:
+    """Whether Windows takes a path for one of another machine (``\\\\server\\share``), to log in there."""
+    return source[:2].replace("/", "\\") == "\\\\"
 
 
 def stays_inside(name: str) -> bool:

@@ -72,8 +72,9 @@ class Served:
 
     @property
     def fingerprint(self) -> str:
-        """Tells it from others, whatever they are called."""
-        return self.session.profile.fingerprint + (f" {self.adapter.fingerprint}" if self.adapter else "")
+        """Tells it from others, whatever they are called; embeddings of one model differ by how they are pooled."""
+        model, pooling = self.session.profile.fingerprint, self.session.request.embeddings
+        return " ".join([model, pooling or "answers", *([self.adapter.fingerprint] if self.adapter else [])])
 
 
 class Asking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from contextlib import suppress
 from types import TracebackType
@@ -77,8 +78,11 @@ async def finish(http: web.Request, response: web.StreamResponse) -> None:
 
 
 async def give(http: web.Request, body: Any) -> web.Response:
-    """Answer with JSON, and wait until the client has taken it, or is gone."""
-    response = web.json_response(body)
+    """Answer with JSON, and wait until the client has taken it, or is gone.
+
+    What is large is written in a thread of its own, so that others are answered meanwhile.
+    """
+    response = web.json_response(text=await asyncio.to_thread(json.dumps, body))
     with Patience(http), suppress(ConnectionError):
         await response.prepare(http)
         await finish(http, response)

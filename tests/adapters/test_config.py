@@ -103,10 +103,37 @@ def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], told: 
         read(tmp_path, **changes)
 
 
-@pytest.mark.parametrize("pattern", ["([a-z0-9_.]+)+X", r"(?:a*)*b", "((ab?)+c)*"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("([a-z0-9_.]+)+X", r"(?:a*)*b", "((ab?)+c)*", "(?:.|..)*!"),
+        *(".*" * 30 + "!", ".?" * 30 + "!", "(?:.|.)" * 30 + "!", "(?:.*){10}!"),
+    ],
+)
 def test_a_pattern_that_might_never_end_is_refused(pattern: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="repeats what repeats itself"):
+    with pytest.raises(ConfigError, match="may take for ever to match"):
         read(tmp_path, target_modules=pattern)
+
+
+def test_many_patterns_together_are_refused_too(tmp_path: Path) -> None:
+    read(tmp_path, rank_pattern={f"layers.{layer}.mlp.up_proj": 4 for layer in range(500)})
+    with pytest.raises(ConfigError, match="may take for ever to match"):
+        read(tmp_path, rank_pattern={f"{layer}.*.*.*": 4 for layer in range(500)})
+
+
+def test_the_pattern_that_is_written_for_models_that_see(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        target_modules=(
+            r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense).*?(?:q_proj|k_proj).*?)"
+            r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|attn|mlp)\.(?:(?:q_proj|k_proj)))"
+        ),
+    )
+    assert [config.adapts(module) for module in (Q0, "model.language_model.layers.0.self_attn.k_proj", "lm_head")] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_what_is_off_says_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import errors
 from huggingface_hub.utils import filter_repo_objects
 
-from motley.daemon.weights.hub import ModelNotFound, find_fetched, resolve
+from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here, resolve
 
 
 def model(folder: Path) -> Path:
@@ -63,6 +63,12 @@ def test_names_do_not_lead_out_of_the_models_folder(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("source", ["//server/share", r"\\server\share", r"/\server\share", r"\/server\share"])
+def test_no_other_machine_is_logged_in_to(source: str) -> None:
+    with pytest.raises(ModelNotFound, match="network path"):
+        find_here(source)
+
+
 def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelNotFound, match=r"is not a model: it has no config\.json and no GGUF file"):

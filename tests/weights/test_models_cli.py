@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from motley.cli.commands.models import disk
+from motley.cli.errors import CliError
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.on_hub import PACKED, Verdict, verdict
 from motley.daemon.models.packing_keys import read_packing
+from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.known_models.names import KNOWN, spelled_out
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.session_request import SessionRequest
@@ -61,6 +66,14 @@ async def test_a_model_is_found_fetched_listed_and_removed(tmp_path: Path) -> No
     assert json.loads(out) == {"models": []}
     status, _, err = await motley("models", "rm", "acme/bard", "--yes", **where)
     assert (status, "is not on this machine" in err) == (1, True)
+
+
+def test_what_was_removed_before_a_share_in_use_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: Any = [SimpleNamespace(key=key, size=5) for key in "ab"]
+    monkeypatch.setattr(disk, "_found", lambda *_: {"acme/bard": disk.OnDisk("hub", 5, shares)})
+    monkeypatch.setattr(ShareCache, "remove", lambda _, key: key == "a")
+    with pytest.raises(CliError, match=r"in use by a rank \(1 of 2 shares removed, its files and the rest kept\)"):
+        disk.rm("acme/bard", tmp_path, yes=True)
 
 
 async def test_of_several_gguf_files_one_must_be_named(tmp_path: Path) -> None:

@@ -90,7 +90,8 @@ def rm(
         raise CliError("nothing was removed")
     removed = [each for each in found.shares if kept.remove(each.key)]
     if len(removed) < len(found.shares):
-        raise CliError(f"{source} is in use by a rank; `motley stop` the session first")
+        done = f"{len(removed)} of {counted(len(found.shares), 'share')} removed, its files and the rest kept"
+        raise CliError(f"{source} is in use by a rank ({done}); `motley stop` the session first")
     if found.fetched is not None:
         _forget(found.fetched)
     print(f"removed {source}, {size}")

@@ -70,16 +70,28 @@ async def _fit(
 
 
 async def _forecasts(client: Client, names: list[str], asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each model takes, or why not.
+
+    Raises:
+        CliError: the mesh cannot be asked, or refuses to forecast any of them.
+    """
     known = (await client.call("GET", "/api/known-models"))["models"]
     # What is not known is asked for all the same: the orchestrator says what is.
     wanted = [each for each in known if not names or each["name"] in names]
     wanted += [{"name": name} for name in names if name not in {each["name"] for each in known}]
-    found = []
+    found: list[dict[str, Any]] = []
+    refused: list[Refused] = []
     with counting_bar("models") as tell:
         for done, each in enumerate(wanted):
             tell(done, len(wanted))
-            found.append({**each, **await _forecast(client, each["name"], asked)})
+            try:
+                found.append({**each, **await _forecast(client, each["name"], asked)})
+            except Refused as refusal:  # of one: the others are forecast all the same
+                refused.append(refusal)
+                found.append({**each, "forecast": None, "nodes": [], "why_not": str(refusal), "refused": True})
         tell(len(wanted), len(wanted))
+    if refused and len(refused) == len(wanted):
+        raise refused[0]
     return found
 
 
@@ -95,7 +107,7 @@ async def _forecast(client: Client, name: str, asked: dict[str, Any]) -> dict[st
     except Refused as refusal:
         if refusal.code != "insufficient_memory":
             raise
-        return {"forecast": None, "nodes": [], "why_not": str(refusal)}
+        return {"forecast": None, "nodes": [], "why_not": str(refusal), "refused": False}
     ranks = answer["plan"]["ranks"]
     return {
         "parameters": answer["parameters"],
@@ -103,12 +115,18 @@ async def _forecast(client: Client, name: str, asked: dict[str, Any]) -> dict[st
         "nodes": [rank["node"] for rank in ranks],
         "memory_mb": sum(rank["memory_mb"] for rank in ranks),
         "why_not": None,
+        "refused": False,
     }
 
 
 def _show(found: list[dict[str, Any]]) -> None:
     rows = [
-        [each["name"], each["quantisation"], "-", "-", "-", "does not fit"]
+        [
+            each["name"],
+            each.get("quantisation", "-"),
+            *("-", "-", "-"),
+            each["why_not"] if each["refused"] else "does not fit",
+        ]
         if each["why_not"]
         else [
             each["name"],

@@ -27,11 +27,13 @@ from motley.daemon.rank.adapters.messages import (
 )
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.daemon.weights.hub import stays_inside
+from motley.daemon.weights.hub import is_network_path, stays_inside
 from motley.plugins.engine import AdaptedEngine, PreparedAdapter
 
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
+HEADER_BYTES = 16 << 20
+"""What files of an adapter may have beside the matrices for which there is room."""
 PATIENCE_S = 0.002
 """An adapter that is not read so soon is asked for again, after the next step."""
 ANSWERS_KEPT = 64
@@ -113,6 +115,8 @@ class RankAdapters:
             case ReadAdapter(holder, fingerprint, start):
                 return self._piece(fingerprint, start) if holder == self.number else Piece()
             case WriteAdapter(fingerprint, start, size, data):
+                if size > self._largest:
+                    return Moved(f"adapter {fingerprint[:12]} has {size} bytes; there is room for {self._largest}")
                 try:
                     if fingerprint not in self._places:
                         self.store.write(fingerprint, start, size, data)
@@ -134,8 +138,9 @@ class RankAdapters:
         known = self._found.get(fingerprint)
         if known is not None and self._kept.get(fingerprint) is not None:
             return known
-        if again and sought in self._answers:
-            return self._answers[sought]
+        last = self._answers.get(sought) if again else None
+        if last is not None and (last.trouble or self._kept.get(last.fingerprint) is not None):
+            return last
         self._answers.pop(sought, None)
         read = self._lookups.ask(sought, PATIENCE_S)
         if read is None:
@@ -182,7 +187,7 @@ class RankAdapters:
         source = sought.source
         kept = self.store.find(sought.fingerprint) if sought.fingerprint else None
         places = [each for each in (self._places.get(sought.fingerprint), kept) if each]
-        if source and not source.startswith(("//", "\\\\")):  # a network path would make this machine log in there
+        if source and not is_network_path(source):
             places.append(Path(source).absolute())
             if self.models is not None and stays_inside(source):
                 places.append((self.models / source).absolute())
@@ -194,7 +199,7 @@ class RankAdapters:
         Raises:
             AdapterStoreError, CheckpointError, ConfigError: it does not.
         """
-        adapter = read_adapter(place, self.model, alive)
+        adapter = read_adapter(place, self.model, alive, self._largest)
         largest = max(adapter.ranks, default=0)
         if largest > self.rank:
             raise AdapterStoreError(
@@ -212,6 +217,11 @@ class RankAdapters:
     def _room(self) -> int:
         """Bytes that the planner has left for an adapter."""
         return self.rank * ELEMENT_BYTES * adapter_elements(self.model)
+
+    @property
+    def _largest(self) -> int:
+        """Bytes that an adapter's files may have."""
+        return self._room + HEADER_BYTES
 
     def _piece(self, fingerprint: str, start: int) -> Piece:
         """A piece of an adapter's files, which are read beside the steps."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -73,10 +75,7 @@ class EmbeddingsApi:
         tokens = sum(end.prompt_tokens for end in ends)
         body = {
             "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": _encoded(end.embedding, asked.encoding_format)}
-                for index, end in enumerate(ends)
-            ],
+            "data": await asyncio.to_thread(_vectors, ends, asked.encoding_format),
             "model": given.model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
@@ -91,6 +90,14 @@ def _generate(text: str | list[int]) -> pb.Generate:
     else:
         generate.prompt_tokens.ids.extend(text)
     return generate
+
+
+def _vectors(ends: Sequence[pb.Delta], encoding: str) -> list[dict[str, Any]]:
+    """The vectors of texts as a client wants them."""
+    return [
+        {"object": "embedding", "index": index, "embedding": _encoded(end.embedding, encoding)}
+        for index, end in enumerate(ends)
+    ]
 
 
 def _encoded(vector: bytes, encoding: str) -> Any:

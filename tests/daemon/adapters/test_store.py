@@ -61,6 +61,28 @@ def test_a_piece_that_does_not_follow_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_cannot_be_an_adapter_is_refused(tmp_path: Path) -> None:
+    kept = AdapterStore(tmp_path, A_LOT)
+    with pytest.raises(AdapterStoreError, match="ends at 9, behind its 8 bytes"):
+        kept.write("a", 0, 8, bytes(9))
+    with pytest.raises(AdapterStoreError, match="longer than itself"):
+        kept.write("a", 0, 9, (2).to_bytes(8, "little") + b"x")
+    assert kept.find("a") is None
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "old.part").write_bytes(b"x")
+    (tmp_path / "older.part").mkdir()
+    (tmp_path / "older.part" / "a").write_bytes(b"x")
+    (tmp_path / "new.part").write_bytes(b"x")
+    for name in ("old.part", "older.part"):
+        os.utime(tmp_path / name, (5, 5))
+    kept = AdapterStore(tmp_path, A_LOT)
+    kept.write("a", 0, 9, b"x")
+    kept.close()
+    assert [file.name for file in tmp_path.iterdir()] == ["new.part"]
+
+
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     kept = AdapterStore(tmp_path / "kept", 250)
     for at, name in enumerate("abc"):

@@ -127,16 +127,62 @@ def test_calls_are_kept_to_schemas_and_what_comes_before_is_free(tokenizer: Toke
     assert bound.trouble, "an answer that is to call a tool says nothing"
 
 
-def test_an_answer_that_is_to_be_json_thinks_first(tokenizer: Tokenizer) -> None:
-    thoughts = ChannelParts().thoughts(tokenizer)
-    constraint = pb.Constraint(json_schema=json.dumps(SCHEMA), thoughts=thoughts)
-    answer = drawn(constraint, tokenizer, f"{THOUGHT}<|channel|>final<|message|>", 1)
-    said, thought, _ = taken([answer])
-    jsonschema.validate(json.loads(said), SCHEMA)
+BODIES = [
+    pb.Constraint(json_schema=json.dumps(SCHEMA)),
+    pb.Constraint(regex=r'\{"to": "[a-z]/[a-z]"\}'),
+    pb.Constraint(grammar='start: "{" TO "}"\nTO: /"to": "[a-z]{3}"/'),
+    pb.Constraint(grammar='root ::= "{" to "}"\nto ::= "\\"to\\": \\"" [a-z]+ "\\""'),
+]
+
+
+def around(constraint: pb.Constraint, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> pb.Constraint:
+    """The constraint as a chat's request has it at last."""
+    asked = pb.Generate(
+        messages_json=json.dumps([{"role": "user", "content": "Hi"}]),
+        tools_json=json.dumps([{"type": "function", **tool} for tool in tools]) if tools else "",
+        sampling=pb.Sampling(top_p=1.0, repetition_penalty=1.0),
+        constraint=constraint,
+    )
+    return Generation(asked, tokenizer, 1000).start().constraint
+
+
+@pytest.mark.parametrize("body", BODIES, ids=["schema", "regex", "lark", "gbnf"])
+def test_an_answer_that_is_to_be_json_thinks_first(body: pb.Constraint, tokenizer: Tokenizer) -> None:
+    constraint = around(body, tokenizer, [])
+    said, thought, _ = taken([drawn(constraint, tokenizer, f"{THOUGHT}<|channel|>final<|message|>", 1)])
+    assert list(json.loads(said)) == ["to"]
     assert thought == "hm, <x>\n"
-    kept = Constraint(constraint, tokenizer.words)
-    assert (kept.masks(tokenizer.encode(THOUGHT), []) == -1).all()
-    assert ChannelParts().thoughts(Tokenizer(bytes_tokenizer(), vocabulary=259)) is None
+
+
+@pytest.mark.parametrize("body", BODIES, ids=["schema", "regex", "lark", "gbnf"])
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "<|channel|>final json<|message|>",
+        "<|channel|>final <|constrain|>json<|message|>",
+        "<|channel|>final<|message|>no",
+        "<|channel|>commentary to=functions.go <|constrain|>json<|message|>",
+        "<|call|>",
+        "<|return|>",
+        "Well",
+    ],
+)
+def test_nothing_escapes_what_an_answer_is_to_be(escape: str, body: pb.Constraint, tokenizer: Tokenizer) -> None:
+    kept = Constraint(around(body, tokenizer, []), tokenizer.words)
+    begun = tokenizer.encode(THOUGHT)
+    for token in tokenizer.encode(escape):
+        bits = np.unpackbits(kept.masks(begun, [])[0].view(np.uint8), bitorder="little")
+        if not bits[token]:
+            return
+        begun.append(token)
+    pytest.fail("all of it may come")
+
+
+def test_tools_may_be_called_instead_of_the_answer_that_is_asked_for(tokenizer: Tokenizer) -> None:
+    constraint = around(BODIES[0], tokenizer, TOOLS)
+    call = "<|channel|>commentary to=functions.go <|constrain|>json<|message|>"
+    said, _, ((name, _),) = taken([drawn(constraint, tokenizer, THOUGHT + call + "{}", 1)])
+    assert (said, name) == ("", "go")
 
 
 def test_a_chat_from_template_to_parts(tokenizer: Tokenizer) -> None:

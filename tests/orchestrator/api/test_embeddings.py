@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from motley.orchestrator.api.openai import embeddings
 from motley.protocol.mesh_pb2 import Delta, Generate
 
 ASKED = {"model": "embedder", "input": "Hi"}
@@ -52,6 +54,34 @@ async def test_texts_and_tokens_in_both_encodings(mesh: Any, embedder: Any) -> N
         read = [np.frombuffer(base64.b64decode(each["embedding"]), "<f4").tolist() for each in body["data"]]
         assert read == vectors
     assert all(generate.embed for generate in embedder.generated)
+
+
+async def test_other_pooling_is_asked_anew_by_the_same_key(mesh: Any, embedder: Any) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    for pooling in ("mean", "last"):
+        for _ in range(2):
+            response = await mesh.http.post("/v1/embeddings", json=ASKED, headers=headers)
+            assert response.status == 200
+        (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+        assert (await mesh.call("DELETE", f"/api/sessions/{session['id']}"))[0] == 200
+        if pooling == "mean":
+            await mesh.serve(name="embedder", embeddings="last")
+    assert len(embedder.generated) == 2
+
+
+async def test_large_answers_are_written_beside_the_loop(
+    mesh: Any, embedder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, plain = [], embeddings._encoded
+
+    def told(*asked: Any) -> Any:
+        threads.append(threading.current_thread())
+        return plain(*asked)
+
+    monkeypatch.setattr(embeddings, "_encoded", told)
+    assert (await mesh.call("POST", "/v1/embeddings", ASKED))[0] == 200
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(

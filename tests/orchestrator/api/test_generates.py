@@ -369,6 +369,26 @@ def test_what_an_answer_must_be_arrives(fields: dict[str, Any], kind: str, text:
             chat(**{**fields, **other})
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "tools"),
+        ({"regex": "a+"}, "tools"),
+        ({"grammar": 'root ::= "a"'}, "tools"),
+        ({"ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_strict_tools_are_not_dropped_without_a_word(fields: dict[str, Any], param: str) -> None:
+    free, strict = ({"type": "function", "function": {"name": "go", "strict": own}} for own in (False, True))
+    chat(**fields, tools=[free])
+    chat(**fields, tools=[strict], tool_choice="none")
+    with pytest.raises(ApiError) as caught:
+        chat(**fields, tools=[free, {**strict, "function": {**strict["function"], "name": "stay"}}])
+    assert caught.value.param == param
+    with pytest.raises(ApiError, match="contradicts"):
+        chat(**fields, tools=[free], tool_choice="required")
+
+
 def test_codes_tell_kinds_of_refusal_apart() -> None:
     for fields, code in (
         ({"temprature": 1}, "unknown_parameter"),

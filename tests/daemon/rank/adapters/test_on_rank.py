@@ -150,6 +150,28 @@ def test_what_was_dropped_is_read_again_beside_the_steps(folder: Path, tmp_path:
     assert "has matrices" not in found(rank, more[0], "").trouble
 
 
+def test_what_was_dropped_while_others_read_is_read_again(folder: Path, tmp_path: Path) -> None:
+    rank, _ = a_rank(tmp_path)
+    others = [write_adapter(tmp_path / str(seed), MODEL, seed=seed) for seed in (5, 6, 7)]
+    name, *_ = (found(rank, "", str(each)).fingerprint for each in (folder, *others))
+    assert rank.do(LoadAdapter(name, 1)) == Moved(f"adapter {name[:12]} is not in memory any more")
+    while (answer := rank.do(FindAdapter("", str(folder), again=True))) == FoundAdapter("", pending=True):
+        pass
+    assert isinstance(answer, FoundAdapter)
+    assert answer.fingerprint == name
+    assert rank.do(LoadAdapter(name, 1)) == Moved()
+
+
+def test_a_file_for_which_there_is_no_room_is_not_read(folder: Path, tmp_path: Path) -> None:
+    rank, _ = a_rank(tmp_path)
+    with (folder / WEIGHTS).open("ab") as file:
+        file.truncate(1 << 40)
+    assert "there is room for" in found(rank, "", str(folder)).trouble
+    said = rank.do(WriteAdapter("a" * 64, 0, 1 << 40, b"x"))
+    assert isinstance(said, Moved)
+    assert "there is room for" in said.trouble
+
+
 def test_a_folder_that_never_answers_keeps_no_other_waiting(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
