@@ -72,7 +72,7 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
         folder = tickets_of(lease)
         name = await asyncio.to_thread(ticket.leave, folder)
         body = {
-            "name": "".join(letter if letter.isalnum() else "-" for letter in ticket.out.name)[:64] or "training",
+            "name": "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in ticket.out.name)[:64] or "training",
             "model": asked.model,
             "mode": asked.mode,
             "owner": owner,
@@ -122,17 +122,13 @@ async def follow_job(client: Client, number: str) -> dict[str, Any]:
                 console.print(escape(line), highlight=False)
             said = len(job["log"])
             show(job)
-            if job["ended"] and not (job["serve"] and job["state"] == "done" and not _is_served(job)):
+            is_to_be_served = job["serve"] and job["state"] == "done" and not (job["served_as"] or job["unserved"])
+            if job["ended"] and not is_to_be_served:
                 break
             await asyncio.sleep(POLL_S)
     if job["state"] != "done":
         raise CliError(f"job {job['id']}: {job['why']}")
     return job
-
-
-def _is_served(job: dict[str, Any]) -> bool:
-    """Whether it is known what has become of serving."""
-    return bool(job["served_as"]) or any("is not served" in line for line in job["log"])
 
 
 @contextmanager

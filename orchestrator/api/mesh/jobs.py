@@ -117,6 +117,7 @@ def _job_json(job: Job) -> dict[str, Any]:
         "epoch": job.epoch,
         "serve": asked.serve or None,
         "served_as": job.served_as or None,
+        "unserved": job.unserved or None,
         "result": job.result or None,
         "members": [
             {
