@@ -27,6 +27,7 @@ ExecStart={_quoted(python)} -m motley.cli.service.run
 {environment}Environment=PYTHONUNBUFFERED=1
 Restart=on-failure
 RestartSec=10
+KillMode=mixed
 KillSignal=SIGTERM
 TimeoutStopSec=60
 SuccessExitStatus=130

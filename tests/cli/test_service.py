@@ -22,7 +22,7 @@ def test_the_unit_of_systemd() -> None:
     lines = unit("/opt/my motley/100%/bin/python", '/srv/mot"ley').splitlines()
     assert 'ExecStart="/opt/my motley/100%%/bin/python" -m motley.cli.service.run' in lines
     assert 'Environment="MOTLEY_HOME=/srv/mot\\"ley"' in lines
-    assert {"Restart=on-failure", "SuccessExitStatus=130", "[Install]", "WantedBy=default.target"} <= set(lines)
+    assert {"Restart=on-failure", "KillMode=mixed", "SuccessExitStatus=130", "[Install]", "WantedBy=default.target"} <= set(lines)
     assert "MOTLEY_HOME" not in unit("/usr/bin/python3")
 
 

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import Holder, Lease
 from motley.daemon.node.settings import NodeSettings
@@ -126,6 +128,34 @@ async def test_a_device_that_somebody_takes_is_lost_and_had_again(tmp_path: Path
                 await lost.wait()
         assert node.file.read() == game, "it is left alone"
         assert "'game' has a lease" in reasons[-1]
+
+
+async def test_a_device_that_is_taken_while_ranks_make_way_is_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_in(tmp_path) as node:
+        busy, reasons = [("session", 0)], []
+        monkeypatch.setattr(node.leasing, "_on", lambda device: busy)
+
+        def hear(why: str) -> None:
+            reasons.append(why)
+            busy.clear()
+            node.file.give()  # the game ends, too
+
+        async def lend() -> None:
+            async with node.leasing.lent_to("training letters", "cpu", hear):
+                lease = node.file.read()
+                assert lease is not None
+                assert lease.holder.name == "training letters"
+
+        async with asyncio.timeout(DEADLINE_S):
+            lending = asyncio.create_task(lend())
+            while (lease := node.file.read()) is None:
+                await asyncio.sleep(0.02)
+            node.file.give()
+            node.file.take(lease.model_copy(update={"holder": Holder(name="game")}), 7200)
+            await lending
+        assert "'game' has a lease" in reasons[0]
 
 
 async def test_what_becomes_of_a_worker_between_two_stays_is_told_at_the_next(tmp_path: Path) -> None:
