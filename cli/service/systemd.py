@@ -47,6 +47,8 @@ def manager(python: str, lines: int) -> Manager:
     return Manager(
         configuration / "systemd" / "user" / NAME,
         unit(python, os.environ.get("MOTLEY_HOME", "")).encode(),
+        known=None,
+        end=(),
         start=(
             ("systemctl", "--user", "daemon-reload"),
             ("systemctl", "--user", "enable", NAME),

@@ -12,7 +12,7 @@ from motley.orchestrator.jobs.job import Issue, Job, Member, Mode, Place, Reques
 FORMAT = 2
 """Files of another format are not read."""
 _AS_THEY_ARE = (
-    *("id", "created", "why", "epoch", "given_up", "told_in", "log", "result"),
+    *("id", "created", "why", "epoch", "given_up", "told_in", "log", "said", "result"),
     *("ended", "served_as", "unserved"),
 )
 

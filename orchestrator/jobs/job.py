@@ -214,6 +214,8 @@ class Job:
     broken: float | None = None
     """When its chain broke, by the table's clock; None: it has not, in this epoch."""
     log: list[str] = field(default_factory=list)
+    said: int = 0
+    """Lines that the log has had, of which it keeps the latest."""
     result: dict[str, Any] = field(default_factory=dict)
     """What the leader has told at the end."""
     ended: float = 0.0
@@ -241,6 +243,7 @@ class Job:
     def say(self, line: str) -> None:
         """Add a line to the log."""
         self.log = [*self.log, line[:LINE]][-LINES:]
+        self.said += 1
 
     def begin(self, now: float) -> list[Order]:
         """Start all workers in a new epoch; those of the one before end by that."""
@@ -397,8 +400,8 @@ class Job:
         return [Order(node, JobOrder(job=self.id, forget=Empty())) for node in sorted(self.nodes)]
 
     def _tell_peers(self) -> list[Order]:
-        """Tell the leader where the others are: once it and each of them is there or given up, and from then on whenever
-        that changes. In a chain, tell all, and only when all are there."""
+        """Tell the leader where the others are: once it and each of them is there or given up, and from then on
+        whenever that changes. In a chain, tell all, and only when all are there."""
         chained = self.request.mode is Mode.CHAIN
         late = {Step.STARTING, Step.WAITING} | ({Step.AWAY} if chained else set())
         held_back = chained or self.told_in != self.epoch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.jobs.files import JobFileError, pack, read
-from motley.orchestrator.jobs.job import Job, Mode, Order, Papers, Place, Request, State
+from motley.orchestrator.jobs.job import Job, Mode, Order, Papers, Place, Request
 from motley.orchestrator.mesh.nodes import Node, NodeTable, what_became
 from motley.orchestrator.serving.adapters import Adapters
 from motley.orchestrator.serving.errors import ServingError, refusal

@@ -50,8 +50,8 @@ class Leader:
             layer.forward = self._stand_in(index)
 
     def step(self, rate: float, clip: float) -> float:
-        """Go a step at all ranks along the gradients, whose norm over all of them is clipped; returns that norm. If that is
-        no number, nobody goes."""
+        """Go a step at all ranks along the gradients, whose norm over all of them is clipped; returns that norm. If it
+        is no number, nobody goes."""
         self._tell_all({"do": "norm"})
         norm = sqrt(squared_norm(self._trained) + sum(receive(self._chain, rank) for rank in self._others))
         if not isfinite(norm):

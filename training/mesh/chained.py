@@ -207,8 +207,8 @@ class _Led:
 
 def place(peers: Mapping[int, Mapping[str, Any]], layers: int, weights: int) -> tuple[list[range], list[int]]:
     """Which layers there are in each part, and which rank has it: the leader the first, the others as a linear program
-    assigns them, so that the time of a step is least. Every rank loads the whole model before it frees the rest, so that
-    is what each must have room for.
+    assigns them, so that the time of a step is least. Every rank loads the whole model before it frees the rest, so
+    that is what each must have room for.
 
     Args:
         peers: by rank: its `node`, `memory_bytes` and `speed`.
@@ -218,7 +218,9 @@ def place(peers: Mapping[int, Mapping[str, Any]], layers: int, weights: int) -> 
         TrainingError: there are more ranks than layers, or nodes lack the memory.
     """
     need = RUNTIME_BYTES + 4 * weights
-    if lacking := [f"{each['node']} gives {each['memory_bytes']}" for each in peers.values() if each["memory_bytes"] < need]:
+    if lacking := [
+        f"{each['node']} gives {each['memory_bytes']}" for each in peers.values() if each["memory_bytes"] < need
+    ]:
         raise TrainingError(f"each node of a chain needs {need} bytes of memory for this model: {', '.join(lacking)}")
     others = sorted(rank for rank in peers if rank != LEADER)
     speeds = np.array([peers[rank]["speed"] for rank in others])

@@ -256,8 +256,8 @@ class _Owner:
             case "hello":
                 self._greet(member, peer, told)
             case "want":
-                data = self._weighing or self._data_for(peer)
                 at = size_of(told["at"])
+                data = self._weighing or self._data_for(peer)
                 say(self._messenger, member, {"do": "data", "at": at}, memoryview(data)[at : at + STRETCH])
             case "made" if peer.pending:
                 peer.report, peer.size, peer.parcel = report_of(told), size_of(told["size"]), bytearray()

@@ -93,7 +93,9 @@ class Leasing:
             lost = asyncio.Event()
             renewing = asyncio.create_task(self._renew(holder, device, waits, lost))
             try:
-                while not lost.is_set() and (self._course.state, self._course.device) != (State.LEASED, device):
+                while not lost.is_set():
+                    if (self._course.state, self._course.device) == (State.LEASED, device):
+                        break
                     await asyncio.sleep(POLL_S)
                 if not lost.is_set():
                     yield lost

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -77,7 +79,17 @@ def start(member: int, mode: str = "merge", **body: Any) -> pb.JobOrder:
     return pb.JobOrder(job=JOB, epoch=1, member=member, start=told)
 
 
-async def test_only_what_somebody_on_this_machine_wants_is_led_and_once(tmp_path: Path) -> None:
+async def test_only_what_somebody_on_this_machine_wants_is_led_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def replace_in_one_file_system(source: Path, place: Path) -> None:
+        if source.parent != place.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", replace_in_one_file_system)
     async with node_in(tmp_path) as node:
         await node.trainings.command(start(0))
         await node.until(lambda: len(node.said) == 1)
@@ -150,7 +162,9 @@ async def test_a_device_that_is_taken_while_ranks_make_way_is_waited_for_again(
 
         async with asyncio.timeout(DEADLINE_S):
             lending = asyncio.create_task(lend())
-            while (lease := node.file.read()) is None:
+            while True:
+                if (lease := node.file.read()) is not None:
+                    break
                 await asyncio.sleep(0.02)
             node.file.give()
             node.file.take(lease.model_copy(update={"holder": Holder(name="game")}), 7200)
