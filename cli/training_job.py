@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
         folder = tickets_of(lease)
         name = await asyncio.to_thread(ticket.leave, folder)
         body = {
-            "name": "".join(letter if letter.isalnum() else "-" for letter in ticket.out.name)[:64] or "training",
+            "name": re.sub("[^A-Za-z0-9]", "-", ticket.out.name)[:64] or "training",
             "model": asked.model,
             "mode": asked.mode,
             "owner": owner,
@@ -118,21 +119,18 @@ async def follow_job(client: Client, number: str) -> dict[str, Any]:
     with _bars() as show:
         while True:
             job = await client.call("GET", f"/api/jobs/{number}")
-            for line in job["log"][min(said, len(job["log"])) :]:
+            new = min(job["said"] - said, len(job["log"]))
+            for line in job["log"][len(job["log"]) - new :]:
                 console.print(escape(line), highlight=False)
-            said = len(job["log"])
+            said = job["said"]
             show(job)
-            if job["ended"] and not (job["serve"] and job["state"] == "done" and not _is_served(job)):
+            is_to_be_served = job["serve"] and job["state"] == "done" and not (job["served_as"] or job["unserved"])
+            if job["ended"] and not is_to_be_served:
                 break
             await asyncio.sleep(POLL_S)
     if job["state"] != "done":
         raise CliError(f"job {job['id']}: {job['why']}")
     return job
-
-
-def _is_served(job: dict[str, Any]) -> bool:
-    """Whether it is known what has become of serving."""
-    return bool(job["served_as"]) or any("is not served" in line for line in job["log"])
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from math import exp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.training.base import HubTokenizer, context_of, load_base, read_config, save_adapter, with_adapters
 from motley.training.errors import TrainingError, require_extra
 from motley.training.examples import IGNORED, Example, Examples, batch_of, deal, padded, read_examples
@@ -30,6 +31,8 @@ ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 """What a PEFT folder has."""
 HALF_SCALE = 1024.0
 """Gradients that pass through float16 are larger by this: small ones would vanish there."""
+MOST_LOSS = 700.0
+"""In nats; e to a greater power is no float any more."""
 _UNKNOWN_CONTEXT = 1024
 """Tokens, where neither the model nor anybody says how many it reads."""
 
@@ -89,7 +92,7 @@ def train(
     return Trained(
         folder=out,
         points=points,
-        perplexity=(exp(measured[0]), exp(measured[-1])) if measured else None,
+        perplexity=perplexity_of(measured),
         learnt=len(read.learnt),
         held_out=len(read.evaluated),
         cut=read.cut,
@@ -158,11 +161,16 @@ def train_on(
 
 
 def config_digest(model_folder: Path) -> str:
-    """What tells one model from another: its config, and its weight files' names and sizes."""
-    digest = sha256((model_folder / "config.json").read_bytes())
-    for file in sorted(model_folder.glob("*.safetensors")):
-        digest.update(f"{file.name} {file.stat().st_size}".encode())
-    return digest.hexdigest()
+    """What tells one model from another: its config, its weights' names and shapes, and some bytes of each.
+
+    Raises:
+        TrainingError: the folder has no config or no weights, or they cannot be read.
+    """
+    try:
+        with SafetensorsCheckpoint(model_folder) as checkpoint:
+            return checkpoint.fingerprint()
+    except CheckpointError as error:
+        raise TrainingError(str(error)) from error
 
 
 class _Training:
@@ -277,6 +285,13 @@ class _Training:
             self._optimiser.load_state_dict(kept["optimiser"])
         except (OSError, RuntimeError, ValueError, KeyError) as error:
             raise TrainingError(f"{folder}: the checkpoint cannot be read: {error}; remove it, and go on") from error
+
+
+def perplexity_of(losses: Sequence[float]) -> tuple[float, float] | None:
+    """The perplexity before and after, of the losses of what is held out; None: there are none, or it is no number."""
+    if not losses or not max(losses[0], losses[-1]) < MOST_LOSS:
+        return None
+    return exp(losses[0]), exp(losses[-1])
 
 
 def mean_loss(

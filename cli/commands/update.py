@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
@@ -18,6 +19,8 @@ from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import results, table
 from motley.protocol.release import PACKAGE, release
 
+_NUMBERS = re.compile(r"\d+(\.\d+)*")
+_DIGITS = re.compile(r"\d+")
 ELSEWHERE = f"pipx upgrade {PACKAGE}"
 """How other machines are updated, where nobody knows how Motley was installed."""
 
@@ -65,16 +68,18 @@ async def _versions(url: str, api_key: str) -> dict[str, str]:
     return {HERE: release(), ORCHESTRATOR: there["version"], **alive}
 
 
-def order(version: str) -> tuple[tuple[int, ...], bool]:
-    """What versions are sorted by: their numbers; a preview (``0.2.0rc1``) comes before what it is one of."""
-    numbers = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if digits:
-            numbers.append(int(digits))
-        if digits != part:
-            return tuple(numbers), False
-    return tuple(numbers), True
+def order(version: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+    """What versions are sorted by: their numbers, without zeros at the end; previews (``0.2.0.dev3``, ``0.2.0rc1``)
+    come before what they are of, what is mended in it (``0.2.0.post1``) after; what follows a ``+`` counts for nothing.
+    """
+    public = version.partition("+")[0]
+    release = _NUMBERS.match(public)
+    numbers = [int(each) for each in release[0].split(".")] if release else []
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    rest = public[release.end() :] if release else public
+    stage = {"": 0, ".dev": -2, ".post": 1}.get(_DIGITS.split(rest)[0], -1)
+    return tuple(numbers), stage, tuple(int(each) for each in _DIGITS.findall(rest))
 
 
 def how_to_update(prefix: str, python: str, source: str) -> str:

@@ -20,6 +20,8 @@ class Manager:
 
     Attributes:
         file: that describes it; `content` is what it says.
+        known: succeeds if the system knows the service; None: its file tells that.
+        end: end what runs of it now, before it is begun anew or stopped.
         start: begin it, now and whenever this user, or the machine, starts.
         stop: end it for good, before its file is removed.
         stopped: tell the system that the file is gone.
@@ -30,6 +32,8 @@ class Manager:
 
     file: Path
     content: bytes
+    known: Command | None
+    end: Sequence[Command]
     start: Sequence[Command]
     stop: Sequence[Command]
     stopped: Sequence[Command]
@@ -48,7 +52,8 @@ class Manager:
             self.file.write_bytes(self.content)
         except OSError as error:
             raise CliError(f"{self.file} cannot be written: {error}") from error
-        for command in self.start:
+        ending = self.end if self._is_known() else ()
+        for command in (*ending, *self.start):
             run(command)
 
     def uninstall(self) -> None:
@@ -59,11 +64,21 @@ class Manager:
         """
         if not self.file.exists():
             raise CliError(f"there is no service: {self.file} does not exist")
-        for command in self.stop:
+        stopping = (*self.end, *self.stop) if self._is_known() else ()  # somebody may have removed it by hand
+        for command in stopping:
             run(command)
         self.file.unlink()
         for command in self.stopped:
             run(command)
+
+    def _is_known(self) -> bool:
+        if self.known is None:
+            return True
+        try:
+            run(self.known)
+        except CliError:
+            return False
+        return True
 
 
 def run(command: Command) -> None:

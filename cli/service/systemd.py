@@ -27,6 +27,7 @@ ExecStart={_quoted(python)} -m motley.cli.service.run
 {environment}Environment=PYTHONUNBUFFERED=1
 Restart=on-failure
 RestartSec=10
+KillMode=mixed
 KillSignal=SIGTERM
 TimeoutStopSec=60
 SuccessExitStatus=130
@@ -46,6 +47,8 @@ def manager(python: str, lines: int) -> Manager:
     return Manager(
         configuration / "systemd" / "user" / NAME,
         unit(python, os.environ.get("MOTLEY_HOME", "")).encode(),
+        known=None,
+        end=(),
         start=(
             ("systemctl", "--user", "daemon-reload"),
             ("systemctl", "--user", "enable", NAME),

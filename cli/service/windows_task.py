@@ -72,11 +72,13 @@ def manager(python: str) -> Manager:
     return Manager(
         file,
         task(str(windowless), user).encode("utf-16"),
+        known=("schtasks", "/query", "/tn", NAME),
+        end=(("schtasks", "/end", "/tn", NAME),),
         start=(
             ("schtasks", "/create", "/tn", NAME, "/xml", str(file), "/f"),
             ("schtasks", "/run", "/tn", NAME),
         ),
-        stop=(("schtasks", "/end", "/tn", NAME), ("schtasks", "/delete", "/tn", NAME, "/f")),
+        stop=(("schtasks", "/delete", "/tn", NAME, "/f"),),
         stopped=(),
         state=("schtasks", "/query", "/tn", NAME, "/v", "/fo", "list"),
         logs=None,

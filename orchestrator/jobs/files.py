@@ -9,9 +9,12 @@ from typing import Any
 
 from motley.orchestrator.jobs.job import Issue, Job, Member, Mode, Place, Request, State, Step
 
-FORMAT = 1
+FORMAT = 2
 """Files of another format are not read."""
-_AS_THEY_ARE = ("id", "created", "why", "epoch", "given_up", "log", "result", "ended", "served_as")
+_AS_THEY_ARE = (
+    *("id", "created", "why", "epoch", "given_up", "told_in", "log", "said", "result"),
+    *("ended", "served_as", "unserved"),
+)
 
 
 class JobFileError(Exception):

@@ -20,6 +20,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import Any, NamedTuple
 
 from motley.protocol.mesh_pb2 import Credentials, Empty, JobEvent, JobOrder, JobPeer, JobPeers, JobProgress, JobStart
@@ -152,7 +153,7 @@ class Member:
         self.latest = self.latest | told | {"peak_bytes": peak}
         if "loss" not in told and "held_out" not in told:
             return
-        while self.curve and self.curve[-1]["step"] >= told["step"] and "loss" in told:
+        while self.curve and self.curve[-1]["step"] >= told["step"]:
             self.curve.pop()  # it died, and has gone back to its checkpoint
         if self.heard % self.stride == 0 or "held_out" in told:
             self.curve.append({name: told[name] for name in ("step", "loss", "held_out") if name in told})
@@ -162,10 +163,12 @@ class Member:
 
 
 def point(progress: JobProgress) -> dict[str, float]:
-    """A worker's progress as the API tells it; what it does not tell is left out."""
+    """A worker's progress as the API tells it; losses that it does not tell, or that are no numbers, are left out."""
     told = {"step": progress.step, "steps": progress.steps, "rate": progress.rate}
     told |= {"tokens_per_s": progress.tokens_per_s, "peak_bytes": progress.peak_bytes}
-    return told | {name: getattr(progress, name) for name in ("loss", "held_out") if progress.HasField(name)}
+    losses = {name: getattr(progress, name) for name in ("loss", "held_out") if progress.HasField(name)}
+    whole = {name: value if isfinite(value) else 0.0 for name, value in told.items()}
+    return whole | {name: value for name, value in losses.items() if isfinite(value)}
 
 
 class Order(NamedTuple):
@@ -206,20 +209,31 @@ class Job:
     """Nodes that are left out for good, and why."""
     away: set[str] = field(default_factory=set)
     """Nodes that are not in the mesh now."""
+    told_in: int = 0
+    """The latest epoch in which the leader was told where the others are."""
     broken: float | None = None
     """When its chain broke, by the table's clock; None: it has not, in this epoch."""
     log: list[str] = field(default_factory=list)
+    said: int = 0
+    """Lines that the log has had, of which it keeps the latest."""
     result: dict[str, Any] = field(default_factory=dict)
     """What the leader has told at the end."""
     ended: float = 0.0
     """Unix time; 0: it has not."""
     served_as: str = ""
     """The name under which the adapter is served; empty: it is not."""
+    unserved: str = ""
+    """Why it is not, although that was asked for; empty: it is, or that is not known yet."""
     _papers: Papers | None = None
 
     @property
     def runs(self) -> bool:
         return self.state is State.RUNNING
+
+    @property
+    def is_to_be_served(self) -> bool:
+        """Whether the adapter is still to be served, or it is not known yet what has become of that."""
+        return self.state is State.DONE and bool(self.request.serve) and not (self.served_as or self.unserved)
 
     @property
     def nodes(self) -> set[str]:
@@ -229,6 +243,7 @@ class Job:
     def say(self, line: str) -> None:
         """Add a line to the log."""
         self.log = [*self.log, line[:LINE]][-LINES:]
+        self.said += 1
 
     def begin(self, now: float) -> list[Order]:
         """Start all workers in a new epoch; those of the one before end by that."""
@@ -264,9 +279,13 @@ class Job:
             case "waits":
                 if member.why != event.waits:
                     self.say(f"{node} waits: {event.waits}")
-                if member.step is not Step.WAITING:
+                was = member.step
+                if was is not Step.WAITING:
                     member.step, member.since = Step.WAITING, now
                 member.why = event.waits
+                if was is Step.THERE:  # its device was taken, and its process is no more
+                    member.address = ""
+                    return self._tell_peers()
             case "listening":
                 member.step, member.since, member.address, member.why = Step.THERE, now, event.listening, ""
                 return self._tell_peers()
@@ -302,7 +321,14 @@ class Job:
         if not self.runs:
             return [Order(node, JobOrder(job=self.id, forget=Empty()))]
         orders: list[Order] = []
-        there = {event.member: event for event in held if event.epoch == self.epoch}
+        live = {number for number, each in enumerate(self.members) if each.node == node and not each.over}
+        there: dict[int, JobEvent] = {}
+        for event in held:
+            if event.epoch == self.epoch and event.member in live:
+                there[event.member] = event
+            else:  # it was left out, or another epoch began, while nobody could tell it
+                end = JobOrder(job=self.id, epoch=event.epoch, member=event.member, end=Empty())
+                orders.append(Order(node, end))
         for number, member in enumerate(self.members):
             if member.node != node or member.over:
                 continue
@@ -374,13 +400,16 @@ class Job:
         return [Order(node, JobOrder(job=self.id, forget=Empty())) for node in sorted(self.nodes)]
 
     def _tell_peers(self) -> list[Order]:
-        """Tell the leader where the others are, once it and each of them is there or given up; in a chain, tell all."""
+        """Tell the leader where the others are: once it and each of them is there or given up, and from then on
+        whenever that changes. In a chain, tell all, and only when all are there."""
         chained = self.request.mode is Mode.CHAIN
         late = {Step.STARTING, Step.WAITING} | ({Step.AWAY} if chained else set())
-        if any(each.step in late and (chained or not each.deaths) for each in self.members):
+        held_back = chained or self.told_in != self.epoch
+        if held_back and any(each.step in late and (chained or not each.deaths) for each in self.members):
             return []
         if self.members[LEADER].step is not Step.THERE:
             return []
+        self.told_in = self.epoch
         nowhere = Place(0, 0.0)
         peers = [
             JobPeer(
@@ -416,10 +445,11 @@ class Job:
 
 
 def _result(told: str) -> dict[str, Any]:
-    """What a leader tells at the end; nothing, if that is no JSON object."""
+    """What a leader tells at the end; nothing, if that is no JSON object, or has a number that JSON cannot write."""
     try:
         result = json.loads(told)
-    except ValueError:
+        json.dumps(result, allow_nan=False)
+    except (ValueError, RecursionError):
         return {}
     return result if isinstance(result, dict) else {}
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.jobs.files import JobFileError, pack, read
-from motley.orchestrator.jobs.job import Job, Mode, Order, Papers, Place, Request, State
+from motley.orchestrator.jobs.job import Job, Mode, Order, Papers, Place, Request
 from motley.orchestrator.mesh.nodes import Node, NodeTable, what_became
 from motley.orchestrator.serving.adapters import Adapters
 from motley.orchestrator.serving.errors import ServingError, refusal
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol.files import write_private
 from motley.protocol.mesh_pb2 import Empty, HeldRank, JobOrder, NodeMessage, OrchestratorMessage
+from motley.protocol.versions import trains
 
 TICK_S = 0.5
 KEEP_S = 5.0
@@ -74,7 +76,9 @@ class Jobs:
         Raises:
             ServingError: there is none.
         """
-        found = [job for job in self if job_id in (job.id, job.request.name)]
+        if job_id in self._jobs:
+            return self._jobs[job_id]
+        found = [job for job in self if job.request.name == job_id]
         if not found:
             raise refusal("job_not_found", f"there is no job {job_id!r}; `motley jobs ls` lists them")
         return found[-1]
@@ -136,7 +140,10 @@ class Jobs:
                 self._carry_out(job, job.on_node_lost(node.name, what_became(node.lost), self._clock()))
 
     async def watch(self) -> None:
-        """Notice passed deadlines, and write down what has changed, for ever."""
+        """Notice passed deadlines, and write down what has changed, for ever; first, take up what was to be served when
+        the orchestrator before this one ended."""
+        for job in self:
+            self._begin_serving(job, afresh=True)
         while True:
             await asyncio.sleep(TICK_S)
             try:
@@ -168,6 +175,9 @@ class Jobs:
         if node is None:
             there = ", ".join(sorted(each.name for each in self._nodes if each.alive)) or "none"
             raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
+        if not trains(node.protocol):
+            why = "its Motley is older than trainings on the mesh: `motley update` says how to update it"
+            raise refusal("cannot_train", f"node {name!r} cannot train: {why}", "nodes")
         if node.capabilities.cannot_train:
             raise refusal("cannot_train", f"node {name!r} cannot train: {node.capabilities.cannot_train}", "nodes")
         return node
@@ -180,25 +190,32 @@ class Jobs:
         if not job.runs and not job.ended:
             job.ended = time.time()
             _log.info("job %s (%s): %s %s", job.id, job.request.name, job.state, job.why)
-            if job.state is State.DONE and job.request.serve:
-                task = asyncio.create_task(self._serve(job))
-                self._serving.add(task)
-                task.add_done_callback(self._serving.discard)
+            self._begin_serving(job, afresh=False)
         if soon:
             self._write(job)
         else:
             self._unwritten.setdefault(job.id, self._clock() + KEEP_S)
 
-    async def _serve(self, job: Job) -> None:
+    def _begin_serving(self, job: Job, *, afresh: bool) -> None:
+        """Have the adapter served, if that was asked for and has not been tried to its end.
+
+        Args:
+            afresh: this orchestrator has just been started, so that the model's session may be still to come.
+        """
+        if job.is_to_be_served:
+            task = asyncio.create_task(self._serve(job, afresh))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, job: Job, afresh: bool) -> None:
         """Have the running session of the job's model know the adapter."""
         source = str(job.result.get("adapter", ""))
-        served = [each for each in self._sessions if each.alive and each.request.adapters]
-        session = next((each for each in served if job.request.model in (each.name, each.request.model)), None)
-        until = self._clock() + SERVE_S
-        while session is not None and session.alive and not session.answers:
+        session, until = self._session_of(job), self._clock() + SERVE_S
+        while (session is None and afresh) or (session is not None and session.alive and not session.answers):
             if self._clock() > until:  # it has not grown back on the devices that were lent
                 break
             await asyncio.sleep(TICK_S)
+            session = session or self._session_of(job)
         try:
             if session is None:
                 raise refusal("model_not_found", f"no session of {job.request.model!r} with room for adapters runs")
@@ -206,8 +223,14 @@ class Jobs:
             job.served_as = f"{session.name}:{added.name}"
             job.say(f"served as {job.served_as}")
         except ServingError as error:
-            job.say(f"the adapter is not served: {error.failure.message}. `motley adapters add` does it later")
+            job.unserved = error.failure.message
+            job.say(f"the adapter is not served: {job.unserved}. `motley adapters add` does it later")
         self._write(job)
+
+    def _session_of(self, job: Job) -> Session | None:
+        """A session of the job's model that takes adapters."""
+        served = [each for each in self._sessions if each.alive and each.request.adapters]
+        return next((each for each in served if job.request.model in (each.name, each.request.model)), None)
 
     def _forget(self, node: Node, number: str) -> None:
         self._control.send(node.id, OrchestratorMessage(job=JobOrder(job=number, forget=Empty())))

@@ -147,8 +147,8 @@ class NodeTable:
         """
         bandwidth = hello.capabilities.memory_bandwidth
         joins = set("+@") & set(hello.name)  # the names of a group; what is asked of a node, and its name
-        if not hello.name or not hello.name.isprintable() or len(hello.name) > 64 or joins:
-            what = "1 to 64 printable characters, none of them + or @"
+        if not hello.name or not hello.name.isprintable() or len(hello.name) > 64 or joins or hello.name in (".", ".."):
+            what = "1 to 64 printable characters, none of them + or @, and is not . or .."
             raise HelloError(f"a node's name has {what}, not {hello.name!r}; use --name")
         if not hello.address:
             raise HelloError("the Hello has no address under which other nodes reach this one")

@@ -4,7 +4,7 @@ import { ask, tellError } from "./dialogs.js";
 import { $, badge, call, colour, h, joined, morphList, plural, quiet, scaled, svg, swatch } from "./common.js";
 
 const MODES = { merge: "each machine trains alone, then adapters are merged", chain: "each machine has some layers" };
-const SHOWN = 5; // the latest ones
+const SHOWN = 5; // those that run, and then the latest ones
 
 /** A node's losses, from 0 up to the largest, over the steps. */
 function curve(node, points, steps) {
@@ -46,7 +46,9 @@ function jobCard(job) {
 
 export function drawJobs(jobs) {
   $("jobs-part").hidden = !jobs.length;
-  morphList($("jobs"), jobs.slice(-SHOWN).reverse().map(jobCard));
+  const latest = [...jobs].reverse();
+  const shown = [...latest.filter(({ state }) => state === "running"), ...latest.filter(({ state }) => state !== "running")];
+  morphList($("jobs"), shown.slice(0, SHOWN).map(jobCard));
 }
 
 /** Have the buttons of jobs do what they say; `refresh` shows what has become of it. */

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from motley.cli.service.manager import Manager
 from motley.cli.service.systemd import unit
 from motley.cli.service.windows_task import task
 from tests.e2e.processes import motley
@@ -22,7 +23,13 @@ def test_the_unit_of_systemd() -> None:
     lines = unit("/opt/my motley/100%/bin/python", '/srv/mot"ley').splitlines()
     assert 'ExecStart="/opt/my motley/100%%/bin/python" -m motley.cli.service.run' in lines
     assert 'Environment="MOTLEY_HOME=/srv/mot\\"ley"' in lines
-    assert {"Restart=on-failure", "SuccessExitStatus=130", "[Install]", "WantedBy=default.target"} <= set(lines)
+    assert {
+        "Restart=on-failure",
+        "KillMode=mixed",
+        "SuccessExitStatus=130",
+        "[Install]",
+        "WantedBy=default.target",
+    } <= set(lines)
     assert "MOTLEY_HOME" not in unit("/usr/bin/python3")
 
 
@@ -36,6 +43,43 @@ def test_the_task_of_windows() -> None:
     assert (told["ExecutionTimeLimit"], told["DisallowStartIfOnBatteries"]) == ("PT0S", "false")
     assert [each.text for each in top.iter(f"{SPACE}UserId")] == ["DEN\\anna"] * 2
     assert top.find(f"{SPACE}Triggers/{SPACE}LogonTrigger") is not None
+
+
+def test_what_the_system_does_not_know_is_not_ended(tmp_path: Path) -> None:
+    """As with a task of Windows: what runs is ended before it is begun anew, and one removed by hand is forgotten."""
+    known, told = tmp_path / "known", tmp_path / "told"
+
+    def does(python: str) -> list[str]:
+        return [
+            sys.executable,
+            "-c",
+            f"from pathlib import Path; known, told = map(Path, {[*map(str, (known, told))]}); {python}",
+        ]
+
+    def notes(word: str) -> list[str]:
+        return does(f"told.open('a').write('{word} ')")
+
+    manager = Manager(
+        tmp_path / "file",
+        b"",
+        known=does("known.stat()"),
+        end=[notes("end")],
+        start=[notes("start"), does("known.touch()")],
+        stop=[notes("stop")],
+        stopped=(),
+        state=(),
+        logs=None,
+        hint="",
+    )
+    manager.install()
+    manager.install()
+    manager.uninstall()
+    assert told.read_text() == "start end start end stop "
+    manager.install()
+    known.unlink()
+    manager.uninstall()
+    assert told.read_text() == "start end start end stop end start "
+    assert not manager.file.exists()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it is the service of Linux")

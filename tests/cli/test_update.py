@@ -26,8 +26,9 @@ def test_the_command_depends_on_how_it_was_installed(prefix: str, source: str, c
 
 
 def test_versions_are_in_order() -> None:
-    ordered = ["0.1.0", "0.2.0rc1", "0.2.0", "0.9.1", "0.10.0", "1.0"]
+    ordered = ["0.1.0", "0.2.0.dev3", "0.2.0rc1", "0.2.0", "0.2.0.post1", "0.9.1", "0.10.0", "1.0"]
     assert sorted(set(ordered), key=order) == ordered
+    assert order("1.0") == order("1.0.0") == order("1") == order("1.0.0+local.7")
 
 
 def test_a_shell_completes_commands() -> None:

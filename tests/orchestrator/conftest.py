@@ -152,6 +152,7 @@ class ScriptedNode:
     def __init__(self, name: str = "pc", memory: int = GB, bandwidth: float = 10e9, zone: str = "") -> None:
         self.name = name
         self.address = "127.0.0.1"
+        self.protocol = VERSION
         self.gpus_now: list[Gpu] = []
         self.capabilities = Capabilities(
             platform="linux",
@@ -203,7 +204,7 @@ class ScriptedNode:
                 await self._call.read()  # raises why it is not let in
             await self.send(
                 hello=Hello(
-                    protocol=VERSION,
+                    protocol=self.protocol,
                     version="0.1.0",
                     name=self.name,
                     address=self.address,

@@ -153,6 +153,8 @@ def test_a_colour_is_the_nodes_own() -> None:
         (hello(name="a\nb"), "1 to 64 printable"),
         (hello(name="pc+laptop"), "none of them"),
         (hello(name="me@pc"), "none of them"),
+        (hello(name="."), r"not \. or \.\."),
+        (hello(name=".."), r"not \. or \.\."),
         (hello(name="x" * 65), "1 to 64 printable"),
         (hello(address=""), "no address"),
         (hello(zone="attic\n"), "zone has up to 64 printable"),

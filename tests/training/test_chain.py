@@ -69,6 +69,56 @@ def test_what_crosses_comes_as_it_went() -> None:
             unpack(damaged)
 
 
+def test_each_node_has_one_part_and_memory_for_the_model() -> None:
+    from motley.training.dealing import RUNTIME_BYTES
+    from motley.training.mesh.chained import place
+
+    room = RUNTIME_BYTES + 4000
+    given = {0: 1.0, 1: 1.0, 2: 3.0, 3: 2.0}
+    peers = {rank: {"node": f"n{rank}", "memory_bytes": 10 * room, "speed": speed} for rank, speed in given.items()}
+    parts, ranks = place(peers, 7, 1000)
+    assert ranks == [0, 2, 3, 1], "the fastest of the others has the most layers, and nobody two parts"
+    assert [len(part) for part in parts] == [1, 3, 2, 1]
+    for short in (0, 2):
+        lacking = peers | {short: peers[short] | {"memory_bytes": room - 1}}
+        with pytest.raises(
+            TrainingError, match=f"needs {room} bytes of memory for this model: n{short} gives {room - 1}"
+        ):
+            place(lacking, 7, 1000)
+
+
+def test_a_chain_writes_over_its_own_adapter_alone(tmp_path: Path) -> None:
+    from motley.training.mesh.chained import _claim
+
+    adapter, mark, other = tmp_path / "out" / "adapter", tmp_path / "job" / "own", tmp_path / "other" / "own"
+    _claim(adapter, mark)
+    adapter.mkdir(parents=True)
+    _claim(adapter, mark)  # its last word was lost, and it begins anew
+    with pytest.raises(TrainingError, match="exists already"):
+        _claim(adapter, other)
+
+
+def test_a_chain_whose_loss_is_no_number_ends_before_anybody_goes_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from motley.training.chain import leader
+    from tests.training.chain_process import examples_of
+
+    class Scripted:
+        def __init__(self, norm: float) -> None:
+            self.norm = norm
+
+        def step(self, rate: float, clip: float) -> float:
+            return self.norm
+
+    for value, norm in ((float("nan"), 1.0), (1.0, float("inf"))):
+        loss = torch.tensor(value, requires_grad=True)
+        monkeypatch.setattr(leader, "summed_loss", lambda model, batch, loss=loss: loss * 1)
+        examples = examples_of(DATA_SEED, VOCABULARY)
+        with pytest.raises(TrainingError, match="step 1: the loss is no number"):
+            leader.lead(Scripted(norm), torch.nn.Module(), examples, SETTINGS)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="module")
 def chained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A folder with a random model of each family, and an adapter that a chain of three processes made of it; and what

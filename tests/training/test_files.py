@@ -3,11 +3,29 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from motley.training.errors import TrainingError, require_extra
 from motley.training.files import Checkpoints, Curve, Point, written_whole
 from motley.training.settings import Settings, agree, rate_at
+from motley.training.tensors import write_tensors
+from motley.training.training import config_digest
+
+
+def test_models_are_told_apart_by_their_weights(tmp_path: Path) -> None:
+    digests = set()
+    for value in (0.0, 1.0):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        with pytest.raises(TrainingError, match="no weights"):
+            config_digest(folder)
+        write_tensors(folder / "model.safetensors", {"weight": np.full((4, 4), value, np.float32)})
+        with pytest.raises(TrainingError, match=r"config\.json: cannot be read"):
+            config_digest(folder)
+        (folder / "config.json").write_text("{}")
+        digests.add(config_digest(folder))
+    assert len(digests) == 2
 
 
 def test_the_two_latest_checkpoints_are_kept(tmp_path: Path) -> None:

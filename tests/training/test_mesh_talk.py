@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.training.adapters import CONFIG, WEIGHTS
 from motley.training.errors import TrainingError
 from motley.training.examples import Example
+from motley.training.files import CURVE
 from motley.training.merging import How
-from motley.training.mesh.talk import heard, pack_examples, pack_files, unpack_examples, unpack_files
+from motley.training.mesh import owner
+from motley.training.mesh.order import WorkerOrder
+from motley.training.mesh.pipe import Pipe
+from motley.training.mesh.talk import (
+    MOST_BYTES,
+    NonsenseError,
+    heard,
+    pack_examples,
+    pack_files,
+    report_of,
+    size_of,
+    unpack_examples,
+    unpack_files,
+)
 from motley.training.mesh.ticket import Ticket
 from motley.training.settings import Settings
+from motley.transport import Messenger
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(-100, 1 << 40)), min_size=1), max_size=8))
@@ -55,6 +74,108 @@ def test_what_is_no_message_is_refused() -> None:
     for damaged in (b"", b"\x03" + bytes(7) + b"[1]", b"\xff" * 20):
         with pytest.raises(TrainingError, match="no message"):
             heard(memoryview(damaged))
+
+
+def test_a_report_is_an_object_with_losses_that_are_numbers() -> None:
+    report = {"steps": 3, "held_out": [2.0, 1]}
+    assert report_of({"report": report}) == report
+    nan = float("nan")
+    for damaged in (
+        None,
+        [],
+        {},
+        report | {"held_out": [nan, 1.0]},
+        report | {"held_out": [1e9, 1.0]},
+        report | {"x": nan},
+    ):
+        with pytest.raises(NonsenseError):
+            report_of({"report": damaged})
+    assert size_of(7) == 7
+    for wrong in (-1, MOST_BYTES + 1, 1.0, True, "1"):
+        with pytest.raises(NonsenseError):
+            size_of(wrong)
+
+
+class Scripted:
+    """A messenger that sends nothing, and tells who was dropped."""
+
+    def __init__(self) -> None:
+        self.connected: set[int] = set()
+        self.dropped: list[int] = []
+
+    def drop(self, peer: int, reason: str) -> None:
+        self.dropped.append(peer)
+
+
+class Said:
+    def say(self, **body: object) -> None: ...
+
+
+def owner_of(folder: Path, names: str) -> tuple[owner._Owner, Scripted]:
+    """An owner with a peer of each name, who has one example to learn."""
+    made = object.__new__(owner._Owner)
+    messenger = Scripted()
+    made._messenger, made._pipe = cast(Messenger, messenger), cast(Pipe, Said())
+    made._order = cast(WorkerOrder, SimpleNamespace(folder=folder))
+    made._weighing, made._loss = b"", None
+    made._peers = {number: owner._Peer(name, "host:1", range(1)) for number, name in enumerate(names, 1)}
+    return made, messenger
+
+
+def message(body: bytes = b"", **told: object) -> memoryview:
+    head = json.dumps(told).encode()
+    return memoryview(len(head).to_bytes(8, "little") + head + body)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [memoryview(b"")],
+        [message(do="hello")],
+        [message(do="want", at=-1)],
+        [message(do="made", size=1 << 40, report={"held_out": []})],
+        [message(do="made", size=9, report={"held_out": [1.0]})],
+        [message(do="made", size=4, report={"held_out": []}), message(b"12345", do="data", at=0)],
+        [message(do="made", size=4, report={"held_out": []}), message(b"1234", do="data", at=0)],
+        [message(do="made", size=4, report={"held_out": []}), message(do="data", at=0)],
+    ],
+)
+def test_a_peer_that_sends_nonsense_is_left_out_and_no_other(told: list[memoryview], tmp_path: Path) -> None:
+    made, messenger = owner_of(tmp_path, "ab")
+    peer, other = made._peers[1], made._peers[2]
+    for each in told:
+        made._hear_of(1, peer, each)
+    assert peer.out.startswith("it has sent what it must not")
+    assert (other.pending, peer.parcel) == (True, b"")
+    other.folder = tmp_path
+    made._hear_of(2, other, message(do="hello"))
+    assert (other.out, messenger.dropped) == ("", [2]), "its adapter has come, and counts"
+
+
+def test_an_adapter_lies_under_its_members_number(tmp_path: Path) -> None:
+    made, _ = owner_of(tmp_path, "a")
+    files = [tmp_path / name for name in (CONFIG, WEIGHTS, CURVE)]
+    for file in files:
+        file.write_bytes(b"x")
+    packed = pack_files(files)
+    made._hear_of(1, made._peers[1], message(do="made", size=len(packed), report={"held_out": []}))
+    made._hear_of(1, made._peers[1], message(packed, do="data", at=0))
+    assert made._peers[1].folder == tmp_path / "nodes" / "1"
+    assert (tmp_path / "nodes" / "1" / "adapter" / WEIGHTS).read_bytes() == b"x"
+
+
+def test_a_peer_whose_device_was_taken_is_waited_for_and_had_again(tmp_path: Path) -> None:
+    made, messenger = owner_of(tmp_path, "a")
+    peer = made._peers[1]
+    told = {"member": 1, "node": "a", "address": "", "left_out": "", "memory_bytes": 1, "speed": 1.0}
+    peer.out, peer.away_since = "the data's owner could not reach it", 1.0
+    made._place([told])
+    made._dial()
+    assert (peer.address, messenger.dropped) == ("", [1])
+    peer.away_since = 1.0  # long ago
+    made._place([told | {"address": "host:2"}])
+    assert (peer.out, peer.pending) == ("", True)
+    assert time.monotonic() - peer.away_since < 60.0
 
 
 def test_a_ticket_is_read_as_it_was_left(tmp_path: Path) -> None:

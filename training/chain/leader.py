@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 import torch
@@ -50,9 +50,12 @@ class Leader:
             layer.forward = self._stand_in(index)
 
     def step(self, rate: float, clip: float) -> float:
-        """Go a step at all ranks along the gradients, whose norm over all of them is clipped; returns that norm."""
+        """Go a step at all ranks along the gradients, whose norm over all of them is clipped; returns that norm. If it
+        is no number, nobody goes."""
         self._tell_all({"do": "norm"})
         norm = sqrt(squared_norm(self._trained) + sum(receive(self._chain, rank) for rank in self._others))
+        if not isfinite(norm):
+            return norm
         scale = min(1.0, clip / (norm + 1e-6))
         self._tell_all({"do": "step", "rate": rate, "scale": scale})
         walk(self._optimiser, self._trained, rate, scale)
@@ -171,6 +174,7 @@ def lead(
         begin_at: steps that were done before. Who has led all of them calls `Leader.end`.
 
     Raises:
+        TrainingError: losses are no numbers any more.
         motley.transport.TransportError: a rank is gone.
     """
     points = []
@@ -186,7 +190,8 @@ def lead(
             loss.backward()
             total += float(loss.detach())
         rate = rate_at(step, settings)
-        leader.step(rate, settings.clip)
+        if not isfinite(total) or not isfinite(leader.step(rate, settings.clip)):
+            raise TrainingError(f"step {step + 1}: the loss is no number any more; try a lower rate")
         points.append(Point(step + 1, total, rate, tokens=sum(len(example.tokens) for example in chosen)))
         told(points[-1])
     return points

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
-from math import exp
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,15 @@ from motley.training.mesh.pipe import Pipe
 from motley.training.mesh.ticket import Ticket, read_settings
 from motley.training.placement import assign
 from motley.training.settings import Settings
-from motley.training.training import config_digest, mean_loss, read_data
+from motley.training.training import config_digest, mean_loss, perplexity_of, read_data
 from motley.transport import Communicator, connect_mesh
 
 CONNECT_S = 120.0
 PEERS_S = 6 * 3600.0
 """The others may have to fetch the model, or to wait for their devices."""
 LOOK_S = 0.2
+OWN = "adapter-is-own"
+"""A file in the job's folder, once an adapter that stands in the ticket's `out` can only be the job's own."""
 
 
 class InOrder:
@@ -71,8 +74,7 @@ def take_part(order: WorkerOrder, pipe: Pipe) -> None:
     folder, ticket = order.model_folder, order.ticket
     data = None
     if ticket is not None:
-        if (ticket.out / "adapter").exists():
-            raise TrainingError(f"{ticket.out / 'adapter'} exists already: choose another --out")
+        _claim(ticket.out / "adapter", order.folder / OWN)
         data = read_data(folder, ticket.data, ticket.settings, held_out=ticket.held_out, template=ticket.template)
     with closing(order.listener()) as listener:
         pipe.say(listening=listener.port)
@@ -83,6 +85,20 @@ def take_part(order: WorkerOrder, pipe: Pipe) -> None:
                 _join(order, pipe, mesh)
             else:
                 _Led(order, ticket, pipe, mesh, peers).train(data.learnt, data.evaluated)
+
+
+def _claim(adapter: Path, mark: Path) -> None:
+    """See that the job may write its adapter; note that it may, so that it can begin anew after it was written.
+
+    Raises:
+        TrainingError: there is one of somebody else, or the disk is full.
+    """
+    if mark.exists():
+        return
+    if adapter.exists():
+        raise TrainingError(f"{adapter} exists already: choose another --out")
+    with written_whole(mark) as partial:
+        partial.touch()
 
 
 def _peers(pipe: Pipe) -> list[dict[str, Any]]:
@@ -137,7 +153,7 @@ class _Led:
         model = _model(self._order, settings)
         latest = self._checkpoints.latest()
         begin_at = 0 if latest is None else latest[0]
-        parts, ranks = self._place(len(decoder_layers(model)), sum(each.numel() for each in model.parameters()))
+        parts, ranks = place(self._peers, len(decoder_layers(model)), sum(each.numel() for each in model.parameters()))
         self._tell_parts(parts, ranks, begin_at)
         chain = InOrder(self._mesh, ranks)
         leader = Leader(chain, model, parts, settings.weight_decay)
@@ -165,30 +181,13 @@ class _Led:
         held_out = [point.held_out for point in points if point.held_out is not None]
         layers = {self._peers[rank]["node"]: [part.start, part.stop] for rank, part in zip(ranks, parts, strict=True)}
         report = {"adapter": str(ticket.out / "adapter"), "learnt": len(learnt), "held_out": len(evaluated)}
-        report["perplexity"] = [exp(held_out[0]), exp(held_out[-1])] if held_out else None
+        report["perplexity"] = perplexity_of(held_out)
         self._pipe.say(done=json.dumps(report | {"layers": layers}))
 
     def _add(self, point: Point, points: list[Point]) -> None:
         self._curve.add(point)
         points.append(point)
         self._pipe.progress(point, self._ticket.settings.steps)
-
-    def _place(self, layers: int, weights: int) -> tuple[list[range], list[int]]:
-        """Which layers there are in each part, and which rank has it: the leader the first, the others as a linear
-        program assigns them, so that the time of a step is least. Every rank loads the whole model before it frees the
-        rest, so that is what each must have room for.
-
-        Raises:
-            TrainingError: there are more ranks than layers, or a node lacks the memory.
-        """
-        others = sorted(rank for rank in self._peers if rank != LEADER)
-        speeds = np.array([self._peers[rank]["speed"] for rank in others])
-        free = np.array([float(self._peers[rank]["memory_bytes"]) for rank in others])
-        parts = cut(layers, [self._peers[LEADER]["speed"], *sorted(speeds, reverse=True)])
-        need = np.full(len(others), float(RUNTIME_BYTES + 4 * weights))
-        lengths = np.array([len(part) for part in parts[1:]])
-        chosen = assign(-lengths[:, None] / speeds[None, :], need, free)
-        return parts, [LEADER, *(others[index] for index in chosen)]
 
     def _tell_parts(self, parts: list[range], ranks: list[int], begin_at: int) -> None:
         """
@@ -204,6 +203,32 @@ class _Led:
             if receive(self._mesh, rank) != own:
                 node = self._peers[rank]["node"]
                 raise TrainingError(f"node {node!r} has other files of {self._order.model!r} than the data's owner")
+
+
+def place(peers: Mapping[int, Mapping[str, Any]], layers: int, weights: int) -> tuple[list[range], list[int]]:
+    """Which layers there are in each part, and which rank has it: the leader the first, the others as a linear program
+    assigns them, so that the time of a step is least. Every rank loads the whole model before it frees the rest, so
+    that is what each must have room for.
+
+    Args:
+        peers: by rank: its `node`, `memory_bytes` and `speed`.
+        weights: of the whole model with its adapters.
+
+    Raises:
+        TrainingError: there are more ranks than layers, or nodes lack the memory.
+    """
+    need = RUNTIME_BYTES + 4 * weights
+    if lacking := [
+        f"{each['node']} gives {each['memory_bytes']}" for each in peers.values() if each["memory_bytes"] < need
+    ]:
+        raise TrainingError(f"each node of a chain needs {need} bytes of memory for this model: {', '.join(lacking)}")
+    others = sorted(rank for rank in peers if rank != LEADER)
+    speeds = np.array([peers[rank]["speed"] for rank in others])
+    parts = cut(layers, [peers[LEADER]["speed"], *sorted(speeds, reverse=True)])
+    lengths = np.array([len(part) for part in parts[1:]])
+    room = np.ones(len(others))  # for one part each, as was seen above
+    chosen = assign(-lengths[:, None] / speeds[None, :], room, room)
+    return parts, [LEADER, *(others[index] for index in chosen)]
 
 
 def _read(folder: Any) -> State:

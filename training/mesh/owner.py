@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from math import exp
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
@@ -25,7 +24,18 @@ from motley.training.files import CURVE, written_whole
 from motley.training.merging import How
 from motley.training.mesh.order import WorkerOrder
 from motley.training.mesh.pipe import Pipe
-from motley.training.mesh.talk import STRETCH, heard, pack_examples, pack_files, say, unpack_files
+from motley.training.mesh.talk import (
+    STRETCH,
+    NonsenseError,
+    heard,
+    losses_of,
+    pack_examples,
+    pack_files,
+    report_of,
+    say,
+    size_of,
+    unpack_files,
+)
 from motley.training.mesh.ticket import Ticket
 from motley.training.training import Data, config_digest, read_data
 from motley.transport import Connected, Lost, Message, Messenger
@@ -173,7 +183,7 @@ class _Owner:
                     peer.dialling, peer.again_at = False, time.monotonic() + AGAIN_S
                     peer.away_since = peer.away_since or time.monotonic()
                 case Message(member, data):
-                    self._hear(member, peer, *heard(data))
+                    self._hear_of(member, peer, data)
         self._dial()
 
     def _place(self, told: list[dict[str, Any]]) -> None:
@@ -184,7 +194,7 @@ class _Owner:
             if each["address"] != peer.address:
                 self._messenger.drop(each["member"], "it begins anew")
                 peer.address, peer.dialling, peer.again_at = each["address"], False, 0.0
-                peer.away_since = peer.away_since or time.monotonic()
+                peer.away_since, peer.out = time.monotonic(), ""  # it is another worker, which may be reached
             if each["left_out"] and peer.folder is None and not peer.out:
                 peer.out = each["left_out"]
         if first:
@@ -200,13 +210,15 @@ class _Owner:
             dealt = deal_examples(len(self._learnt), able, need)
             for each in able:
                 if each.name not in dealt:
-                    why = f"training takes {need} bytes of memory, and it gives {each.free_bytes}"
+                    lacks = each.free_bytes < need
+                    memory = f"training takes {need} bytes of memory, and it gives {each.free_bytes}"
+                    why = memory if lacks else "by its speed, its part of the data is less than one"
                     self._pipe.say(says=f"{each.name} gets no examples: {why}")
             with written_whole(file) as partial:
                 partial.write_text(json.dumps({name: [own.start, own.stop] for name, own in dealt.items()}))
-        for peer in self._peers.values():
+        for member, peer in self._peers.items():
             peer.share = dealt.get(peer.node, range(0))
-            kept = self._order.folder / "nodes" / quote(peer.node, safe="")
+            kept = self._order.folder / "nodes" / str(member)
             if (kept / "report.json").is_file():
                 peer.folder, peer.report = kept, json.loads((kept / "report.json").read_bytes())
             elif peer.share:
@@ -225,25 +237,41 @@ class _Owner:
                 peer.dialling = True
                 self._messenger.connect(member, peer.address, DIAL_S)
 
+    def _hear_of(self, member: int, peer: _Peer, data: memoryview) -> None:
+        """Do what a worker wants; go on without it, if that is nonsense: the others are not to suffer from it."""
+        if peer.out:
+            return
+        try:
+            self._hear(member, peer, *heard(data))
+        except (NonsenseError, KeyError, TypeError, ValueError) as error:
+            if peer.folder is not None:  # what it was there for has come
+                self._messenger.drop(member, "it has sent what it must not")
+                return
+            peer.out, peer.parcel = f"it has sent what it must not: {type(error).__name__}: {error}", bytearray()
+            self._pipe.say(says=f"{peer.node} is left out: {peer.out}")
+            say(self._messenger, member, {"do": "leave", "why": peer.out})
+
     def _hear(self, member: int, peer: _Peer, told: dict[str, Any], body: bytes) -> None:
         match told["do"]:
             case "hello":
                 self._greet(member, peer, told)
             case "want":
+                at = size_of(told["at"])
                 data = self._weighing or self._data_for(peer)
-                at = told["at"]
                 say(self._messenger, member, {"do": "data", "at": at}, memoryview(data)[at : at + STRETCH])
             case "made" if peer.pending:
-                peer.report, peer.size, peer.parcel = told["report"], told["size"], bytearray()
+                peer.report, peer.size, peer.parcel = report_of(told), size_of(told["size"]), bytearray()
                 say(self._messenger, member, {"do": "want", "at": 0})
             case "data" if peer.pending and told["at"] == len(peer.parcel):
+                if not body or len(peer.parcel) + len(body) > peer.size:
+                    raise NonsenseError(f"{len(body)} bytes after {len(peer.parcel)} of {peer.size}")
                 peer.parcel += body
                 if len(peer.parcel) < peer.size:
                     say(self._messenger, member, {"do": "want", "at": len(peer.parcel)})
                 else:
                     self._keep(member, peer)
-            case "weighed":
-                self._loss = float(told["loss"])
+            case "weighed" if self._weighing:
+                (self._loss,) = losses_of([told["loss"]])
 
     def _greet(self, member: int, peer: _Peer, told: dict[str, Any]) -> None:
         if told["model"] != self._digest:
@@ -269,8 +297,11 @@ class _Owner:
 
     def _keep(self, member: int, peer: _Peer) -> None:
         """Write down an adapter that has come; its worker may end, unless it is the last, which is to evaluate."""
-        place = self._order.folder / "nodes" / quote(peer.node, safe="")
-        files = unpack_files(bytes(peer.parcel), (CONFIG, WEIGHTS, CURVE))
+        place = self._order.folder / "nodes" / str(member)
+        names = (CONFIG, WEIGHTS, CURVE)
+        files = unpack_files(bytes(peer.parcel), names)
+        if missing := [name for name in names if name not in files]:
+            raise NonsenseError(f"what has come lacks {', '.join(missing)}")
         with written_whole(place) as partial:
             (partial / "adapter").mkdir(parents=True)
             for name, content in files.items():

@@ -15,11 +15,19 @@ import numpy as np
 
 from motley.training.errors import TrainingError
 from motley.training.examples import I64, Example
+from motley.training.training import MOST_LOSS
 from motley.transport import Messenger
 from motley.transport.links.security import Stream
 
 STRETCH = 4 << 20
 _LENGTH = 8
+MOST_BYTES = 2 << 30
+"""No adapter is larger."""
+_REPORT_BYTES = 1 << 16
+
+
+class NonsenseError(TrainingError):
+    """Another worker has sent what it must not."""
 
 
 def say(messenger: Messenger, peer: int, told: dict[str, Any], body: bytes | memoryview = b"") -> None:
@@ -33,16 +41,54 @@ def heard(message: memoryview) -> tuple[dict[str, Any], bytes]:
     """A message of a peer, as `say` has sent it.
 
     Raises:
-        TrainingError: it is none.
+        NonsenseError: it is none.
     """
     length = int.from_bytes(message[:_LENGTH], "little")
     try:
         told = json.loads(bytes(message[_LENGTH : _LENGTH + length]))
     except (ValueError, RecursionError) as error:
-        raise TrainingError(f"another worker has sent what is no message: {error}") from error
+        raise NonsenseError(f"another worker has sent what is no message: {error}") from error
     if not isinstance(told, dict) or "do" not in told:
-        raise TrainingError("another worker has sent what is no message")
+        raise NonsenseError("another worker has sent what is no message")
     return told, bytes(message[_LENGTH + length :])
+
+
+def size_of(told: Any) -> int:
+    """A number of bytes that a peer has told.
+
+    Raises:
+        NonsenseError: it is none, or too large.
+    """
+    if type(told) is not int or not 0 <= told <= MOST_BYTES:
+        raise NonsenseError(f"a size of {told!r:.40} bytes; at most {MOST_BYTES} are taken")
+    return told
+
+
+def losses_of(told: Any) -> list[float]:
+    """Losses that a peer has told.
+
+    Raises:
+        NonsenseError: they are none, or not finite.
+    """
+    if not isinstance(told, list) or not all(type(each) in (int, float) and abs(each) < MOST_LOSS for each in told):
+        raise NonsenseError(f"losses {told!r:.80} that are no numbers, or too large")
+    return [float(each) for each in told]
+
+
+def report_of(told: dict[str, Any]) -> dict[str, Any]:
+    """What a peer reports of its training, in its message.
+
+    Raises:
+        NonsenseError: it is no object of JSON, is long, or has no losses before and after.
+    """
+    report = told.get("report")
+    try:
+        length = len(json.dumps(report, allow_nan=False))
+    except ValueError as error:
+        raise NonsenseError(f"a report that cannot be written: {error}") from error
+    if not isinstance(report, dict) or length > _REPORT_BYTES or len(losses_of(report.get("held_out"))) not in (0, 2):
+        raise NonsenseError("a report that is none")
+    return report
 
 
 def pack_examples(examples: Sequence[Example]) -> bytes:
@@ -56,7 +102,7 @@ def unpack_examples(data: bytes) -> list[Example]:
     """What `pack_examples` has written.
 
     Raises:
-        TrainingError: it is something else.
+        NonsenseError: it is something else.
     """
     try:
         values: I64 = np.frombuffer(data, np.int64)
@@ -66,7 +112,7 @@ def unpack_examples(data: bytes) -> list[Example]:
         if len(lengths) != count or (lengths < 0).any() or len(values) != 1 + count + 2 * total:
             raise ValueError("lengths that do not fit")
     except (ValueError, IndexError) as error:
-        raise TrainingError(f"what has come are no examples: {error}") from error
+        raise NonsenseError(f"what has come are no examples: {error}") from error
     cuts = np.cumsum(lengths)[:-1]
     tokens, labels = (np.split(values[at : at + total].copy(), cuts) for at in (1 + count, 1 + count + total))
     return [Example(*pair) for pair in zip(tokens, labels, strict=True)] if count else []
@@ -90,7 +136,7 @@ def unpack_files(data: bytes, names: Sequence[str]) -> dict[str, bytes]:
         names: those that may be among them.
 
     Raises:
-        TrainingError: it is something else.
+        NonsenseError: it is something else.
     """
     try:
         length = int.from_bytes(data[:_LENGTH], "little")
@@ -101,7 +147,7 @@ def unpack_files(data: bytes, names: Sequence[str]) -> dict[str, bytes]:
             found[name] = data[at : at + size]
             at += size
     except (ValueError, TypeError, RecursionError) as error:
-        raise TrainingError(f"what has come are no files: {error}") from error
+        raise NonsenseError(f"what has come are no files: {error}") from error
     return found
 
 

@@ -86,35 +86,37 @@ class Leasing:
         while True:
             try:
                 await asyncio.to_thread(self._lend, holder, device)
-                break
             except LeaseError as error:
                 waits(str(error))
                 await asyncio.sleep(LENT_S)
-        lost = asyncio.Event()
+                continue
+            lost = asyncio.Event()
+            renewing = asyncio.create_task(self._renew(holder, device, waits, lost))
+            try:
+                while not lost.is_set():
+                    if (self._course.state, self._course.device) == (State.LEASED, device):
+                        break
+                    await asyncio.sleep(POLL_S)
+                if not lost.is_set():
+                    yield lost
+                    return
+            finally:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+                with contextlib.suppress(LeaseError):
+                    lease = await asyncio.to_thread(self._file.read)
+                    if lease is not None and lease.holder.name == holder:
+                        await asyncio.to_thread(self._file.give, lease)
 
-        async def renew() -> None:
-            while not lost.is_set():
-                await asyncio.sleep(LENT_S)
-                try:
-                    await asyncio.to_thread(self._lend, holder, device)
-                except LeaseError as error:
-                    waits(str(error))
-                    lost.set()
-
-        renewing = asyncio.create_task(renew())
-        try:
-            while True:
-                if (self._course.state, self._course.device) == (State.LEASED, device):
-                    break
-                await asyncio.sleep(POLL_S)
-            yield lost
-        finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
-            with contextlib.suppress(LeaseError):
-                lease = await asyncio.to_thread(self._file.read)
-                if lease is not None and lease.holder.name == holder:
-                    await asyncio.to_thread(self._file.give, lease)
+    async def _renew(self, holder: str, device: str, waits: Callable[[str], None], lost: asyncio.Event) -> None:
+        """Prolong what is lent, until somebody else has it: then set `lost`."""
+        while not lost.is_set():
+            await asyncio.sleep(LENT_S)
+            try:
+                await asyncio.to_thread(self._lend, holder, device)
+            except LeaseError as error:
+                waits(str(error))
+                lost.set()
 
     def _lend(self, holder: str, device: str) -> None:
         """Take a lease for something of the mesh itself, or prolong it where it ends soon.

@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -29,6 +28,7 @@ from motley.daemon.node.workers.training_worker import SilentWorker, TrainingWor
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import join_address
 from motley.protocol.devices import CPU
+from motley.protocol.files import write_private
 
 LEADER = 0
 LAST = ("failed", "died", "done", "broke")
@@ -247,9 +247,11 @@ class Trainings:
         Raises:
             ValueError: nobody has.
         """
-        with contextlib.suppress(FileNotFoundError):
-            if _TICKET.fullmatch(name):
-                os.replace(self._tickets / f"{name}.json", kept)
+        left = self._tickets / f"{name}.json"
+        if _TICKET.fullmatch(name):
+            with contextlib.suppress(FileNotFoundError):
+                write_private(kept, left.read_bytes())  # it may be of another file system than the job's folder
+                left.unlink()
         try:
             ticket: dict[str, Any] = json.loads(kept.read_bytes())
         except FileNotFoundError:

@@ -72,10 +72,10 @@ class JobsApi:
         return web.json_response(_job_json(job), status=201)
 
     async def job(self, request: web.Request) -> web.Response:
-        """A job, with its log."""
+        """A job, with its log: the latest lines, and how many it has had in all."""
         _check_admin(request, "read a job's log")
         job = self._found(request)
-        return web.json_response({**_job_json(job), "log": job.log})
+        return web.json_response({**_job_json(job), "log": job.log, "said": job.said})
 
     async def stop(self, request: web.Request) -> web.Response:
         """End a job: workers end, and nodes remove what they have of it. What the owner's node has is left."""
@@ -117,6 +117,7 @@ def _job_json(job: Job) -> dict[str, Any]:
         "epoch": job.epoch,
         "serve": asked.serve or None,
         "served_as": job.served_as or None,
+        "unserved": job.unserved or None,
         "result": job.result or None,
         "members": [
             {

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import Holder, Lease
@@ -75,7 +79,17 @@ def start(member: int, mode: str = "merge", **body: Any) -> pb.JobOrder:
     return pb.JobOrder(job=JOB, epoch=1, member=member, start=told)
 
 
-async def test_only_what_somebody_on_this_machine_wants_is_led_and_once(tmp_path: Path) -> None:
+async def test_only_what_somebody_on_this_machine_wants_is_led_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def replace_in_one_file_system(source: Path, place: Path) -> None:
+        if source.parent != place.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", replace_in_one_file_system)
     async with node_in(tmp_path) as node:
         await node.trainings.command(start(0))
         await node.until(lambda: len(node.said) == 1)
@@ -126,6 +140,36 @@ async def test_a_device_that_somebody_takes_is_lost_and_had_again(tmp_path: Path
                 await lost.wait()
         assert node.file.read() == game, "it is left alone"
         assert "'game' has a lease" in reasons[-1]
+
+
+async def test_a_device_that_is_taken_while_ranks_make_way_is_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_in(tmp_path) as node:
+        busy, reasons = [("session", 0)], []
+        monkeypatch.setattr(node.leasing, "_on", lambda device: busy)
+
+        def hear(why: str) -> None:
+            reasons.append(why)
+            busy.clear()
+            node.file.give()  # the game ends, too
+
+        async def lend() -> None:
+            async with node.leasing.lent_to("training letters", "cpu", hear):
+                lease = node.file.read()
+                assert lease is not None
+                assert lease.holder.name == "training letters"
+
+        async with asyncio.timeout(DEADLINE_S):
+            lending = asyncio.create_task(lend())
+            while True:
+                if (lease := node.file.read()) is not None:
+                    break
+                await asyncio.sleep(0.02)
+            node.file.give()
+            node.file.take(lease.model_copy(update={"holder": Holder(name="game")}), 7200)
+            await lending
+        assert "'game' has a lease" in reasons[0]
 
 
 async def test_what_becomes_of_a_worker_between_two_stays_is_told_at_the_next(tmp_path: Path) -> None:

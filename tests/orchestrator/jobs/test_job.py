@@ -141,6 +141,43 @@ def test_a_device_that_somebody_else_has_is_waited_for_and_told() -> None:
     assert bodies(tell(job, 2, listening="host")) == [("a", LEADER, "peers")]
 
 
+def test_a_device_that_is_taken_is_told_to_the_leader_and_so_is_where_its_worker_is_after() -> None:
+    job = begun()
+    all_listen(job)
+    (told,) = tell(job, 2, waits="'game' has a lease")
+    assert [each.address for each in told.order.peers.peers] == ["host:1", "", "host:3"]
+    assert tell(job, 2, waits="'game' has a lease for longer") == []
+    (told,) = tell(job, 3, listening="again:3")
+    addresses = [each.address for each in told.order.peers.peers]
+    assert addresses == ["host:1", "", "again:3"], "who waits holds no news of others back"
+    (told,) = tell(job, 2, listening="again:2")
+    assert [each.address for each in told.order.peers.peers] == ["host:1", "again:2", "again:3"]
+
+
+def test_what_a_node_holds_for_nothing_is_ended_as_it_comes_back() -> None:
+    job = begun()
+    all_listen(job)
+    job.on_node_lost("b", "is lost", 2.0)
+    job.on_time(30.0)
+    assert job.members[2].step is Step.LEFT_OUT
+    old = JobEvent(job=job.id, epoch=job.epoch - 1, member=3, listening="b:3")
+    orders = job.on_node_back("b", [event(job, 2, listening="b:2"), old], 31.0)
+    assert bodies(orders) == [("b", 2, "end"), ("b", 3, "end")]
+    assert [each.order.epoch for each in orders] == [job.epoch, job.epoch - 1]
+
+
+def test_what_is_no_number_is_not_told() -> None:
+    member = Member("a")
+    infinite = float("inf")
+    member.hear(JobProgress(step=1, steps=9, loss=float("nan"), held_out=2.0, tokens_per_s=infinite))
+    assert member.latest == {"step": 1, "steps": 9, "rate": 0, "tokens_per_s": 0, "peak_bytes": 0, "held_out": 2.0}
+    for told in ('{"perplexity": [NaN, 1]}', '{"perplexity": 1e999}', "[" * 100_000, "[]", "{"):
+        job = begun()
+        all_listen(job)
+        tell(job, LEADER, done=told)
+        assert (job.state, job.result) == (State.DONE, {})
+
+
 def test_a_chain_begins_anew_without_who_is_gone() -> None:
     job = begun(Mode.CHAIN, ("b", "c"))
     all_listen(job)
@@ -180,6 +217,8 @@ def test_a_curve_is_thinned_out_and_goes_back_with_its_training() -> None:
     member.hear(JobProgress(step=2000, steps=3000, loss=0.5))
     assert all(before["step"] < after["step"] for before, after in zip(member.curve, member.curve[1:], strict=False))
     assert member.latest["step"] == 2000
+    member.hear(JobProgress(step=0, steps=3000, held_out=3.0))
+    assert [each["step"] for each in member.curve] == [0], "it has no checkpoint, and begins at the beginning"
 
 
 def test_a_job_is_what_it_was_when_it_was_written_down() -> None:
