@@ -12,7 +12,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.shown.show import results, table
-from motley.cli.typed.options import Cache
+from motley.cli.typed.node_options import Cache
 from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
 from motley.cli.shown.show import console, results
-from motley.cli.typed.options import Cache, DataPorts, parse_ports
+from motley.cli.typed.node_options import Cache, DataPorts, parse_ports
 
 DIAL_S = 3.0
 """The port where nodes join answers within this."""

@@ -10,7 +10,7 @@ import typer
 
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console
-from motley.cli.typed.options import (
+from motley.cli.typed.node_options import (
     Advertise,
     Cache,
     CacheLimit,

@@ -17,7 +17,7 @@ from rich.markup import escape
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, results
-from motley.cli.typed.options import (
+from motley.cli.typed.node_options import (
     Advertise,
     Cache,
     CacheLimit,

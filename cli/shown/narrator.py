@@ -10,7 +10,7 @@ from collections.abc import Callable
 from rich.markup import escape
 
 from motley.cli.shown.show import console, loading_bars
-from motley.cli.typed.options import LogFormat
+from motley.cli.typed.node_options import LogFormat
 from motley.daemon.machine.json_log import VARIABLE, JsonLog
 from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.node.app import Observer

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from motley.cli.shown.narrator import NodeLog, narrator, start_log
-from motley.cli.typed.options import LogFormat
+from motley.cli.typed.node_options import LogFormat
 from motley.daemon.machine.json_log import VARIABLE
 from motley.protocol import mesh_pb2 as pb
 

@@ -11,7 +11,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.shown.show import results, table
-from motley.cli.typed.options import Cache, Models
+from motley.cli.typed.node_options import Cache, Models
 from motley.orchestrator.known_models.names import source_of
 from motley.protocol.wording import counted, short_bytes
 
