@@ -17,18 +17,17 @@ from motley.cli.commands.bench.device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench.drafts import DRAFTS_EXAMPLE, drafts
 from motley.cli.commands.bench.forecast import FORECAST_EXAMPLE, forecast
 from motley.cli.commands.bench.parts import PARTS_EXAMPLE, parts
+from motley.cli.commands.bench.quantisation import QUANTISATION_EXAMPLE, quantisation
 from motley.cli.commands.bench.reading import READING_EXAMPLE, reading
 from motley.cli.commands.bench.serve import SERVE_EXAMPLE, serve
 from motley.cli.commands.bench.staged import StageLayers, parse_stage_layers
 from motley.cli.commands.bench.tables import (
     show_cache_formats,
     show_drift,
-    show_foresight,
     show_latency,
     show_moe,
     show_sweep,
     show_throughput,
-    show_weight_errors,
     show_wire_formats,
 )
 from motley.cli.commands.bench.train import TRAIN_EXAMPLE, train
@@ -71,6 +70,7 @@ bench.command(epilog=ADAPTERS_EXAMPLE)(adapters)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
 bench.command(epilog=FORECAST_EXAMPLE)(forecast)
 bench.command(epilog=PARTS_EXAMPLE)(parts)
+bench.command(epilog=QUANTISATION_EXAMPLE)(quantisation)
 bench.command(epilog=READING_EXAMPLE)(reading)
 bench.command(epilog=TRAIN_EXAMPLE)(train)
 
@@ -388,30 +388,6 @@ def precision(
     else:
         show_drift(drift)
         show_cache_formats(caches)
-
-
-@bench.command(epilog="Example: motley bench quantisation --model ./tinyllama --json")
-def quantisation(
-    model: Annotated[
-        Path | None, typer.Option(help="Model folder or file, to see how well it foresees a text.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
-    """Error of weights in int8 and int4; with --model, what that does to how well the model foresees a text."""
-    from motley.bench.measurements.quantisation import measure_foresight, measure_weight_errors
-    from motley.daemon.weights.hub import resolve
-
-    errors, found = measure_weight_errors(), []
-    if model is not None:
-        with console.status("reading") as status:
-            folder = resolve(str(model), None)
-            found = measure_foresight(folder, lambda done, total: status.update(f"layer {done} of {total}"))
-    if as_json:
-        print(json.dumps({"weights": [asdict(row) for row in errors], "text": [asdict(row) for row in found]}))
-        return
-    show_weight_errors(errors)
-    if found:
-        show_foresight(found)
 
 
 @bench.command(epilog="Example: motley bench report --readme docs/benchmarks.md")

@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 
 from motley.daemon.rank.scheduling.client import Client
+from motley.daemon.rank.scheduling.plan import Part, Plan
 from motley.daemon.rank.scheduling.request import Request
-from motley.daemon.rank.scheduling.schedule import Part, Plan
 from motley.daemon.rank.steps import SpanPlan, Step
 from motley.daemon.sampling.choice import initial_want
 

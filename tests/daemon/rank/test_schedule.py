@@ -8,8 +8,9 @@ from itertools import count
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.guessing.drafts import PROBE, Lookup
 from motley.daemon.rank.scheduling.pace import Pace
+from motley.daemon.rank.scheduling.plan import Plan
 from motley.daemon.rank.scheduling.request import Request
-from motley.daemon.rank.scheduling.schedule import Plan, Schedule
+from motley.daemon.rank.scheduling.schedule import Schedule
 
 ARRIVALS = count()
 
