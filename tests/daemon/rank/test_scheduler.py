@@ -119,8 +119,9 @@ class Engine:
         self.steps.append(list(spans))
         if self.given is not None:
             self.given.fill(np.nan)
-        if self.holder is not None and len(self.steps) > self.holder.steps:
+        if self.holder is not None and len(self.steps) > self.holder.steps and not self.holder.lost:
             self.holder.lost = "a power cut"
+            self.states = {at: state for at, state in self.states.items() if at >= self.blocks.slots}
             self.held[self.blocks.count :] = 7
         written: list[tuple[int, int]] = []
         logits: list[F32] = []
@@ -138,7 +139,8 @@ class Engine:
             end = span.position + span.rows
             tokens = self.held[span.blocks].reshape(-1)[:end].tolist()
             assert not {-1, -2} & {*tokens}
-            if self.recurrent and not (self.holder and self.holder.lost):  # else the step counts for nothing
+            lost = self.holder is not None and self.holder.lost and span.position and span.slot not in self.states
+            if self.recurrent and not lost:  # else the step counts for nothing
                 self._recur(span, tokens)
             for position in range(span.position, end) if self.blocks.windowed else ():
                 assert span.windowed is not None
