@@ -428,7 +428,7 @@ class Schedule:
         guesses = []
         spare = self._rows - len(answered)
         for request, own, number in zip(answered, found, numbers, strict=True):
-            number = min(number, spare, request.longest - len(request.tokens) - 1)
+            number = max(0, min(number, spare, request.longest - len(request.tokens) - 1))
             lacking = self._needed(len(request.tokens) + number) - len(request.blocks)
             if lacking > 0 and (taken := self._store.take(lacking)) is not None:
                 request.blocks += taken

@@ -107,3 +107,17 @@ def test_when_the_one_that_computes_the_same_goes_the_next_one_does_it() -> None
     for _ in zip(steps, range(30), strict=False):
         pass
     assert third.cached == 496
+
+
+def test_a_text_that_is_only_read_gets_no_guesses() -> None:
+    """An embedding's, whose last token is left for a step of its own, and which repeats itself."""
+    schedule = Schedule(BlockStore(100, 5), Pace(16, False), sequences=1, spans=1, rows=16)
+    request = Request(0, [7] * 17, 17, 17, lookup=Lookup())
+    schedule.add(request)
+    computed = 0
+    while request.left:
+        plan = schedule.next()
+        assert [part.guesses for part in plan.parts] == [0]
+        schedule.computed(plan, 0.01)
+        computed += plan.rows
+    assert computed == 17
