@@ -73,12 +73,15 @@ class Schedule:
     ) -> None:
         """
         Args:
-            store: of all cache blocks; those of a single request of any length are enough for it. sequences: requests
-            that may be active at a time. spans: requests that may share a step. rows: that a step may have, at least as
-            many as there may be requests in it. drafting: when to ask a draft model; None: there is none. waves: steps
-            that may be under way at a time. adapters: slots of these. states: the model keeps recurrent states of
-            sequences, or embeddings are made of all their rows, so no row may
-                be computed twice; states are remembered now and then. None: neither.
+            store: of all cache blocks; those of a single request of any length are enough for it.
+            sequences: requests that may be active at a time.
+            spans: requests that may share a step.
+            rows: that a step may have, at least as many as there may be requests in it.
+            drafting: when to ask a draft model; None: there is none.
+            waves: steps that may be under way at a time.
+            adapters: slots of these.
+            states: the model keeps recurrent states of sequences, which are remembered now and then, or embeddings are
+                made of all their rows: so none may be computed twice. None: neither.
         """
         self.waiting: deque[Request] = deque()
         self.active: list[Request] = []
