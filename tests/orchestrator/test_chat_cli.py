@@ -68,6 +68,13 @@ if sys.platform != "win32":
             before, _, self._shown = self._shown.partition(text)
             return before
 
+        async def ends(self) -> int:
+            """Press Ctrl-D where the chat reads a line: before, the terminal itself would take it and lose it. Its exit status."""
+            await self.shows("> ")
+            self.type(CTRL_D)
+            async with asyncio.timeout(DEADLINE_S):
+                return await self.process.wait()
+
         def _read(self) -> None:
             try:
                 self._shown += os.read(self._end, 65536).decode(errors="replace")
@@ -133,7 +140,7 @@ if sys.platform != "win32":
             await terminal.shows("On and on")
             terminal.type(CTRL_C)
             await terminal.shows("(stopped)")
-            await chatty.cancelled.get()
+            await asyncio.wait_for(chatty.cancelled.get(), DEADLINE_S)
             terminal.type(f"/save {tmp_path / 'chat.json'}\n")
             await terminal.shows("2 answers written")
             terminal.type("/system Be long.\n/retry\n")
@@ -148,10 +155,10 @@ if sys.platform != "win32":
             await terminal.shows("there is no /dance; /help shows what there is")
             terminal.type("/clear\n/retry\n")
             await terminal.shows("nothing was asked yet")
+            await terminal.shows("> ")
             terminal.type(CTRL_C)
             await terminal.shows("(Ctrl-D or /quit ends the chat)")
-            terminal.type(CTRL_D)
-            assert await terminal.process.wait() == 0
+            assert await terminal.ends() == 0
         saved = json.loads((tmp_path / "chat.json").read_text("utf-8"))["messages"]
         said = [("user", "Hi"), ("assistant", "Hello, world"), ("user", "More \nof it"), ("assistant", "On and on")]
         assert [(each["role"], each["content"]) for each in saved] == [("system", "Be brief."), *said]
