@@ -29,7 +29,7 @@ EXPECTED = {
     "motley.daemon.weights.share_file.ShareFileError",
     "motley.plugins.engine.EngineError",
     "motley.daemon.node.workers.worker.WorkerError",
-    "motley.orchestrator.api.certificate.CertificateError",
+    "motley.orchestrator.api.access.certificate.CertificateError",
     "motley.orchestrator.app.OrchestratorError",
     "motley.orchestrator.trust.identity.IdentityError",
     "motley.orchestrator.planning.placement.terms.PlacementError",

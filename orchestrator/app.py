@@ -16,14 +16,14 @@ import grpc
 import grpc.aio
 from aiohttp import web
 
+from motley.orchestrator.api.access.callers import Callers
+from motley.orchestrator.api.access.certificate import ApiCertificate
+from motley.orchestrator.api.access.cors import Cors, check_origin
+from motley.orchestrator.api.access.door import IDLE_S, Door
+from motley.orchestrator.api.access.guard import Guard
 from motley.orchestrator.api.anthropic.routes import AnthropicApi
 from motley.orchestrator.api.asking import Asking
-from motley.orchestrator.api.callers import Callers
-from motley.orchestrator.api.certificate import ApiCertificate
-from motley.orchestrator.api.cors import Cors, check_origin
-from motley.orchestrator.api.door import IDLE_S, Door
 from motley.orchestrator.api.errors import errors_as_json
-from motley.orchestrator.api.guard import Guard
 from motley.orchestrator.api.mesh.access import AccessApi
 from motley.orchestrator.api.mesh.adapters import AdaptersApi
 from motley.orchestrator.api.mesh.experts import ExpertsApi

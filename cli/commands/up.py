@@ -156,7 +156,7 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.daemon.node.joining.membership import forget
-    from motley.orchestrator.api.certificate import AUTHORITY
+    from motley.orchestrator.api.access.certificate import AUTHORITY
     from motley.orchestrator.app import Orchestrator
     from motley.orchestrator.traces import export_traces
 

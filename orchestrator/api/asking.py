@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from motley.orchestrator.adapters import NamedAdapter, listed, served_name
+from motley.orchestrator.api.access.guard import CALLER
 from motley.orchestrator.api.again import digest_of, idempotency_key, last_event
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.api.request_id import request_id
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.answering.requests import Answers, Requests

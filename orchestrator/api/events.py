@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from motley.orchestrator.api.slow_clients import Patience, finish
+from motley.orchestrator.api.access.slow_clients import Patience, finish
 
 COMMENT_S = 10.0
 """A stream on which nothing was written for so long gets a comment, so that no proxy takes it for dead."""

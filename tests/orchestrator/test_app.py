@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from motley.orchestrator.api.certificate import CertificateError
+from motley.orchestrator.api.access.certificate import CertificateError
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig, OrchestratorError
 from motley.transport.certificates import Authority
 

@@ -69,7 +69,7 @@ if sys.platform != "win32":
             return before
 
         async def ends(self) -> int:
-            """Press Ctrl-D where the chat reads a line: before, the terminal itself would take it and lose it. Its exit status."""
+            """Press Ctrl-D where the chat reads a line, as before the terminal would lose it; its exit status."""
             await self.shows("> ")
             self.type(CTRL_D)
             async with asyncio.timeout(DEADLINE_S):

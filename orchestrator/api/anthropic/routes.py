@@ -9,13 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
+from motley.orchestrator.api.access.slow_clients import Patience, give
 from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES, generate_of, prompt_of
 from motley.orchestrator.api.anthropic.schema import MessagesRequest
 from motley.orchestrator.api.asking import Asking, Given
 from motley.orchestrator.api.errors import ANTHROPIC, ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.schema import read, read_json
-from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.errors import ServingError
 from motley.protocol.mesh_pb2 import CallPiece, Delta
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import Field, TypeAdapter
 
+from motley.orchestrator.api.access.guard import CALLER
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.api.schema import Body, read, read_json
 from motley.orchestrator.control import Control
 from motley.orchestrator.mesh.nodes import NodeTable

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import Field, TypeAdapter
 
+from motley.orchestrator.api.access.guard import CALLER
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.jobs.job import Job, Mode, Request
 from motley.orchestrator.jobs.running import Jobs

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import AfterValidator, Field, TypeAdapter
 
+from motley.orchestrator.api.access.guard import CALLER
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.guard import CALLER
 from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node, NodeTable

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from pydantic import BeforeValidator, Field, TypeAdapter
 
+from motley.orchestrator.api.access.slow_clients import give
 from motley.orchestrator.api.asking import Asking
 from motley.orchestrator.api.openai.schema import MAX_ANSWERS, TokenIds, prompt_or_list, several_prompts
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json, refuse
-from motley.orchestrator.api.slow_clients import give
 from motley.protocol import mesh_pb2 as pb
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from aiohttp import web
 
+from motley.orchestrator.api.access.slow_clients import Patience, give
 from motley.orchestrator.api.asking import Asking, Served
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
 from motley.orchestrator.api.schema import read_json
-from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.answering.requests import Answers
 from motley.orchestrator.serving.errors import ServingError, unready
 from motley.orchestrator.sessions.table import SessionTable

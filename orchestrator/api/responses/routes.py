@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from motley.orchestrator.api.access.slow_clients import Patience, give
 from motley.orchestrator.api.asking import Asking, Given
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
@@ -17,7 +18,6 @@ from motley.orchestrator.api.openai.routes import chat_logprobs
 from motley.orchestrator.api.responses.generates import RESPONSE, generate_of
 from motley.orchestrator.api.responses.schema import ResponseRequest
 from motley.orchestrator.api.schema import read, read_json
-from motley.orchestrator.api.slow_clients import Patience, give
 from motley.orchestrator.serving.errors import ServingError
 from motley.protocol.mesh_pb2 import CallPiece, Delta
 

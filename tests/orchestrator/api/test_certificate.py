@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from motley.orchestrator.api.certificate import ApiCertificate
+from motley.orchestrator.api.access.certificate import ApiCertificate
 from motley.orchestrator.trust import identity
 from motley.orchestrator.trust.identity import load_identity
 from motley.transport.certificates import Authority
@@ -41,7 +41,7 @@ async def test_it_follows_the_addresses_and_ends_never(tmp_path: Path, monkeypat
     made.renew()
     second = await shown(made.context)
     assert addresses_in(second) == {"192.168.1.10", "fd00::1"}
-    monkeypatch.setattr("motley.orchestrator.api.certificate.API_LIFETIME", identity.API_LIFETIME * 4)
+    monkeypatch.setattr("motley.orchestrator.api.access.certificate.API_LIFETIME", identity.API_LIFETIME * 4)
     made.renew()
     assert await shown(made.context) != second, "it would have ended in less than a third of its time"
     if os.name != "nt":

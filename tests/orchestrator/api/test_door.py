@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from motley.orchestrator.api import door, schema
-from motley.orchestrator.api.door import Door
+from motley.orchestrator.api import schema
+from motley.orchestrator.api.access import door
+from motley.orchestrator.api.access.door import Door
 from motley.orchestrator.api.errors import errors_as_json
 from motley.orchestrator.api.schema import read_json
 from motley.transport.certificates import self_signed

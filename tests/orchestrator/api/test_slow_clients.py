@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from motley.orchestrator.api import events, slow_clients
+from motley.orchestrator.api import events
+from motley.orchestrator.api.access import slow_clients
 from motley.orchestrator.serving.answering import requests
 from motley.protocol.mesh_pb2 import Delta, Generate
 

@@ -1,9 +1,9 @@
 """Who may call the HTTP API.
 
-With a secret (`motley.orchestrator.api.callers`), whoever shows it. Without one, programs on this machine, over plain
-HTTP on loopback, where that is open to them; but no web page that happens to be open in a browser here: neither one
-whose name was rebound to a loopback address (its `Host` gives it away) nor one that posts across origins (its `Origin`
-does, unless it was named).
+With a secret (`motley.orchestrator.api.access.callers`), whoever shows it. Without one, programs on this machine, over
+plain HTTP on loopback, where that is open to them; but no web page that happens to be open in a browser here: neither
+one whose name was rebound to a loopback address (its `Host` gives it away) nor one that posts across origins (its
+`Origin` does, unless it was named).
 
 The page itself is public; what it shows comes from calls that are guarded.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from motley.orchestrator.api.callers import LOCAL, Caller, Callers
+from motley.orchestrator.api.access.callers import LOCAL, Caller, Callers
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.store.keys import Scope
 from motley.protocol.address import is_loopback
