@@ -1,0 +1,1 @@
+"""Who may reach the API, and how: connections, certificates, keys, other origins, and clients that take nothing."""
