@@ -26,8 +26,9 @@ from motley.daemon.machine.files import lock_file, make_sparse, write_all
 
 FOLDER = "borrowed"
 """Of the folder in which shares are kept, where mirrors are."""
-PAGE = 4096
-"""Bytes that are fetched together at least."""
+PAGE = 512
+"""Bytes that are fetched together at least: few, as a share's columns of a row end within one, and the table of what is
+here is a 128th of the file at most."""
 _CRC = np.dtype("<u4")
 _LIST, _FILES, _TABLES = "files.json", "files", "tables"
 _ATTEMPTS = 100
@@ -76,22 +77,22 @@ class _MirroredFile:
             if length:
                 wanted[offset // PAGE] += 1
                 wanted[-(-(offset + length) // PAGE)] -= 1
-        doubted = np.flatnonzero((np.cumsum(wanted[:-1]) > 0) & ~self._sound)
-        absent = [page for page in doubted.tolist() if not self._is_sound(page)]
+        doubted = np.flatnonzero((np.cumsum(wanted[:-1]) > 0) & ~self._sound).tolist()
+        absent = [page for run in _runs(doubted) for page in self._unsound(*run)]
         return [(first * PAGE, min(self.lent.size, (last + 1) * PAGE) - first * PAGE) for first, last in _runs(absent)]
 
-    def fill(self, offset: int, data: memoryview) -> None:
-        """Put whole pages in their place: `data` ends with a page, or with the file.
+    def fill(self, stretches: Sequence[Stretch], data: memoryview) -> None:
+        """Put whole pages in their places, one stretch after another: each ends with a page, or with the file.
 
         Raises:
             OSError: there is no room for them.
         """
-        first = offset // PAGE
-        pages = range(first, -(-(offset + len(data)) // PAGE))
-        sums = [_sum_of(data[(page - first) * PAGE : (page - first + 1) * PAGE]) for page in pages]
-        _write(self._file, offset, data)
-        _write(self._table, first * _CRC.itemsize, np.array(sums, _CRC).tobytes())
-        self._sound[pages.start : pages.stop] = True
+        for offset, length in stretches:
+            part, data = data[:length], data[length:]
+            first, sums = offset // PAGE, [_sum_of(part[at : at + PAGE]) for at in range(0, length, PAGE)]
+            _write(self._file, offset, part)
+            _write(self._table, first * _CRC.itemsize, np.array(sums, _CRC).tobytes())
+            self._sound[first : first + len(sums)] = True
         self._keep_time()
 
     def close(self) -> None:
@@ -99,14 +100,18 @@ class _MirroredFile:
         self._file.close()
         self._table.close()
 
-    def _is_sound(self, page: int) -> bool:
-        """Whether a page is here, undamaged."""
-        self._table.seek(page * _CRC.itemsize)
-        told = int.from_bytes(self._table.read(_CRC.itemsize) or b"", "little")
-        if told:
-            self._file.seek(page * PAGE)
-            self._sound[page] = _sum_of(memoryview(self._file.read(PAGE) or b"")) == told
-        return bool(self._sound[page])
+    def _unsound(self, first: int, last: int) -> Iterator[int]:
+        """Pages of a run that are not here, or damaged."""
+        self._table.seek(first * _CRC.itemsize)
+        table = np.zeros(last - first + 1, _CRC)
+        told = np.frombuffer(self._table.read(table.nbytes) or b"", _CRC)
+        table[: len(told)] = told
+        for page, wanted in enumerate(table.tolist(), first):
+            if wanted:
+                self._file.seek(page * PAGE)
+                self._sound[page] = _sum_of(memoryview(self._file.read(PAGE) or b"")) == wanted
+            if not self._sound[page]:
+                yield page
 
     def _keep_time(self) -> None:
         """Have the file look as old as the lender's: shares are known by that."""
@@ -172,9 +177,7 @@ class Mirror:
         Raises:
             OSError: there is no room for them.
         """
-        for offset, length in stretches:
-            self._files[file].fill(offset, data[:length])
-            data = data[length:]
+        self._files[file].fill(stretches, data)
 
     def close(self) -> None:
         """Let it go; what it has is kept."""
