@@ -48,9 +48,6 @@ def forecast(
         bar = stack.enter_context(counting_bar("plans"))
         rows = run(measure_forecasts(model, quant, cases, prompt_tokens, tokens, vocabulary, bar))
     told = summary(rows)
-    if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], **told}))
-        return
     columns = ["shares", "parts of a core", "link", "predicted", "measured", "off"]
     lines = [
         [
@@ -65,3 +62,5 @@ def forecast(
     ]
     results.print(table(columns, lines, title="Forecast and measurement"))
     results.print(f"Median off by {100 * told['median_off']:.0f} %, at worst {100 * told['worst_off']:.0f} %")
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], **told}))

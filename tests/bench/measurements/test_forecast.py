@@ -24,7 +24,9 @@ def test_a_plan_is_forecast_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--model", str(BUNDLED), "--quant", "fp32", "--tokens", "8", "--prompt-tokens", "16"]
     result = CliRunner().invoke(app, ["bench", "forecast", *options, "--json"])
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout.splitlines()[-1])
+    *shown, last = result.stdout.splitlines()
+    assert any("in 2 stages" in line for line in shown), "people see a table, whatever follows"
+    said = json.loads(last)
     row, staged = said["rows"]
     assert staged["stages"] == [1, 1]
     assert 10 <= staged["predicted_ms"] < 12 * 5, "from stage to stage and back, and no sums"
