@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from weakref import WeakSet
 
 import numpy as np
 import onnxruntime as ort
@@ -83,6 +84,7 @@ class Adapting:
         self._device = device
         self._slots = AdapterSlots(engine, graph)
         self._loaded: dict[int, PreparedAdapter] = {}
+        self._rows = WeakSet[AdaptedRows]()
         self._sessions: dict[tuple[int, ...], ort.InferenceSession] = {}
         """By the widths of what lies side by side in a product."""
         self._absent: dict[tuple[int, int], Factors] = {}
@@ -122,7 +124,7 @@ class Adapting:
 
     def load(self, slot: int, adapter: PreparedAdapter) -> None:
         """See `motley.plugins.engine.AdaptedEngine.load_adapter`."""
-        self._slots.check(slot)
+        self.unload(slot)
         self._loaded[slot] = adapter
         self._slots.taken.add(slot)
 
@@ -131,6 +133,16 @@ class Adapting:
         self._slots.check(slot)
         self._loaded.pop(slot, None)
         self._slots.taken.discard(slot)
+        for rows in self._rows:  # what is bound would keep its matrices in the GPU's memory
+            rows.groups.clear()
+            for key in [key for key in rows.kept if key[0] == slot]:
+                del rows.kept[key]
+
+    def rows(self) -> AdaptedRows:
+        """Make places for which rows of a chunk, or of its head, adapters compute."""
+        rows = AdaptedRows()
+        self._rows.add(rows)
+        return rows
 
     def begin(self, rows: AdaptedRows, spans: Sequence[Span], head: bool = False) -> None:
         """Say which rows adapters compute, and upload it.
@@ -143,9 +155,6 @@ class Adapting:
         """
         found = self._slots.rows(spans, head)
         rows.groups = [self._group(rows, slot, own) for slot, own in found.items()]
-        stale = [key for key, group in rows.kept.items() if self._loaded.get(key[0]) is not group.adapter]
-        for key in stale:  # which would keep an adapter in memory that has given way
-            del rows.kept[key]
         while len(rows.kept) > max(GROUPS_KEPT, len(found)):
             rows.kept.popitem(last=False)
 
@@ -171,7 +180,7 @@ class Adapting:
         key = slot, len(own)
         numbers = np.array(own, np.int64)[:, None]
         group = rows.kept.get(key)
-        if group is None or group.adapter is not self._loaded[slot]:
+        if group is None:
             group = rows.kept[key] = _Group(self._device.mirror(numbers), self._loaded[slot])
         elif not np.array_equal(group.rows.host, numbers):
             np.copyto(group.rows.host, numbers)

@@ -12,9 +12,8 @@ Two micro-chunks of a step take turns: one computes a segment while the sum of t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -44,7 +43,16 @@ from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime.sessions import Crossing
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
-from motley.plugins.onnxruntime_gpu.crossing import names_on_host, needed
+from motley.plugins.onnxruntime_gpu.bound import (
+    Action,
+    Bound,
+    Chunk,
+    Head,
+    Part,
+    names_on_host,
+    needed,
+    products_in_place,
+)
 from motley.plugins.onnxruntime_gpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
@@ -72,92 +80,6 @@ _UNKNOWN = {
     "CachedAttentionWithGains",
 }
 """Attention that these engines do not have."""
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A segment that is ready to be bound.
-
-    Attributes:
-        session: computes it; None: there is nothing to compute.
-        inputs: the names of what the session reads.
-        outputs: the names of what it makes.
-        read: the names of those of these that the host reads.
-        zeros: the names of what is zero: a rank without units of a kind adds that to a sum.
-        attention: what follows the segment; None: another thing follows.
-        adapt: what adapters add to the product that it ends with; None: another thing follows.
-    """
-
-    segment: Segment
-    session: ort.InferenceSession | None = None
-    inputs: Sequence[str] = ()
-    outputs: Sequence[str] = ()
-    read: Sequence[str] = ()
-    zeros: Sequence[str] = ()
-    attention: Attention | None = None
-    adapt: Adapt | None = None
-
-
-Action = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A part bound to rows of a step.
-
-    Attributes:
-        zeros: what is set to zero first.
-        actions: what computes the part, with the attention that follows it, and has the host get what it reads.
-        summed: what is then summed over all ranks; None: nothing.
-        mixture: the experts that are then computed; None: none.
-        put: what has the GPU get the sums, or what the experts have made; None: there is nothing.
-    """
-
-    zeros: Sequence[Array]
-    actions: Sequence[Action]
-    summed: Array | None = None
-    mixture: Mixture | None = None
-    put: Copy | None = None
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The head bound to the rows of a chunk that get logits.
-
-    Attributes:
-        wanted: i64[R], which they are.
-        put: has the GPU get that.
-        adapted: those of them that adapters compute.
-        actions: what computes their logits, which go to the host.
-    """
-
-    wanted: Array
-    put: Copy
-    adapted: AdaptedRows
-    actions: Sequence[Action]
-
-
-@dataclass
-class _Chunk:
-    """Rows of a step that go through the graph together.
-
-    Attributes:
-        places: where the values are that cross segments, by name, in the GPU's memory.
-        mirrors: those of them that the host reads or makes, too.
-        rows: what attention needs of them.
-        adapted: those of them that adapters compute.
-        steps: the parts of the layers bound to these places.
-        put: has the GPU get the embeddings.
-        heads: the head bound to them, by the first of the step's logits that it makes and the one after the last.
-    """
-
-    places: Mapping[str, ort.OrtValue]
-    mirrors: Mapping[str, Mirror]
-    rows: StepRows
-    adapted: AdaptedRows
-    steps: Sequence[_Bound]
-    put: Copy
-    heads: OrderedDict[tuple[int, int], _Head] = field(default_factory=OrderedDict)
 
 
 class WebGpuEngine:
@@ -197,7 +119,7 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
-        self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
         """By the first of their rows and the one after the last."""
         lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
@@ -263,7 +185,7 @@ class WebGpuEngine:
 
     # -- what is made once -------------------------------------------------------------------------------------------
 
-    def _part(self, segment: Segment) -> _Part:
+    def _part(self, segment: Segment) -> Part:
         attention = adapt = None
         if isinstance(segment.then, Kernel):
             if is_adapted(segment.then.node):
@@ -275,12 +197,12 @@ class WebGpuEngine:
         outputs = [name for name in segment.outputs if name not in made_zero]
         nodes = needed(segment.nodes, outputs)
         if not nodes:
-            return _Part(segment, zeros=zeros, attention=attention, adapt=adapt)
+            return Part(segment, zeros=zeros, attention=attention, adapt=adapt)
         read = {name for node in nodes for name in reads(node)}
         inputs = [name for name in segment.inputs if name in read]
         session = self._session(nodes, list(map(self._declared, inputs)), list(map(self._declared, outputs)))
         read_back = [name for name in outputs if name in self._on_host]
-        return _Part(segment, session, inputs, outputs, read_back, zeros, attention, adapt)
+        return Part(segment, session, inputs, outputs, read_back, zeros, attention, adapt)
 
     def _session_of(self, graph: GraphProto) -> ort.InferenceSession:
         """The session of one expert."""
@@ -327,7 +249,7 @@ class WebGpuEngine:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def _chunk(self, rows: slice) -> _Chunk:
+    def _chunk(self, rows: slice) -> Chunk:
         """Places for some rows of a step."""
         key = rows.start, rows.stop
         if key not in self._chunks:
@@ -342,27 +264,27 @@ class WebGpuEngine:
             mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
             places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
             of_rows = self._attending.rows(rows.stop - rows.start)
-            places |= _products_in_place(self._layers, places)
-            adapted = AdaptedRows()
+            places |= products_in_place(self._layers, places)
+            adapted = self._adapting.rows()
             steps = [self._bound(part, places, mirrors, of_rows, adapted) for part in self._layers]
-            self._chunks[key] = _Chunk(places, mirrors, of_rows, adapted, steps, upload([mirrors["hidden"]]))
+            self._chunks[key] = Chunk(places, mirrors, of_rows, adapted, steps, upload([mirrors["hidden"]]))
             while len(self._chunks) > BOUND_KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
         return self._chunks[key]
 
-    def _bind(self, part: _Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Run:
+    def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Run:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
         return self._device.bind(session, inputs, outputs)
 
     def _bound(
         self,
-        part: _Part,
+        part: Part,
         places: Mapping[str, ort.OrtValue],
         mirrors: Mapping[str, Mirror],
         rows: StepRows,
         adapted: AdaptedRows,
-    ) -> _Bound:
+    ) -> Bound:
         """A part of the layers bound to places of its values."""
         then = part.segment.then
         actions: list[Action] = []
@@ -382,16 +304,16 @@ class WebGpuEngine:
         zeros = [mirrors[name].host for name in part.zeros]
         match then:
             case Reduction(partial=name):
-                return _Bound(zeros, actions, summed=mirrors[name].host, put=upload([mirrors[name]]))
+                return Bound(zeros, actions, summed=mirrors[name].host, put=upload([mirrors[name]]))
             case Mixture() as mixture:
                 put = upload([mirrors[name] for name in mixture.totals])
-                return _Bound(zeros, actions, mixture=mixture, put=put)
+                return Bound(zeros, actions, mixture=mixture, put=put)
             case Kernel() | None:
-                return _Bound(zeros, actions)
+                return Bound(zeros, actions)
             case _:
                 raise AssertionError("gatherings are of exact mode, which this engine refuses")
 
-    def _run(self, chunk: _Chunk) -> None:
+    def _run(self, chunk: Chunk) -> None:
         """Compute the layers for all rows of a step."""
         for bound in chunk.steps:
             _compute(bound)
@@ -402,7 +324,7 @@ class WebGpuEngine:
             if bound.put is not None:
                 bound.put()
 
-    def _run_by_turns(self, chunks: Sequence[_Chunk]) -> None:
+    def _run_by_turns(self, chunks: Sequence[Chunk]) -> None:
         """Compute a part for each chunk in turn; while one computes, the sum of the other is under way."""
         sums: dict[int, tuple[Pending, Copy]] = {}
         """Under way, by the number of their chunk, in the order in which they were begun."""
@@ -427,7 +349,7 @@ class WebGpuEngine:
         while sums:
             finish(next(iter(sums)))
 
-    def _mix(self, chunk: _Chunk, mixture: Mixture) -> None:
+    def _mix(self, chunk: Chunk, mixture: Mixture) -> None:
         """Add the weighted results of a layer's experts to their bases."""
         at = {name: mirror.host for name, mirror in chunk.mirrors.items()}
         totals = [at[name] for name in mixture.totals]
@@ -444,7 +366,7 @@ class WebGpuEngine:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
         return results
 
-    def _computed_logits(self, chunks: Iterable[_Chunk], spans: Sequence[Span]) -> F32:
+    def _computed_logits(self, chunks: Iterable[Chunk], spans: Sequence[Span]) -> F32:
         """f32[R, V]{tp} of the wanted rows of a step, which these chunks have computed; good until the next step."""
         begin = done = 0
         wanted = wanted_rows(spans)
@@ -460,7 +382,7 @@ class WebGpuEngine:
             done += len(own)
         return self._logits[:done]
 
-    def _bound_head(self, chunk: _Chunk, done: int, wanted: Sequence[int]) -> _Head:
+    def _bound_head(self, chunk: Chunk, done: int, wanted: Sequence[int]) -> Head:
         """The head bound to rows of a chunk, before whose logits there are `done` ones of the step."""
         key = done, done + len(wanted)
         if key not in chunk.heads:
@@ -474,8 +396,8 @@ class WebGpuEngine:
             head.put()
         return head
 
-    def _new_head(self, chunk: _Chunk, logits: slice, wanted: Array) -> _Head:
-        rows, adapted = self._device.mirror(wanted), AdaptedRows()
+    def _new_head(self, chunk: Chunk, logits: slice, wanted: Array) -> Head:
+        rows, adapted = self._device.mirror(wanted), self._adapting.rows()
         places: dict[str, Place] = {**chunk.places, ROWS: rows.there, "logits": self._logits[logits]}
         adapts = [part.adapt for part in self._head if part.adapt is not None]
         made = [*(name for part in self._head for name in part.outputs), *(each.y for each in adapts)]
@@ -486,7 +408,7 @@ class WebGpuEngine:
             elif any(each.y == name for each in adapts):
                 to_host.append(self._device.mirror(self._logits[logits]))
                 places[name] = to_host[0].there
-        places |= _products_in_place(self._head, places)
+        places |= products_in_place(self._head, places)
         actions: list[Action] = []
         for part in self._head:
             if part.session is not None:
@@ -495,15 +417,10 @@ class WebGpuEngine:
                 actions.append(partial(self._adapting.adapt, adapted, part.adapt, places))
         if to_host:
             actions.append(download(to_host))
-        return _Head(rows.host, upload([rows]), adapted, actions)
+        return Head(rows.host, upload([rows]), adapted, actions)
 
 
-def _products_in_place(parts: Iterable[_Part], places: Mapping[str, Place]) -> dict[str, Place]:
-    """The places of the products that adapters add to: where the results are to be."""
-    return {part.adapt.product: places[part.adapt.y] for part in parts if part.adapt is not None}
-
-
-def _compute(bound: _Bound) -> None:
+def _compute(bound: Bound) -> None:
     for values in bound.zeros:
         values.fill(0)
     for action in bound.actions:
