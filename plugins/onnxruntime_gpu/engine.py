@@ -12,9 +12,8 @@ Two micro-chunks of a step take turns: one computes a segment while the sum of t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -23,15 +22,17 @@ import numpy as np
 import onnxruntime as ort
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
-from motley.plugins.adapters import refuse_adapters
+from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
     F32,
+    AdapterProduct,
     Collectives,
     EngineError,
     EngineOptions,
     Pending,
+    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,
@@ -40,7 +41,18 @@ from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
 from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime.sessions import Crossing
+from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
+from motley.plugins.onnxruntime_gpu.bound import (
+    Action,
+    Bound,
+    Chunk,
+    Head,
+    Part,
+    names_on_host,
+    needed,
+    products_in_place,
+)
 from motley.plugins.onnxruntime_gpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
@@ -70,91 +82,12 @@ _UNKNOWN = {
 """Attention that these engines do not have."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A segment that is ready to be bound.
-
-    Attributes:
-        session: computes it; None: there is nothing to compute.
-        inputs: the names of what the session reads.
-        outputs: the names of what it makes.
-        read: the names of those of these that the host reads.
-        zeros: the names of what is zero: a rank without units of a kind adds that to a sum.
-        attention: what follows the segment; None: another thing follows.
-    """
-
-    segment: Segment
-    session: ort.InferenceSession | None = None
-    inputs: Sequence[str] = ()
-    outputs: Sequence[str] = ()
-    read: Sequence[str] = ()
-    zeros: Sequence[str] = ()
-    attention: Attention | None = None
-
-
-Action = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """A part bound to rows of a step.
-
-    Attributes:
-        zeros: what is set to zero first.
-        actions: what computes the part, with the attention that follows it, and has the host get what it reads.
-        summed: what is then summed over all ranks; None: nothing.
-        mixture: the experts that are then computed; None: none.
-        put: what has the GPU get the sums, or what the experts have made; None: there is nothing.
-    """
-
-    zeros: Sequence[Array]
-    actions: Sequence[Action]
-    summed: Array | None = None
-    mixture: Mixture | None = None
-    put: Copy | None = None
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The head bound to the rows of a chunk that get logits.
-
-    Attributes:
-        wanted: i64[R], which they are.
-        put: has the GPU get that.
-        runs: what computes their logits, which go to the host.
-    """
-
-    wanted: Array
-    put: Copy
-    runs: Sequence[Run]
-
-
-@dataclass
-class _Chunk:
-    """Rows of a step that go through the graph together.
-
-    Attributes:
-        places: where the values are that cross segments, by name, in the GPU's memory.
-        mirrors: those of them that the host reads or makes, too.
-        rows: what attention needs of them.
-        steps: the parts of the layers bound to these places.
-        put: has the GPU get the embeddings.
-        heads: the head bound to them, by the first of the step's logits that it makes and the one after the last.
-    """
-
-    places: Mapping[str, ort.OrtValue]
-    mirrors: Mapping[str, Mirror]
-    rows: StepRows
-    steps: Sequence[_Bound]
-    put: Copy
-    heads: OrderedDict[tuple[int, int], _Head] = field(default_factory=OrderedDict)
-
-
 class WebGpuEngine:
     """A GPU of any make; see `motley.plugins.engine.Engine`. It has no options."""
 
     on_gpu: ClassVar[bool] = True
     keeps_windows: ClassVar[bool] = True
+    takes_adapters: ClassVar[bool] = True
     provider: ClassVar[Provider] = WEBGPU
 
     @classmethod
@@ -176,7 +109,6 @@ class WebGpuEngine:
         name = self.provider.engine
         options.check_extra(name)
         graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
-        refuse_adapters(name, graph)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         there = {node.op_type for node in graph.proto.graph.node if node.domain == DOMAIN}
@@ -187,15 +119,16 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
-        self._chunks: OrderedDict[tuple[int, int], _Chunk] = OrderedDict()
+        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
         """By the first of their rows and the one after the last."""
         lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
-        self._on_host = _names_on_host(segments)
+        self._on_host = names_on_host(segments)
         self._attending = Attending(self._device, graph)
+        self._adapting = Adapting(self._device, name, graph)
         parts = [self._part(segment) for segment in segments if segment.outputs or segment.then]
         self._layers = [part for part in parts if not part.segment.head]
         self._head = [part for part in parts if part.segment.head]
@@ -224,35 +157,52 @@ class WebGpuEngine:
             for rows in micro_chunks(len(hidden), halved):
                 chunk = self._chunk(rows)
                 chunks.append(chunk)
-                self._attending.begin(chunk.rows, spans_of(spans, rows))
+                own = spans_of(spans, rows)
+                self._attending.begin(chunk.rows, own)
+                self._adapting.begin(chunk.adapted, [span for _, span in own])
                 np.copyto(chunk.mirrors["hidden"].host, hidden[rows])
                 chunk.put()
             if len(chunks) == 1:
                 self._run(chunks[0])
             else:
                 self._run_by_turns(chunks)
-            return self._computed_logits(chunks, wanted_rows(spans))
+            return self._computed_logits(chunks, spans)
+
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        return self._adapting.prepare(products)
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        self._adapting.load(slot, adapter)
+
+    def unload_adapter(self, slot: int) -> None:
+        self._adapting.unload(slot)
 
     def close(self) -> None:
         for kept in (self._chunks, self._layers, self._head, self._experts):
             kept.clear()
         self._attending.close()
+        self._adapting.close()
 
     # -- what is made once -------------------------------------------------------------------------------------------
 
-    def _part(self, segment: Segment) -> _Part:
-        attention = self._attention(segment.then) if isinstance(segment.then, Kernel) else None
+    def _part(self, segment: Segment) -> Part:
+        attention = adapt = None
+        if isinstance(segment.then, Kernel):
+            if is_adapted(segment.then.node):
+                adapt = self._adapt(segment.then)
+            else:
+                attention = self._attention(segment.then)
         made_zero = {node.output[0] for node in segment.nodes if node.op_type == "ConstantOfShape"}
         zeros = [name for name in segment.outputs if name in made_zero]
         outputs = [name for name in segment.outputs if name not in made_zero]
-        nodes = _needed(segment.nodes, outputs)
+        nodes = needed(segment.nodes, outputs)
         if not nodes:
-            return _Part(segment, zeros=zeros, attention=attention)
+            return Part(segment, zeros=zeros, attention=attention, adapt=adapt)
         read = {name for node in nodes for name in reads(node)}
         inputs = [name for name in segment.inputs if name in read]
         session = self._session(nodes, list(map(self._declared, inputs)), list(map(self._declared, outputs)))
         read_back = [name for name in outputs if name in self._on_host]
-        return _Part(segment, session, inputs, outputs, read_back, zeros, attention)
+        return Part(segment, session, inputs, outputs, read_back, zeros, attention, adapt)
 
     def _session_of(self, graph: GraphProto) -> ort.InferenceSession:
         """The session of one expert."""
@@ -274,6 +224,11 @@ class WebGpuEngine:
         self._crossing[attention.y] = Crossing(heads.width * heads.heads)
         return attention
 
+    def _adapt(self, then: Kernel) -> Adapt:
+        adapt, widths = self._adapting.add(then)
+        self._crossing |= {name: Crossing(width) for name, width in widths.items()}
+        return adapt
+
     def _weight(self, name: str) -> Array:
         """A copy of a weight."""
         share = MappedShare(self._graph.share_file)
@@ -294,7 +249,7 @@ class WebGpuEngine:
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
-    def _chunk(self, rows: slice) -> _Chunk:
+    def _chunk(self, rows: slice) -> Chunk:
         """Places for some rows of a step."""
         key = rows.start, rows.stop
         if key not in self._chunks:
@@ -309,20 +264,27 @@ class WebGpuEngine:
             mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
             places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
             of_rows = self._attending.rows(rows.stop - rows.start)
-            steps = [self._bound(part, places, mirrors, of_rows) for part in self._layers]
-            self._chunks[key] = _Chunk(places, mirrors, of_rows, steps, upload([mirrors["hidden"]]))
+            places |= products_in_place(self._layers, places)
+            adapted = self._adapting.rows()
+            steps = [self._bound(part, places, mirrors, of_rows, adapted) for part in self._layers]
+            self._chunks[key] = Chunk(places, mirrors, of_rows, adapted, steps, upload([mirrors["hidden"]]))
             while len(self._chunks) > BOUND_KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
         return self._chunks[key]
 
-    def _bind(self, part: _Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Run:
+    def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Run:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
         return self._device.bind(session, inputs, outputs)
 
     def _bound(
-        self, part: _Part, places: Mapping[str, ort.OrtValue], mirrors: Mapping[str, Mirror], rows: StepRows
-    ) -> _Bound:
+        self,
+        part: Part,
+        places: Mapping[str, ort.OrtValue],
+        mirrors: Mapping[str, Mirror],
+        rows: StepRows,
+        adapted: AdaptedRows,
+    ) -> Bound:
         """A part of the layers bound to places of its values."""
         then = part.segment.then
         actions: list[Action] = []
@@ -335,19 +297,23 @@ class WebGpuEngine:
             actions.append(download([mirrors[name] for name in part.read]))
         if part.attention is not None:
             actions.append(partial(self._attending.attend, rows, part.attention, places))
+        if part.adapt is not None:
+            actions.append(partial(self._adapting.adapt, adapted, part.adapt, places))
+            if part.adapt.y in mirrors:
+                actions.append(download([mirrors[part.adapt.y]]))
         zeros = [mirrors[name].host for name in part.zeros]
         match then:
             case Reduction(partial=name):
-                return _Bound(zeros, actions, summed=mirrors[name].host, put=upload([mirrors[name]]))
+                return Bound(zeros, actions, summed=mirrors[name].host, put=upload([mirrors[name]]))
             case Mixture() as mixture:
                 put = upload([mirrors[name] for name in mixture.totals])
-                return _Bound(zeros, actions, mixture=mixture, put=put)
+                return Bound(zeros, actions, mixture=mixture, put=put)
             case Kernel() | None:
-                return _Bound(zeros, actions)
+                return Bound(zeros, actions)
             case _:
                 raise AssertionError("gatherings are of exact mode, which this engine refuses")
 
-    def _run(self, chunk: _Chunk) -> None:
+    def _run(self, chunk: Chunk) -> None:
         """Compute the layers for all rows of a step."""
         for bound in chunk.steps:
             _compute(bound)
@@ -358,7 +324,7 @@ class WebGpuEngine:
             if bound.put is not None:
                 bound.put()
 
-    def _run_by_turns(self, chunks: Sequence[_Chunk]) -> None:
+    def _run_by_turns(self, chunks: Sequence[Chunk]) -> None:
         """Compute a part for each chunk in turn; while one computes, the sum of the other is under way."""
         sums: dict[int, tuple[Pending, Copy]] = {}
         """Under way, by the number of their chunk, in the order in which they were begun."""
@@ -383,7 +349,7 @@ class WebGpuEngine:
         while sums:
             finish(next(iter(sums)))
 
-    def _mix(self, chunk: _Chunk, mixture: Mixture) -> None:
+    def _mix(self, chunk: Chunk, mixture: Mixture) -> None:
         """Add the weighted results of a layer's experts to their bases."""
         at = {name: mirror.host for name, mirror in chunk.mirrors.items()}
         totals = [at[name] for name in mixture.totals]
@@ -400,27 +366,27 @@ class WebGpuEngine:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)
         return results
 
-    def _computed_logits(self, chunks: Iterable[_Chunk], wanted: Sequence[int]) -> F32:
-        """f32[R, V]{tp} of those rows of a step, which these chunks have computed; good until the next step."""
+    def _computed_logits(self, chunks: Iterable[Chunk], spans: Sequence[Span]) -> F32:
+        """f32[R, V]{tp} of the wanted rows of a step, which these chunks have computed; good until the next step."""
         begin = done = 0
+        wanted = wanted_rows(spans)
         for chunk in chunks:
-            own = [row - begin for row in wanted if begin <= row < begin + chunk.rows.count]
+            end = begin + chunk.rows.count
+            own = [row - begin for row in wanted if begin <= row < end]
             if own and self._graph.vocabulary:
                 head = self._bound_head(chunk, done, own)
-                for run in head.runs:
-                    run()
-            begin += chunk.rows.count
+                self._adapting.begin(head.adapted, [span for _, span in spans_of(spans, slice(begin, end))], head=True)
+                for action in head.actions:
+                    action()
+            begin = end
             done += len(own)
         return self._logits[:done]
 
-    def _bound_head(self, chunk: _Chunk, done: int, wanted: Sequence[int]) -> _Head:
+    def _bound_head(self, chunk: Chunk, done: int, wanted: Sequence[int]) -> Head:
         """The head bound to rows of a chunk, before whose logits there are `done` ones of the step."""
         key = done, done + len(wanted)
         if key not in chunk.heads:
-            rows = self._device.mirror(np.array(wanted, np.int64))
-            places = {**chunk.places, ROWS: rows.there, "logits": self._logits[slice(*key)]}
-            runs = [self._bind(part, part.session, places) for part in self._head if part.session is not None]
-            chunk.heads[key] = _Head(rows.host, upload([rows]), runs)
+            chunk.heads[key] = self._new_head(chunk, slice(*key), np.array(wanted, np.int64))
             while len(chunk.heads) > HEADS_KEPT:
                 chunk.heads.popitem(last=False)
         chunk.heads.move_to_end(key)
@@ -430,8 +396,31 @@ class WebGpuEngine:
             head.put()
         return head
 
+    def _new_head(self, chunk: Chunk, logits: slice, wanted: Array) -> Head:
+        rows, adapted = self._device.mirror(wanted), self._adapting.rows()
+        places: dict[str, Place] = {**chunk.places, ROWS: rows.there, "logits": self._logits[logits]}
+        adapts = [part.adapt for part in self._head if part.adapt is not None]
+        made = [*(name for part in self._head for name in part.outputs), *(each.y for each in adapts)]
+        to_host: list[Mirror] = []
+        for name in made:
+            if name != "logits":
+                places[name] = self._device.empty((len(wanted), self._kind(name)[0].width))
+            elif any(each.y == name for each in adapts):
+                to_host.append(self._device.mirror(self._logits[logits]))
+                places[name] = to_host[0].there
+        places |= products_in_place(self._head, places)
+        actions: list[Action] = []
+        for part in self._head:
+            if part.session is not None:
+                actions.append(self._bind(part, part.session, places))
+            if part.adapt is not None:
+                actions.append(partial(self._adapting.adapt, adapted, part.adapt, places))
+        if to_host:
+            actions.append(download(to_host))
+        return Head(rows.host, upload([rows]), adapted, actions)
 
-def _compute(bound: _Bound) -> None:
+
+def _compute(bound: Bound) -> None:
     for values in bound.zeros:
         values.fill(0)
     for action in bound.actions:
@@ -461,28 +450,6 @@ class _LocalExperts:
         for own in sent:
             name, session = self._experts[own.expert]
             yield self._device.run(session, {name: x[own.rows]})
-
-
-def _needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
-    """Choose the nodes that some values depend on."""
-    needed, wanted = [], set(outputs)
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.output):
-            needed.append(node)
-            wanted.update(reads(node))
-    return needed[::-1]
-
-
-def _names_on_host(segments: Sequence[Segment]) -> set[str]:
-    """The values that cross segments in the host's memory, as something else reads or makes them there."""
-    names = {"hidden", ROWS, "logits"}
-    for segment in segments:
-        match segment.then:
-            case Reduction(summed, total):
-                names |= {summed, total}
-            case Mixture() as mixture:
-                names |= {*mixture.operands, *mixture.totals}
-    return names
 
 
 @contextmanager

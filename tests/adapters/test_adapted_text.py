@@ -19,7 +19,6 @@ from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, AdapterProduct, EngineError, EngineFactory, EngineOptions
 from motley.plugins.installed import takes_adapters
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
-from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
 from tests.adapters.adapted import AdaptedSession, baked, head_of, random_adapter
@@ -298,9 +297,7 @@ def test_what_fits_no_slot_is_refused(engine: str, tmp_path: Path) -> None:
             rank.step(hidden, [span])
 
 
-@pytest.mark.parametrize(
-    ("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine), ("webgpu", WebGpuEngine)]
-)
+@pytest.mark.parametrize(("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine)])
 def test_an_engine_that_cannot_compute_with_adapters_refuses(name: str, factory: EngineFactory, tmp_path: Path) -> None:
     assert [takes_adapters(each) for each in (name, *ENGINES)] == [False, True, True]
     shares = uneven_shares(units(COMPANY.model, "fp32", 32), 1)

@@ -1,0 +1,130 @@
+"""What a rank on a GPU keeps ready: the parts of its graph, and these bound to places of a step's values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnxruntime as ort
+from onnx import NodeProto
+
+from motley.plugins.mapped_share import Array
+from motley.plugins.nodes import reads
+from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows
+from motley.plugins.onnxruntime_gpu.attending import Attention, StepRows
+from motley.plugins.onnxruntime_gpu.device import Copy, Mirror, Place
+from motley.plugins.segments import ROWS, Mixture, Reduction, Segment
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment that is ready to be bound.
+
+    Attributes:
+        session: computes it; None: there is nothing to compute.
+        inputs: the names of what the session reads.
+        outputs: the names of what it makes.
+        read: the names of those of these that the host reads.
+        zeros: the names of what is zero: a rank without units of a kind adds that to a sum.
+        attention: what follows the segment; None: another thing follows.
+        adapt: what adapters add to the product that it ends with; None: another thing follows.
+    """
+
+    segment: Segment
+    session: ort.InferenceSession | None = None
+    inputs: Sequence[str] = ()
+    outputs: Sequence[str] = ()
+    read: Sequence[str] = ()
+    zeros: Sequence[str] = ()
+    attention: Attention | None = None
+    adapt: Adapt | None = None
+
+
+Action = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A part bound to rows of a step.
+
+    Attributes:
+        zeros: what is set to zero first.
+        actions: what computes the part, with the attention that follows it, and has the host get what it reads.
+        summed: what is then summed over all ranks; None: nothing.
+        mixture: the experts that are then computed; None: none.
+        put: what has the GPU get the sums, or what the experts have made; None: there is nothing.
+    """
+
+    zeros: Sequence[Array]
+    actions: Sequence[Action]
+    summed: Array | None = None
+    mixture: Mixture | None = None
+    put: Copy | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The head bound to the rows of a chunk that get logits.
+
+    Attributes:
+        wanted: i64[R], which they are.
+        put: has the GPU get that.
+        adapted: those of them that adapters compute.
+        actions: what computes their logits, which go to the host.
+    """
+
+    wanted: Array
+    put: Copy
+    adapted: AdaptedRows
+    actions: Sequence[Action]
+
+
+@dataclass
+class Chunk:
+    """Rows of a step that go through the graph together.
+
+    Attributes:
+        places: where the values are that cross segments, by name, in the GPU's memory.
+        mirrors: those of them that the host reads or makes, too.
+        rows: what attention needs of them.
+        adapted: those of them that adapters compute.
+        steps: the parts of the layers bound to these places.
+        put: has the GPU get the embeddings.
+        heads: the head bound to them, by the first of the step's logits that it makes and the one after the last.
+    """
+
+    places: Mapping[str, ort.OrtValue]
+    mirrors: Mapping[str, Mirror]
+    rows: StepRows
+    adapted: AdaptedRows
+    steps: Sequence[Bound]
+    put: Copy
+    heads: OrderedDict[tuple[int, int], Head] = field(default_factory=OrderedDict)
+
+
+def products_in_place(parts: Iterable[Part], places: Mapping[str, Place]) -> dict[str, Place]:
+    """The places of the products that adapters add to: where the results are to be."""
+    return {part.adapt.product: places[part.adapt.y] for part in parts if part.adapt is not None}
+
+
+def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """Choose the nodes that some values depend on."""
+    needed, wanted = [], set(outputs)
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.output):
+            needed.append(node)
+            wanted.update(reads(node))
+    return needed[::-1]
+
+
+def names_on_host(segments: Sequence[Segment]) -> set[str]:
+    """The values that cross segments in the host's memory, as something else reads or makes them there."""
+    names = {"hidden", ROWS, "logits"}
+    for segment in segments:
+        match segment.then:
+            case Reduction(summed, total):
+                names |= {summed, total}
+            case Mixture() as mixture:
+                names |= {*mixture.operands, *mixture.totals}
+    return names
