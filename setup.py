@@ -80,10 +80,11 @@ def library(name: str, folder: Path) -> Extension:
 
 
 def packages() -> list[str]:
-    """Every folder of the tree that is imported, by the name it is imported by."""
+    """Every folder of the tree that is imported, or has files beside those that are, by the name it is imported by."""
     tops = [path.parent for path in Path().glob("*/__init__.py")]
-    folders = [file.parent for top in tops for file in top.rglob("__init__.py")]
-    return sorted(".".join(("motley", *folder.parts)) for folder in folders)
+    folders = {file.parent for top in tops for file in top.rglob("*") if file.is_file()}
+    named = [folder for folder in folders if all(part.isidentifier() for part in folder.parts)]
+    return sorted(".".join(("motley", *folder.parts)) for folder in named if folder.name != "__pycache__")
 
 
 setup(

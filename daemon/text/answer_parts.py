@@ -70,6 +70,7 @@ def calls_grammar(
     one: bool,
     marks: Mapping[str, int],
     strict: Collection[str] | None = None,
+    said: str = "",
 ) -> str:
     """A grammar, in Lark's notation, of an answer that calls some of these tools, each with arguments that are valid by
     its schema.
@@ -80,6 +81,7 @@ def calls_grammar(
         strict: the answer may be a text, and call tools in it or not: once it has written the mark of a call, it is
             kept to one. Arguments are then valid by the schemas of the tools of these names, and any objects of others.
             None: it is nothing but calls.
+        said: what an answer is that calls nothing, as a symbol of the grammar; empty: any text, also before calls.
     """
 
     def mark(text: str, ahead: str, behind: str) -> str:
@@ -96,6 +98,8 @@ def calls_grammar(
         several, rules = "marked", [f'marked: opened call (", " call)* {end}']
     if strict is None:
         rules += [f"start: {several}", f"opened: {begin}"]
+    elif said:
+        rules += [f"start: {several} | {said}", f"opened: {begin}"]
     elif not calls.begin:
         rules += ["start: marked | SAID", "opened:", r"SAID: /\s*([^\s{\[](.|\n)*)?/"]
     else:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from motley.daemon.sampling.constraint import ANSWER, ConstraintError, grammar_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
-from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_format, calls_grammar
-from motley.daemon.text.harmony import CHANNEL, MARKS, MESSAGE, ChannelParts, channel_grammar, has_channels
+from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_format
+from motley.daemon.text.harmony import MARKS, ChannelParts, has_channels
+from motley.daemon.text.kept_to import KeptToError, constraint_of
 from motley.daemon.text.messages import ChatError
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
@@ -63,8 +63,11 @@ class Generation:
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
         self._parts, self._marks = _parts(request, tokenizer, self._prompt)
-        self._constraint = _constraint(request, tokenizer, self._parts)
-        self.words = _check_constraint(self._constraint, tokenizer)
+        try:
+            self._constraint = constraint_of(request, tokenizer, self._parts)
+        except KeptToError as error:
+            raise RequestError("invalid_request", str(error), error.param) from error
+        self.words = tokenizer.words if self._constraint else None
         if request.sampling.logprobs:
             tokenizer.token_bytes(self._prompt[0])  # the first takes a while, which is none for where tokens come
         self._decoder = IncrementalDecoder(tokenizer, self._prompt)
@@ -287,60 +290,6 @@ def _parts(
     marks = tokenizer.marks([THINK, THOUGHT] * thinks + ([calls.begin, calls.end] if calls else []))
     ending = "".join(marks.get(token, "") or tokenizer.token_text(token) for token in prompt[-16:])
     return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK)), marks
-
-
-def _constraint(
-    request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | ChannelParts | None
-) -> pb.Constraint | None:
-    """What the answer must be behind what the model thinks: what the client says, or calls if it wants some; None:
-    anything."""
-    if not request.HasField("constraint"):
-        constraint = _calls(request, tokenizer)
-    else:
-        constraint = request.constraint
-        if isinstance(parts, ChannelParts) and (ids := _ids(tokenizer)).keys() >= {CHANNEL, MESSAGE}:
-            tools = json.loads(request.tools_json or "[]")
-            constraint.around = channel_grammar(tools, ids, set(), f"@{ANSWER}")
-    if isinstance(parts, ChannelParts):
-        return constraint  # which has the thoughts in it, or is of a model that knows no channels
-    if constraint is not None and parts is not None and (thoughts := parts.thoughts(tokenizer)):
-        constraint.thoughts.CopyFrom(thoughts)
-    return constraint
-
-
-def _calls(request: pb.Generate, tokenizer: Tokenizer) -> pb.Constraint | None:
-    """Tell that the answer calls tools, if the client wants that, or is kept to schemas where it calls any."""
-    if not (request.tool_choice or request.strict_tools) or tokenizer.template is None:
-        return None
-    tools = json.loads(request.tools_json)
-    named = request.tool_choice.removeprefix("=")
-    if named != request.tool_choice:
-        tools = [tool for tool in tools if tool["function"]["name"] == named]
-    one = request.one_call or bool(request.tool_choice and named != request.tool_choice)
-    strict = None if request.tool_choice else set(request.strict_tools)
-    if has_channels(tokenizer.template.source):
-        return pb.Constraint(grammar=channel_grammar(tools, _ids(tokenizer), strict), param="tools")
-    calls = call_format(tokenizer.template.source)
-    assert calls is not None, "it has been checked"
-    ids = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
-    return pb.Constraint(grammar=calls_grammar(calls, tools, one, ids, strict), param="tools")
-
-
-def _ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """The marks of channels that a tokenizer knows as tokens, and those."""
-    return {text: token for token, text in tokenizer.marks(MARKS).items()}
-
-
-def _check_constraint(constraint: pb.Constraint | None, tokenizer: Tokenizer) -> wp.Vocabulary | None:
-    """Refuse a constraint that cannot be kept; what `Generation.words` is, errors as there."""
-    if constraint is None:
-        return None
-    param = constraint.param
-    try:
-        grammar_of(constraint)
-    except ConstraintError as error:
-        raise RequestError("invalid_request", f"{param} {error}", param) from error
-    return tokenizer.words
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:

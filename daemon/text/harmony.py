@@ -115,13 +115,13 @@ class ChannelParts:
 
 
 def channel_grammar(
-    tools: Sequence[Any], marks: Mapping[str, int], strict: Collection[str] | None, said: str = "SAID"
+    tools: Sequence[Any], marks: Mapping[str, int], strict: Collection[str] | None, said: str = ""
 ) -> str:
     """A grammar, in Lark's notation, of an answer that calls one of these tools behind its thoughts, or says something
     on the final channel; the other arguments as `motley.daemon.text.answer_parts.calls_grammar`.
 
     Args:
-        said: what it says there, as a symbol of the grammar.
+        said: what it says there, as a symbol of the grammar; empty: any text.
     """
 
     def mark(text: str) -> str:
@@ -132,7 +132,7 @@ def channel_grammar(
         f"start: before* ({' | '.join(ends)})",
         f'before: {mark(CHANNEL)} ("analysis" | "commentary") {mark(MESSAGE)} SAID {mark(END)} next',
         f'next: {mark(START)} "assistant"',
-        f'final: {mark(CHANNEL)} "{_FINAL}" {mark(MESSAGE)} {said}',
+        f'final: {mark(CHANNEL)} "{_FINAL}" {mark(MESSAGE)} {said or "SAID"}',
         r"SAID: /(.|\n)*/",
     ]
     if tools:

@@ -223,9 +223,6 @@ class MessagesRequest(Prompt):
         formatted = self.output_config is not None and self.output_config.format is not None
         if formatted and self.tool_choice is not None and self.tool_choice.type in ("any", "tool"):
             refuse("contradicts output_config.format", "tool_choice")
-        chosen_freely = self.tool_choice is None or self.tool_choice.type == "auto"
-        if formatted and chosen_freely and any(tool.strict for tool in self.tools):
-            refuse("cannot be strict beside output_config.format, which the whole answer is kept to", "tools")
         return self
 
 

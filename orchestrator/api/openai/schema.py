@@ -297,8 +297,6 @@ class ChatRequest(Request):
         if not self.calls_freely and self.tool_choice != "none" and self.kept_to:
             refuse("contradicts tool_choice, by which the answer is calls; leave it out", self.kept_to[0])
         strict = any(tool.function.strict for tool in self.tools)
-        if self.calls_freely and strict and self.kept_to:
-            refuse(f"cannot be strict beside {self.kept_to[0]}, which the whole answer is kept to", "tools")
         if self.ignore_eos and self.tool_choice != "none" and (strict or not self.calls_freely):
             refuse("contradicts tools that are strict or must be called, with which an answer ends", "ignore_eos")
 

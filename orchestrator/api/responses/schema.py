@@ -232,6 +232,4 @@ class ResponseRequest(Body):
         kept = self.text is not None and not isinstance(self.text.format, TextFormat | None)
         if kept and chosen not in ("none", "auto"):
             refuse("contradicts text.format", "tool_choice")
-        if kept and chosen == "auto" and any(tool.strict for tool in self.tools):
-            refuse("cannot be strict beside text.format, which the whole answer is kept to", "tools")
         return self

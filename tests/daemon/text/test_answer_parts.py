@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.sampling.constraint import Constraint
+from motley.daemon.sampling.constraint import ANSWER, Constraint
 from motley.daemon.text.answer_parts import BARE, FORMATS, AnswerParts, CallFormat, call_format, calls_grammar
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
@@ -128,9 +128,10 @@ TOOLS: list[Any] = [
 ]
 
 
-def drawn(grammar: str, begun: str, seed: int, most: int = 400) -> str:
+def drawn(kept_to: str | pb.Constraint, begun: str, seed: int, most: int = 400) -> str:
     """An answer that a grammar lets pass, which begins like this and goes on at random."""
-    constraint, draw = Constraint(pb.Constraint(grammar=grammar), TOKENIZER.words), np.random.default_rng(seed)
+    wanted = pb.Constraint(grammar=kept_to) if isinstance(kept_to, str) else kept_to
+    constraint, draw = Constraint(wanted, TOKENIZER.words), np.random.default_rng(seed)
     answer = TOKENIZER.encode(begun)
     while len(answer) < most and not constraint.ends(answer):
         bits = np.unpackbits(constraint.masks(answer, [])[0].view(np.uint8), bitorder="little")
@@ -160,6 +161,22 @@ def test_a_text_may_call_tools_and_is_then_kept_to_the_strict_ones(calls: CallFo
     _, _, found = taken(calls, [f'{begun}"stay", "{calls.arguments}": {{}}}}'])
     assert found == [("stay", "{}")]
     assert drawn(grammar, f'{begun}"stay", "{calls.arguments}": {{}}', 1), "its schema does not bind"
+
+
+@pytest.mark.parametrize("calls", [HERMES, MISTRAL])
+@pytest.mark.parametrize("one", [False, True])
+def test_an_answer_is_what_is_asked_for_or_calls_tools(calls: CallFormat, one: bool) -> None:
+    around = calls_grammar(calls, TOOLS, one, {}, {"go"}, f"@{ANSWER}")
+    wanted = pb.Constraint(json_schema=json.dumps(SCHEMA), around=around)
+    for seed in range(4):
+        said, _, found = taken(calls, [drawn(wanted, '{"count"', seed)])
+        assert not found
+        jsonschema.validate(json.loads(said), SCHEMA)
+        said, _, found = taken(calls, [drawn(wanted, f'{calls.begin}{calls.lead}{{"name": "go"', seed)])
+        assert (said, found[0][0]) == ("", "go")
+        jsonschema.validate(json.loads(found[0][1]), SCHEMA)
+    first = np.unpackbits(Constraint(wanted, TOKENIZER.words).masks([], [])[0].view(np.uint8), bitorder="little")
+    assert not first[TOKENIZER.encode("W")[0]], "it is no text"
 
 
 def test_the_mark_of_a_call_may_be_a_special_token() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,27 @@ def test_invalid_requests_are_refused(fields: dict[str, Any], what: str, param: 
     with pytest.raises(RequestError, match=what) as caught:
         Generation(request(**fields), TOKENIZER, CONTEXT)
     assert (caught.value.code, caught.value.param) == ("invalid_request", param)
+
+
+def test_an_answer_in_a_form_may_call_tools_instead_if_the_model_marks_calls(folder: WriteFolder) -> None:
+    tool = json.dumps([{"function": {"name": "go", "parameters": {"type": "object"}}}])
+    chat = json.dumps([{"role": "user", "content": "Hi"}])
+    form = pb.Constraint(regex="a+", param="response_format")
+
+    def asked(template: str, **fields: Any) -> wp.Decode:
+        tokenizer = Tokenizer.load(folder(bytes_tokenizer(), template + "{{ tools }}{{ messages[0].content }}"))
+        generate = request(messages_json=chat, tools_json=tool, constraint=form, **fields)
+        return Generation(generate, tokenizer, CONTEXT).start()
+
+    for strict in ([], ["go"]):
+        constraint = asked("{# <tool_call> #}", strict_tools=strict).constraint
+        assert constraint.regex == "a+"
+        assert re.search(r"start: .* \| @answer$", constraint.around, re.MULTILINE)
+        assert "<tool_call>" in constraint.around
+    assert asked("").constraint == form, "what an unmarked call is would be the form's to say"
+    with pytest.raises(RequestError, match="cannot be strict beside response_format: the model marks no") as caught:
+        asked("", strict_tools=["go"])
+    assert caught.value.param == "tools"
 
 
 def test_a_request_without_input_is_refused() -> None:

@@ -186,14 +186,6 @@ def test_an_answer_can_be_kept_to_a_schema() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice", "needs tools"),
         ({"tools": [GO], "tool_choice": {"type": "tool", "name": "fly"}}, "tool_choice.name", "is no tool"),
         ({"tools": [GO], "tool_choice": {"type": "tool"}}, "tool_choice.name", "is missing"),
-        (
-            {
-                "tools": [{**GO, "strict": True}],
-                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
-            },
-            "tools",
-            "cannot be strict beside output_config.format",
-        ),
         ({"temperature": 1.5}, "temperature", "must be at most 1"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "is not supported"),
         ({"colour": "red"}, "colour", "is not a known parameter"),

@@ -370,23 +370,23 @@ def test_what_an_answer_must_be_arrives(fields: dict[str, Any], kind: str, text:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "json_object"}}, "tools"),
-        ({"regex": "a+"}, "tools"),
-        ({"grammar": 'root ::= "a"'}, "tools"),
-        ({"ignore_eos": True}, "ignore_eos"),
-    ],
+    "fields", [{"response_format": {"type": "json_object"}}, {"regex": "a+"}, {"grammar": 'root ::= "a"'}]
 )
-def test_strict_tools_are_not_dropped_without_a_word(fields: dict[str, Any], param: str) -> None:
-    free, strict = ({"type": "function", "function": {"name": "go", "strict": own}} for own in (False, True))
-    chat(**fields, tools=[free])
-    chat(**fields, tools=[strict], tool_choice="none")
-    with pytest.raises(ApiError) as caught:
-        chat(**fields, tools=[free, {**strict, "function": {**strict["function"], "name": "stay"}}])
-    assert caught.value.param == param
+def test_strict_tools_may_be_called_in_place_of_an_answer_that_is_kept_to_something(fields: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "go", "strict": True}}
+    (generate,) = chat(**fields, tools=[tool]).each
+    assert (generate.HasField("constraint"), list(generate.strict_tools)) == (True, ["go"])
     with pytest.raises(ApiError, match="contradicts"):
-        chat(**fields, tools=[free], tool_choice="required")
+        chat(**fields, tools=[tool], tool_choice="required")
+
+
+def test_strict_tools_are_not_dropped_without_a_word() -> None:
+    free, strict = ({"type": "function", "function": {"name": "go", "strict": own}} for own in (False, True))
+    chat(ignore_eos=True, tools=[free])
+    chat(ignore_eos=True, tools=[strict], tool_choice="none")
+    with pytest.raises(ApiError) as caught:
+        chat(ignore_eos=True, tools=[free, {**strict, "function": {**strict["function"], "name": "stay"}}])
+    assert caught.value.param == "ignore_eos"
 
 
 def test_codes_tell_kinds_of_refusal_apart() -> None:

@@ -171,11 +171,6 @@ def test_an_answer_can_be_kept_to_a_schema() -> None:
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [GO], "tool_choice": {"type": "function", "name": "fly"}}, "tool_choice.name", "is no tool"),
         ({"tools": [GO], "tool_choice": "maybe"}, "tool_choice", "must be none, auto, required"),
-        (
-            {"tools": [{**GO, "strict": True}], "text": {"format": {"type": "json_object"}}},
-            "tools",
-            "cannot be strict beside text.format",
-        ),
         ({"colour": "red"}, "colour", "is not a known parameter"),
     ],
 )
