@@ -92,6 +92,7 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "dimensions": (ENTRY + text(b"t") + struct.pack("<I", 1 << 30), "tensor 't' has 1073741824 dimensions"),
     "a part of a block": (ENTRY + text(b"t") + struct.pack("<IQIQ", 1, 33, 8, 0), "no multiple of Q8_0's block of 32"),
     "no data": (ENTRY + text(b"t") + struct.pack("<IQIQ", 1, 8, 0, 0), "truncated: .*tensor 't' at bytes 64 to 96"),
+    "a newer type beyond all": (ENTRY + text(b"t") + struct.pack("<IQIQ", 1, 8, 250, 1 << 63), "truncated"),
     "a shape beyond all": (ENTRY + text(b"t") + struct.pack("<IQQIQ", 2, 1 << 63, 1 << 63, 0, 0), "truncated"),
 }
 
@@ -123,7 +124,7 @@ def test_tensors_and_keys_that_are_there_twice_or_overlap(tmp_path: Path) -> Non
 
 
 def test_a_type_that_is_newer_than_the_library_stands_in_nobodys_way(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(ENTRY + text(b"t") + struct.pack("<IQIQ", 1, 8, 250, 0))
+    (tmp_path / "m.gguf").write_bytes(ENTRY + text(b"t") + struct.pack("<IQIQ", 1, 8, 250, 0) + bytes(64))
     assert read_header(tmp_path / "m.gguf").tensors["t"].dtype == "GGML type 250"
 
 

@@ -111,11 +111,13 @@ class _Reader:
         try:
             type_ = GGMLQuantizationType(kind)
         except ValueError:  # newer than the library; an error only for who asks for it
-            return TensorInfo(f"GGML type {kind}", shape, self._file, data + offset, 0)
-        elements, size = GGML_QUANT_SIZES[type_]
-        if shape and shape[-1] % elements:
-            self._refuse(f"tensor {name!r}: a row of {shape[-1]} is no multiple of {type_.name}'s block of {elements}")
-        info = TensorInfo(type_.name, shape, self._file, data + offset, prod(shape) // elements * size)
+            info = TensorInfo(f"GGML type {kind}", shape, self._file, data + offset, 0)
+        else:
+            elements, size = GGML_QUANT_SIZES[type_]
+            if shape and shape[-1] % elements:
+                what = f"a row of {shape[-1]} is no multiple of {type_.name}'s block of {elements}"
+                self._refuse(f"tensor {name!r}: {what}")
+            info = TensorInfo(type_.name, shape, self._file, data + offset, prod(shape) // elements * size)
         if info.offset + info.size > self._size:
             self._refuse(
                 f"truncated: {self._size} bytes, but its header puts tensor {name!r} at bytes "

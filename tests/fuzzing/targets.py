@@ -1,0 +1,123 @@
+"""The parsers that are fuzzed: each takes any bytes, and either reads them or raises its own error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from motley.daemon.models.keys import ConfigError, Keys
+from motley.daemon.models.reading import describe
+from motley.daemon.rank import steps
+from motley.daemon.text.answer_parts import FORMATS, AnswerParts
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
+from motley.daemon.weights.checkpoints.safetensors_checkpoint import SINGLE, SafetensorsCheckpoint
+from motley.orchestrator.api.anthropic.generates import MESSAGES, generate_of as messages_of
+from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.openai.generates import chat_generates, completion_generates
+from motley.orchestrator.api.responses.generates import RESPONSE, generate_of as response_of
+from motley.orchestrator.api.schema import read
+from motley.transport.links.wire import Decoder, Handshake, Membership, Purpose, Refusal, WireError
+
+
+def frames(data: bytes) -> None:
+    """What comes over a link between two ranks."""
+    with suppress(WireError):
+        Decoder(1 << 16).feed(data)
+
+
+def handshake(data: bytes) -> None:
+    """What a stranger says who wants to be a rank."""
+    listener = Handshake(Membership("fuzzed", 1, 0, 2, b"s" * 32, b"a" * 32), {(1, Purpose.DATA)})
+    with suppress(Refusal):
+        listener.receive(data)
+    assert listener.peer is None, "nobody here knows the secret"
+
+
+def step_messages(data: bytes) -> None:
+    """What rank 0 tells the others to do; what can be read says the same again."""
+    with suppress(steps.StepError):
+        message = steps.decode(data)
+        assert steps.decode(message.encode()).encode() == message.encode()
+    with suppress(steps.StepError):
+        steps.split_loss(data)
+
+
+def requests(data: bytes) -> None:
+    """The bodies of all APIs' requests."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    readers: tuple[Callable[[Any], object], ...] = (
+        chat_generates,
+        completion_generates,
+        lambda asked: response_of(read(RESPONSE, asked)),
+        lambda asked: messages_of(read(MESSAGES, asked)),
+    )
+    for reader in readers:
+        with suppress(ApiError):
+            reader(body)
+
+
+def model_config(data: bytes) -> None:
+    """A model's ``config.json``."""
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(values, dict):
+        with suppress(ConfigError):
+            describe(Keys(Path("config.json"), values))
+
+
+def safetensors(data: bytes) -> None:
+    """A file of weights, of which every tensor's first row is read."""
+    folder = _folder()
+    (folder / SINGLE).write_bytes(data)
+    with suppress(CheckpointError), SafetensorsCheckpoint(folder) as checkpoint:
+        checkpoint.fingerprint()
+
+
+def gguf(data: bytes) -> None:
+    """A file of weights and of what describes their model."""
+    file = _folder() / "model.gguf"
+    file.write_bytes(data)
+    with suppress(CheckpointError), GgufCheckpoint(file) as checkpoint:
+        checkpoint.fingerprint()
+
+
+def answers(data: bytes) -> None:
+    """What a model writes that may call tools, however it comes: nothing of it is lost or told twice."""
+    text = data.decode("utf-8", "replace")
+    for form in FORMATS:
+        whole, pieces = ([*_parts(form, cut)] for cut in ([text], list(text)))
+        for kind in ("content", "reasoning"):
+            assert "".join(getattr(part, kind) for part in whole) == "".join(getattr(part, kind) for part in pieces)
+
+
+def _parts(form: Any, pieces: Sequence[str]) -> Any:
+    parts = AnswerParts(form, True, False)
+    for piece in pieces:
+        yield from parts.push(piece)
+    yield from parts.flush()
+
+
+@cache
+def _folder() -> Path:
+    kept = TemporaryDirectory(prefix="motley-fuzzing-")
+    _KEPT.append(kept)
+    return Path(kept.name)
+
+
+_KEPT: list[TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target
+    for target in (frames, handshake, step_messages, requests, model_config, safetensors, gguf, answers)
+}
