@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS
+from motley.daemon.text.call_formats import CallFormat
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 
@@ -29,39 +30,6 @@ _BETWEEN = " \t\r\n,;[]"
 """What may stand between calls, and around a list of them."""
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 """A call up to its arguments, as models write it."""
-
-
-@dataclass(frozen=True)
-class CallFormat:
-    """How a model marks calls of tools.
-
-    Attributes:
-        begin, end: stand around calls; an empty `begin`: the answer is the call; an empty `end`: nothing follows calls.
-        arguments: what the key of the arguments is.
-        lead, tail: whitespace within the marks, as the model was taught it.
-    """
-
-    begin: str
-    end: str
-    arguments: str = "arguments"
-    lead: str = ""
-    tail: str = ""
-
-
-FORMATS = (
-    CallFormat("<tool_call>", "</tool_call>", lead="\n", tail="\n"),
-    CallFormat("[TOOL_CALLS]", "", lead="[", tail="]"),
-)
-"""By what stands in a template that knows them, the first that does."""
-BARE = CallFormat("", "", "parameters")
-"""Of templates with tools and none of these marks."""
-
-
-def call_format(template: str) -> CallFormat | None:
-    """How a model with this chat template calls tools; None: the template knows none."""
-    if not re.search(r"\btools\b", template):
-        return None
-    return next((each for each in FORMATS if each.begin in template), BARE)
 
 
 def calls_grammar(

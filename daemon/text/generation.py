@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
-from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts, call_format
+from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts
+from motley.daemon.text.call_formats import call_format
 from motley.daemon.text.harmony import MARKS, ChannelParts, has_channels
 from motley.daemon.text.kept_to import KeptToError, constraint_of
 from motley.daemon.text.messages import ChatError
@@ -55,7 +56,6 @@ class Generation:
     def __init__(self, request: pb.Generate, tokenizer: Tokenizer, context: int) -> None:
         self._request = request
         self._tokenizer = tokenizer
-        _check_tools(request, tokenizer)
         self._prompt = _prompt(request, tokenizer)
         self._max_tokens = 0 if request.embed else _max_tokens(request, len(self._prompt), context)
         if request.embed:
@@ -187,7 +187,6 @@ def told_prompt(request: pb.Generate, tokenizer: Tokenizer) -> pb.Delta:
     Raises:
         RequestError: it cannot be had.
     """
-    _check_tools(request, tokenizer)
     prompt = _prompt(request, tokenizer)
     text = tokenizer.decode(prompt) if request.echo else ""
     return pb.Delta(request_id=request.request_id, text=text, ids=prompt, finish="stop", prompt_tokens=len(prompt))
@@ -266,12 +265,6 @@ def _check_length(prompt: int, context: int) -> None:
             " length of the input.",
             "input",
         )
-
-
-def _check_tools(request: pb.Generate, tokenizer: Tokenizer) -> None:
-    """Refuse tools of which the model would not hear; errors as `Generation`."""
-    if request.tools_json and tokenizer.template is not None and call_format(tokenizer.template.source) is None:
-        raise RequestError("invalid_request", "the model's chat template knows no tools", "tools")
 
 
 def _parts(

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 
 from motley.daemon.sampling.constraint import ANSWER, ConstraintError, grammar_of
-from motley.daemon.text.answer_parts import AnswerParts, CallFormat, call_format, calls_grammar
+from motley.daemon.text.answer_parts import AnswerParts, calls_grammar
+from motley.daemon.text.call_formats import CallFormat, call_format
 from motley.daemon.text.harmony import CHANNEL, MARKS, MESSAGE, ChannelParts, channel_grammar
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
@@ -82,9 +83,7 @@ def _grammar(request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | Ch
 def _call_format(tokenizer: Tokenizer) -> CallFormat:
     """How the model calls tools, of which a request has some."""
     assert tokenizer.template is not None, "there are messages"
-    calls = call_format(tokenizer.template.source)
-    assert calls is not None, "it has been checked"
-    return calls
+    return call_format(tokenizer.template.source)
 
 
 def _channel_marks(tokenizer: Tokenizer) -> Mapping[str, int]:

@@ -15,8 +15,10 @@ from typing import Any
 import tokenizers
 from llguidance import LLTokenizer
 
+from motley.daemon.text.call_formats import knows_tools
 from motley.daemon.text.messages import ChatError, check_messages
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
+from motley.daemon.text.told_tools import with_told_tools
 from motley.daemon.weights.git_lfs import pointer_told
 from motley.protocol import worker_pb2 as wp
 
@@ -169,6 +171,8 @@ class Tokenizer:
         if self.template is None:
             raise ChatError(_NO_TEMPLATE, "no_chat_template")
         chat = check_messages(messages)
+        if not knows_tools(self.template.source):
+            chat = with_told_tools(chat, options.get("tools") or ())
         return self._encode(self.template.render(chat, self._special, options), False)
 
     def _encode(self, text: str, post_process: bool) -> list[int]:

@@ -74,16 +74,21 @@ async def test_the_official_client_calls_tools(there: Mesh, tmp_path: Path) -> N
             await client.chat.completions.create(**{**asked, "tools": [wrong]}, tool_choice="required")
 
 
-async def test_a_model_whose_template_knows_no_tools_says_so(there: Mesh, tmp_path: Path) -> None:
+async def test_a_model_whose_template_knows_no_tools_is_told_of_them(there: Mesh, tmp_path: Path) -> None:
     import openai
 
     await there.session(model=str(chatting_model(tmp_path)), name="plain", nodes=["b"])
+    asked: dict[str, Any] = {"model": "plain", "messages": [{"role": "user", "content": "Go!"}], "max_tokens": 300}
     async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
-        with pytest.raises(openai.BadRequestError, match="knows no tools") as refused:
-            await client.chat.completions.create(
-                model="plain", messages=[{"role": "user", "content": "Go!"}], tools=[STAY]
-            )
-        assert refused.value.param == "tools"
+        untold = await client.chat.completions.create(**asked)
+        told = await client.chat.completions.create(
+            **asked, tools=[GO], tool_choice="required", parallel_tool_calls=False
+        )
+        assert told.usage.prompt_tokens > untold.usage.prompt_tokens + 50
+        (choice,) = told.choices
+        assert choice.finish_reason == "tool_calls"
+        for call in choice.message.tool_calls:
+            jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
 
 
 async def test_thoughts_come_apart_from_what_is_said(there: Mesh, tmp_path: Path) -> None:

@@ -13,14 +13,17 @@ from typing import Any
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.rank import steps
-from motley.daemon.text.answer_parts import FORMATS, AnswerParts
+from motley.daemon.text.answer_parts import AnswerParts
+from motley.daemon.text.call_formats import FORMATS
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SINGLE, SafetensorsCheckpoint
-from motley.orchestrator.api.anthropic.generates import MESSAGES, generate_of as messages_of
+from motley.orchestrator.api.anthropic.generates import MESSAGES
+from motley.orchestrator.api.anthropic.generates import generate_of as messages_of
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.openai.generates import chat_generates, completion_generates
-from motley.orchestrator.api.responses.generates import RESPONSE, generate_of as response_of
+from motley.orchestrator.api.responses.generates import RESPONSE
+from motley.orchestrator.api.responses.generates import generate_of as response_of
 from motley.orchestrator.api.schema import read
 from motley.transport.links.wire import Decoder, Handshake, Membership, Purpose, Refusal, WireError
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.sampling.constraint import ANSWER, Constraint
-from motley.daemon.text.answer_parts import BARE, FORMATS, AnswerParts, CallFormat, call_format, calls_grammar
+from motley.daemon.text.answer_parts import AnswerParts, calls_grammar
+from motley.daemon.text.call_formats import BARE, FORMATS, TOLD, CallFormat, call_format
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 from tests.e2e.processes import BUNDLED
@@ -112,7 +113,7 @@ def test_the_template_says_how_calls_are_marked() -> None:
     assert call_format("{% if tools %}<tool_call>{% endif %}") is HERMES
     assert call_format("{{ tools }}[TOOL_CALLS]") is MISTRAL
     assert call_format("{{ tools }}") is BARE
-    assert call_format("{{ messages }}") is None
+    assert call_format("{{ messages }}") is TOLD
 
 
 SCHEMA = {
