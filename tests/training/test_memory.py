@@ -78,9 +78,14 @@ class TestWithTorch:
         return float(loss.detach()), torch.cat([weight.grad.flatten() for weight in trained])
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_layers_and_labels_have_the_gradients_of_plain_autograd(self, family: str, tmp_path: Path) -> None:
+    def test_layers_and_labels_have_the_gradients_of_plain_autograd(
+        self, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         import torch
 
+        from motley.training.memory import rows
+
+        monkeypatch.setattr(rows, "ROWS", 5)  # stretches of MLPs and of logits
         loss, plain = self.gradients(family, (), tmp_path)
         for switches in (("layers",), ("labels",), ("layers", "labels")):
             spared_loss, spared = self.gradients(family, switches, tmp_path)
@@ -152,20 +157,26 @@ class TestWithTorch:
         import transformers
 
         from motley.training.base import with_adapters
-        from motley.training.memory.head import near_tokens
+        from motley.training.memory.head import NearTokens
 
         config = transformers.LlamaConfig(vocab_size=96, **FAMILIES["Llama"])
         model = with_adapters(transformers.AutoModelForCausalLM.from_config(config), 4, 8, 0.0, ())
         weight = model.get_base_model().get_input_embeddings().weight.detach()
-        table = near_tokens(model, 5, tmp_path / "near.npy")
-        cosines = torch.nn.functional.cosine_similarity(weight[7], weight, dim=1)
-        assert set(table[7].tolist()) == set(cosines.topk(5).indices.tolist())
-        assert 7 in table[7]
-        made = (tmp_path / "near.npy").stat().st_mtime_ns
-        assert torch.equal(near_tokens(model, 5, tmp_path / "near.npy"), table)
-        assert (tmp_path / "near.npy").stat().st_mtime_ns == made
+        file = tmp_path / "near.i32"
+        near = NearTokens(model, 5, file)
+
+        def nearest(token: int) -> set[int]:
+            cosines = torch.nn.functional.cosine_similarity(weight[token], weight, dim=1)
+            return set(cosines.topk(5).indices.tolist())
+
+        assert near.union(torch.tensor([7])).tolist() == sorted(nearest(7))
+        assert near.union(torch.tensor([95, 7, 95])).tolist() == sorted(nearest(7) | nearest(95))
+        assert {7, 95} <= nearest(7) | nearest(95)
+        made = file.stat().st_mtime_ns
+        assert torch.equal(NearTokens(model, 5, file).union(torch.tensor([7])), near.union(torch.tensor([7])))
+        assert file.stat().st_mtime_ns == made
         with pytest.raises(TrainingError, match="another model"):
-            near_tokens(model, 6, tmp_path / "near.npy")
+            NearTokens(model, 6, file)
 
     def test_a_disk_that_fills_up_ends_the_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from motley.training.memory import layers
@@ -193,5 +204,5 @@ class TestWithTorch:
         assert plain.perplexity is not None
         (before, after), (_, plainly) = trained.perplexity, plain.perplexity
         assert after < 0.9 * before
-        assert [file.name for file in (tmp_path / "tight" / "memory").iterdir()] == ["near-100.npy"]
+        assert [file.name for file in (tmp_path / "tight" / "memory").iterdir()] == ["near-100.i32"]
         assert after < sqrt(before * plainly)
