@@ -24,13 +24,15 @@ class NarrowHead(nn.Module):
     Attributes:
         positions: bool[B, T]: where logits are wanted; they come as f32[1, P, U]. None: everywhere, f32[B, T, U].
         tokens: i64[U]: which logits are wanted, rising. None: all.
+        vocabulary: V, the tokens that there are.
         rows: f32[P, K], if `waits`: the hidden states at these positions, of which `logits` may be asked.
         waits: it makes no logits by itself.
     """
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head: Any) -> None:
         super().__init__()
-        self.head = head
+        self.head: Any = head
+        self.vocabulary = len(head.codes.packed) if isinstance(head, FrozenLinear) else len(head.weight)
         self.positions: Tensor | None = None
         self.tokens: Tensor | None = None
         self.rows: Tensor | None = None
@@ -50,7 +52,7 @@ class NarrowHead(nn.Module):
             logits: Tensor = self.head(hidden)
             return logits
         if isinstance(self.head, FrozenLinear):
-            return functional.linear(hidden, *self.head.rows(self.tokens))
+            return self.head.some(hidden, self.tokens)
         bias = getattr(self.head, "bias", None)
         return functional.linear(hidden, self.head.weight[self.tokens], None if bias is None else bias[self.tokens])
 

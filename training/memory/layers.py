@@ -1,7 +1,7 @@
 """One decoder layer in memory at a time: a node whose input and weights wait on disk, computed again on the way back.
 Of a layer that is computed again, an MLP is so once more, some rows at a time (`motley.training.memory.rows`).
 
-What comes after the last layer (its norm, the head, the loss) is never computed again, but for logits some rows at a time.
+What comes after the last layer (its norm, the head, the loss) is never computed again, but for logits by rows.
 """
 
 from __future__ import annotations

@@ -12,22 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-ROWS = 256
-"""Of a stretch."""
+ROWS = 1024
+"""Of a stretch of an MLP's input."""
+LOGITS = 1 << 20
+"""Of a stretch of rows with logits."""
 _PROBE = 4
 """Rows by which it is found out whether a module computes each for itself."""
 
 
-def in_stretches(compute: Callable[..., Tensor], *rows: Tensor) -> list[Tensor]:
+def in_stretches(compute: Callable[..., Tensor], length: int, *rows: Tensor) -> list[Tensor]:
     """What a function makes of each stretch of rows.
 
     Args:
         compute: it is given a stretch of each of `rows`, and is called again on the way back.
+        length: of a stretch, in rows.
         rows: [N, ...] each, of as many rows.
     """
     made = []
-    for stretch in zip(*(each.split(ROWS) for each in rows), strict=True):
-        made.append(checkpoint(compute, *stretch, use_reentrant=False) if torch.is_grad_enabled() else compute(*stretch))
+    for stretch in zip(*(each.split(length) for each in rows), strict=True):
+        made.append(
+            checkpoint(compute, *stretch, use_reentrant=False) if torch.is_grad_enabled() else compute(*stretch)
+        )
     return made
 
 
@@ -47,7 +52,7 @@ def _by_stretches(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
         rows = hidden.flatten(0, -2)
         if len(rows) <= ROWS:
             return forward(hidden)
-        return torch.cat(in_stretches(lambda some: forward(some[None])[0], rows)).view_as(hidden)
+        return torch.cat(in_stretches(lambda some: forward(some[None])[0], ROWS, rows)).view_as(hidden)
 
     return compute
 

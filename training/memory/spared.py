@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from motley.training.examples import IGNORED, Example, padded
+from motley.training.memory.freeing import give_back_what_is_free
 from motley.training.memory.head import NarrowHead, NearTokens, hands_logits_on, narrow_head
 from motley.training.memory.layers import one_by_one, remove_files
 from motley.training.memory.quantised import quantise_base
-from motley.training.memory.rows import in_stretches
+from motley.training.memory.rows import LOGITS, in_stretches
 from motley.training.memory.switches import INT4, LABELS, LAYERS, NEAR
 
 
@@ -49,11 +50,12 @@ class Spared:
             return _negative_log_likelihood(logits.flatten(0, -2) if self._labels_only else logits[learnt], targets)
         rows, head.rows = head.rows, None
         assert rows is not None, "the model has asked its head"
+        length = max(1, LOGITS // (head.vocabulary if chosen is None else len(chosen)))
 
         def loss_of(some: Tensor, learnt_there: Tensor) -> Tensor:
             return _negative_log_likelihood(head.logits(some), learnt_there)
 
-        return torch.stack(in_stretches(loss_of, rows, targets)).sum()
+        return torch.stack(in_stretches(loss_of, length, rows, targets)).sum()
 
 
 def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
@@ -71,6 +73,7 @@ def spare(model: nn.Module, switches: Collection[str], near: int, folder: Path) 
     Raises:
         TrainingError: the model has no layers, or the disk is full.
     """
+    give_back_what_is_free()
     if INT4 in switches:
         quantise_base(model)
     table = NearTokens(model, near, folder / f"near-{near}.i32") if NEAR in switches else None
