@@ -177,10 +177,10 @@ async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -
         sent = {file.name[0]: file.read_bytes() for file in sorted((tmp_path / "wire").iterdir())}
         assert sent.keys() == {"a", "b", "c"}
         assert b'"forward"' in sent["a"], "the wire was read"
-        examples = read_data(BUNDLED, data, settings)
+        examples = read_data(BUNDLED, data, settings).learnt[:6]
         for node, each in sent.items():
-            assert not is_shown([*examples.learnt, *examples.evaluated], each), node
-        assert is_shown(examples.learnt, examples.learnt[0].tokens.tobytes()), "it would have been seen"
+            assert not is_shown(examples, each, every=24), node
+        assert is_shown(examples, examples[0].tokens.tobytes(), every=24), "it would have been seen"
         assert "self-evident" not in json.dumps(done), "nor is it told to the orchestrator"
 
 

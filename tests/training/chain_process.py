@@ -83,13 +83,17 @@ def train(plan: dict[str, Any], family: str, epoch: int, listener: Listener, add
     }
 
 
-def is_shown(examples: Sequence[Example], data: bytes) -> bool:
-    """Whether any four tokens or labels of some examples that follow each other are among some bytes."""
+def is_shown(examples: Sequence[Example], data: bytes, every: int = 1) -> bool:
+    """Whether any four tokens or labels of some examples that follow each other are among some bytes.
+
+    Args:
+        every: of so many such fours, one is looked for.
+    """
     runs = (
         values[at : at + 4]
         for example in examples
         for values in (example.tokens, example.labels)
-        for at in range(len(values) - 4)
+        for at in range(0, len(values) - 4, every)
         if (values[at : at + 4] != IGNORED).any()
     )
     kinds = (np.int64, np.int32, np.uint16, np.float32)
