@@ -176,11 +176,11 @@ def described(job: dict[str, Any]) -> list[str]:
         lines.append(words)
     result = job["result"]
     if result:
-        if result["perplexity"]:
+        if result.get("perplexity"):
             before, after = result["perplexity"]
-            held_out = counted(result["held_out"], "held-out example")
+            held_out = counted(result.get("held_out", 0), "held-out example")
             lines.append(f"perplexity of {held_out}: {before:.2f} to {after:.2f}")
-        lines.append(f"the adapter is {result['adapter']}")
+        lines.append(f"the adapter is {result.get('adapter', 'not told')}")
     if job["served_as"]:
         lines.append(f"requests to {job['served_as']!r} are answered with it")
     return lines

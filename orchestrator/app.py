@@ -42,6 +42,7 @@ from motley.orchestrator.api.tokens import TokensApi
 from motley.orchestrator.api.traced import traced
 from motley.orchestrator.api.web import PAGE_PATHS, page_routes
 from motley.orchestrator.control import Control, ForNodes, Listeners
+from motley.orchestrator.jobs.deliveries import Deliveries
 from motley.orchestrator.jobs.running import Jobs
 from motley.orchestrator.mesh.addresses import own_addresses
 from motley.orchestrator.mesh.nodes import NodeTable
@@ -216,7 +217,8 @@ class Orchestrator:
             )
             serving = Serving(nodes, control, time.monotonic, config.state_dir, config.rebalance_at)
             folder = config.state_dir / "jobs"
-            jobs = Jobs(nodes, control, serving.sessions, serving.adapters, time.monotonic, folder)
+            deliveries = Deliveries(nodes, control, serving.lending, serving.relays)
+            jobs = Jobs(nodes, deliveries, serving.sessions, serving.adapters, time.monotonic, folder)
             control.listener = Listeners(serving, jobs)
             allowed = limits()
             await self._start_grpc(stack, identity, control, allowed)

@@ -379,7 +379,7 @@ class JobOrder(_message.Message):
     def __init__(self, job: _Optional[str] = ..., epoch: _Optional[int] = ..., member: _Optional[int] = ..., start: _Optional[_Union[JobStart, _Mapping]] = ..., peers: _Optional[_Union[JobPeers, _Mapping]] = ..., end: _Optional[_Union[Empty, _Mapping]] = ..., forget: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
 
 class JobStart(_message.Message):
-    __slots__ = ("name", "mode", "model", "members", "secret", "tls", "ticket", "computes")
+    __slots__ = ("name", "mode", "model", "members", "secret", "tls", "ticket", "computes", "loan")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -388,6 +388,7 @@ class JobStart(_message.Message):
     TLS_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     COMPUTES_FIELD_NUMBER: _ClassVar[int]
+    LOAN_FIELD_NUMBER: _ClassVar[int]
     name: str
     mode: str
     model: str
@@ -396,7 +397,8 @@ class JobStart(_message.Message):
     tls: Credentials
     ticket: str
     computes: bool
-    def __init__(self, name: _Optional[str] = ..., mode: _Optional[str] = ..., model: _Optional[str] = ..., members: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., ticket: _Optional[str] = ..., computes: _Optional[bool] = ...) -> None: ...
+    loan: Loan
+    def __init__(self, name: _Optional[str] = ..., mode: _Optional[str] = ..., model: _Optional[str] = ..., members: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., ticket: _Optional[str] = ..., computes: _Optional[bool] = ..., loan: _Optional[_Union[Loan, _Mapping]] = ...) -> None: ...
 
 class JobPeers(_message.Message):
     __slots__ = ("peers",)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from motley.orchestrator.control import Control
+from motley.orchestrator.jobs.deliveries import Deliveries
 from motley.orchestrator.jobs.files import JobFileError, pack, read
 from motley.orchestrator.jobs.job import Job, Mode, Order, Papers, Place, Request
 from motley.orchestrator.mesh.nodes import Node, NodeTable, what_became
@@ -19,7 +19,7 @@ from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.trust.certificates import issue_credentials
 from motley.protocol.files import write_private
-from motley.protocol.mesh_pb2 import Empty, HeldRank, JobOrder, NodeMessage, OrchestratorMessage
+from motley.protocol.mesh_pb2 import Empty, HeldRank, JobOrder, NodeMessage
 from motley.protocol.versions import trains
 
 TICK_S = 0.5
@@ -43,7 +43,7 @@ class Jobs:
     def __init__(
         self,
         nodes: NodeTable,
-        control: Control,
+        deliveries: Deliveries,
         sessions: SessionTable,
         adapters: Adapters,
         clock: Callable[[], float],
@@ -53,7 +53,7 @@ class Jobs:
         Args:
             folder: where jobs are written down; those that are there are taken up.
         """
-        self._nodes, self._control, self._clock, self._folder = nodes, control, clock, folder
+        self._nodes, self._deliveries, self._clock, self._folder = nodes, deliveries, clock, folder
         self._sessions, self._adapters = sessions, adapters
         self._jobs: dict[str, Job] = {}
         self._unwritten: dict[str, float] = {}
@@ -161,6 +161,7 @@ class Jobs:
         """Write down what has changed, as the orchestrator stops: workers go on without it."""
         for number in list(self._unwritten):
             self._write(self._jobs[number])
+        await self._deliveries.finish()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
@@ -184,9 +185,7 @@ class Jobs:
 
     def _carry_out(self, job: Job, orders: Sequence[Order], *, soon: bool = True) -> None:
         """Tell daemons what a job has decided, and have it written down: now, or with what else comes."""
-        for name, order in orders:
-            if (node := self._nodes.named(name)) is not None:
-                self._control.send(node.id, OrchestratorMessage(job=order))
+        self._deliveries.send(job, orders)
         if not job.runs and not job.ended:
             job.ended = time.time()
             _log.info("job %s (%s): %s %s", job.id, job.request.name, job.state, job.why)
@@ -233,7 +232,7 @@ class Jobs:
         return next((each for each in served if job.request.model in (each.name, each.request.model)), None)
 
     def _forget(self, node: Node, number: str) -> None:
-        self._control.send(node.id, OrchestratorMessage(job=JobOrder(job=number, forget=Empty())))
+        self._deliveries.tell(node, JobOrder(job=number, forget=Empty()))
 
     def _write(self, job: Job) -> None:
         self._unwritten.pop(job.id, None)

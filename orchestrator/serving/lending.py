@@ -73,34 +73,52 @@ class Lending:
             return None
         refused = []
         for lender in lenders:
-            number = f"loan-{secrets.token_hex(8)}"
-            credentials = issue_credentials(number, len(taking) + 1)
-            order = Lend(
-                id=number,
-                source=spec.source,
-                fingerprint=fingerprint,
-                members=len(credentials),
-                secret=secrets.token_bytes(32),
-                tls=credentials[0],
-            )
-            lent = await self._ask(lender, order)
-            if not lent.failure:
-                loan = Loan(
-                    id=number,
-                    node=lender.name,
-                    address=lent.listening,
-                    files=lent.files,
-                    members=order.members,
-                    secret=order.secret,
-                )
-                return Loans(loan, borrowers, credentials)
-            refused.append(f"\n  {lender.name}: {lent.failure}")
+            loans = await self.ask(lender, spec.source, fingerprint, len(taking))
+            if not isinstance(loans, Lent):
+                lent, credentials = loans
+                return Loans(lent, borrowers, credentials)
+            refused.append(f"\n  {lender.name}: {loans.failure}")
         names = ", ".join(sorted(borrowers))
         raise refusal(
             "model_missing",
             f"{names}: no files of model {spec.source!r}, and nobody lends them:{''.join(refused)}",
             "model",
         )
+
+    async def ask(
+        self, lender: Node, source: str, fingerprint: str, borrowers: int
+    ) -> tuple[Loan, Sequence[Credentials]] | Lent:
+        """Have a node lend a model.
+
+        Args:
+            fingerprint: of the files; empty: whatever it has.
+            borrowers: how many may borrow.
+
+        Returns:
+            by whom and where it is lent, and credentials of the members, the lender first; or why it is not.
+        """
+        number = f"loan-{secrets.token_hex(8)}"
+        credentials = issue_credentials(number, borrowers + 1)
+        order = Lend(
+            id=number,
+            source=source,
+            fingerprint=fingerprint,
+            members=len(credentials),
+            secret=secrets.token_bytes(32),
+            tls=credentials[0],
+        )
+        lent = await self._ask(lender, order)
+        if lent.failure:
+            return lent
+        loan = Loan(
+            id=number,
+            node=lender.name,
+            address=lent.listening,
+            files=lent.files,
+            members=order.members,
+            secret=order.secret,
+        )
+        return loan, credentials
 
     def on_lent(self, node: Node, lent: Lent) -> None:
         """A node says that it lends a model, or why not; ignored if it was not asked."""

@@ -1,4 +1,4 @@
-"""Ranks whose nodes cannot reach each other meet by a third node, which forwards their bytes.
+"""Ranks, and workers of a training, whose nodes cannot reach each other meet by a third node, which forwards bytes.
 
 A rank dials those before it. Where its node cannot, it is told the address of a relay in place of the other's; the
 relay is opened when all ranks listen, as it leads to a port.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Mapping
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.mesh.links import LinkTable
@@ -61,26 +62,50 @@ class Relays:
         dialler = session.worker(told.rank)
         if not isinstance(dialler, Rank) or dialler.node_id not in nodes:
             return {}
+        others = {
+            rank.index: (nodes[rank.node_id], told.peers.addresses[rank.index])
+            for rank in session.ranks[: dialler.index]
+            if rank.node_id in nodes
+        }
+        return self.needed(nodes[dialler.node_id], others)
+
+    def needed(self, dialler: Node, others: Mapping[int, tuple[Node, str]]) -> dict[int, str]:
+        """Ids of nodes that are to be relays, by the number of whom a node cannot dial.
+
+        Args:
+            others: by number: the node of whom it is to dial, and the address.
+        """
         over = {}
-        for rank in session.ranks[: dialler.index]:
-            if rank.node_id in nodes and self._links.fails(nodes[dialler.node_id], nodes[rank.node_id]):
-                address = told.peers.addresses[rank.index]
-                if parse_address(address)[0] != nodes[rank.node_id].address:  # a relay leads to ranks, not anywhere
-                    _log.warning("rank %d of session %s listens elsewhere: %s", rank.index, told.session, address)
+        for number, (node, address) in others.items():
+            if self._links.fails(dialler, node):
+                if parse_address(address)[0] != node.address:  # a relay leads to ranks, not anywhere
+                    _log.warning("what %s is to dial on %s listens elsewhere: %s", dialler.name, node.name, address)
                     continue
-                relay = self._links.relay(nodes[dialler.node_id], nodes[rank.node_id])
+                relay = self._links.relay(dialler, node)
                 if relay is not None:
-                    over[rank.index] = relay
+                    over[number] = relay
         return over
 
+    async def open(self, over: Mapping[int, str], addresses: Mapping[int, str], who: str) -> dict[int, str]:
+        """Open relays; by number, the address at which one leads to whom it is for. One that cannot be opened is left
+        out: who dials will say that he does not reach the other.
+
+        Args:
+            over: as `needed` tells.
+            addresses: by number, of whom the relays are to lead to.
+            who: dials, for the log.
+        """
+        opened = await asyncio.gather(*(self._open(relay, addresses[number]) for number, relay in over.items()))
+        for relayed in opened:
+            if relayed.failure:
+                _log.warning("%s has no relay: %s", who, relayed.failure)
+        return {number: told.listening for number, told in zip(over, opened, strict=True) if not told.failure}
+
     async def _send(self, node_id: str, told: RankCommand, over: dict[int, str]) -> None:
-        addresses = list(told.peers.addresses)
-        opened = await asyncio.gather(*(self._open(relay, addresses[rank]) for rank, relay in over.items()))
-        for rank, relayed in zip(over, opened, strict=True):
-            if relayed.failure:  # the rank will say that it does not reach the other
-                _log.warning("rank %d of session %s has no relay: %s", told.rank, told.session, relayed.failure)
-            else:
-                told.peers.addresses[rank] = relayed.listening
+        who = f"rank {told.rank} of session {told.session}"
+        opened = await self.open(over, dict(enumerate(told.peers.addresses)), who)
+        for rank, address in opened.items():
+            told.peers.addresses[rank] = address
         self._control.send(node_id, OrchestratorMessage(rank=told))
 
     async def _open(self, node_id: str, target: str) -> Relayed:

@@ -74,20 +74,20 @@ class Serving:
         self._planner = Planner()
         self._descriptions = Descriptions(control)
         kept = KeptSessions(state_dir)
-        self._relays = Relays(nodes, self.links, control)
-        self._carrier = Carrier(self.sessions, control, self.requests, kept, self._relays)
+        self.relays = Relays(nodes, self.links, control)
+        self._carrier = Carrier(self.sessions, control, self.requests, kept, self.relays)
         self._wanted = kept.take_up(self.sessions, clock())
         self.adapters = Adapters(control, self._carrier, self.requests)
-        self._lending = Lending(control)
+        self.lending = Lending(control)
         memory = Memory(nodes, self.sessions, self.links)
         layouts = Layouts(nodes, self.links, memory, self._planner, self._carrier, clock)
         fitting = Fitting(nodes, self._descriptions, layouts, self._carrier)
         self.lifecycle = Lifecycle(
-            nodes, self.links, self.sessions, self._descriptions, self._lending, layouts, fitting, self._carrier, clock
+            nodes, self.links, self.sessions, self._descriptions, self.lending, layouts, fitting, self._carrier, clock
         )
         self._reopening = Reopening(nodes, self.lifecycle, kept, self._carrier, clock)
         self.upkeep = Upkeep(nodes, memory, self._planner, self._carrier, clock)
-        self._recovery = Recovery(nodes, self.links, self._descriptions, self._lending, layouts, self._carrier, clock)
+        self._recovery = Recovery(nodes, self.links, self._descriptions, self.lending, layouts, self._carrier, clock)
         self.forecasts = Forecasts(nodes, self.links, memory, self._descriptions, self._planner, self._carrier)
         self.rearranging = Rearranging(
             nodes, self.links, self.sessions, self.forecasts, self._recovery, self._carrier, control, clock
@@ -108,11 +108,11 @@ class Serving:
             case "delta":
                 self.requests.on_delta(node, message.delta)
             case "lent":
-                self._lending.on_lent(node, message.lent)
+                self.lending.on_lent(node, message.lent)
             case "probed":
                 self._probes.on_probed(node, message.probed)
             case "relayed":
-                self._relays.on_relayed(node, message.relayed)
+                self.relays.on_relayed(node, message.relayed)
             case "done":
                 self.orders.on_done(node, message.done)
 
@@ -141,7 +141,7 @@ class Serving:
     def on_lost(self, node: Node) -> None:
         self.orders.on_lost(node)
         self._descriptions.on_lost(node)
-        self._lending.on_lost(node)
+        self.lending.on_lost(node)
         self._probes.on_lost(node)
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_node_lost(node.id, node.lost, self._clock()))
@@ -203,7 +203,7 @@ class Serving:
         """Close every session, for the orchestrator stops."""
         await self.lifecycle.close_all()
         await self.upkeep.finish()
-        await self._relays.finish()
+        await self.relays.finish()
         await self._improving.finish()
         await self._making_way.finish()
         await self._recovery.finish()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,6 +26,31 @@ DOCUMENTS = Path(__file__).parents[1] / "training" / "documents.txt"
 SETTINGS = ("--batch", "4", "--rate", "5e-3", "--context", "64", "--warm-up", "2", "--rank", "4")
 
 
+READS_THE_WIRE = """
+import os, sys
+
+if "motley.training.mesh.process" in sys.orig_argv:
+    import motley.transport
+
+    class Heard:
+        def __init__(self, stream):
+            self.stream = stream
+            self.file = open(f"{os.environ['WIRE']}/{os.environ['NODE']}-{os.getpid()}", "ab", buffering=0)
+
+        def __getattr__(self, name):
+            return getattr(self.stream, name)
+
+        def send(self, data):
+            sent = self.stream.send(data)
+            self.file.write(data[:sent])
+            return sent
+
+    connect = motley.transport.connect_mesh
+    motley.transport.connect_mesh = lambda *args, **told: connect(*args, wrap=lambda peer, each: Heard(each), **told)
+"""
+"""Run first by every Python of a node: of a training's worker, all that it sends to others is kept, before TLS."""
+
+
 def written(folder: Path) -> Path:
     """Pieces of other authors' texts, 100 characters each."""
     text, file = DOCUMENTS.read_text(), folder / "documents.jsonl"
@@ -31,11 +59,16 @@ def written(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def three_machines(folder: Path, **memory: str) -> AsyncIterator[Mesh]:
-    """A mesh of nodes a, b and c, each with a lease, a cache and memory of its own."""
+async def three_machines(folder: Path, models: Path | None = None, **memory: str) -> AsyncIterator[Mesh]:
+    """A mesh of nodes a, b and c, each with a lease, a cache and memory of its own; a has a folder of models."""
+    (folder / "wire").mkdir()
+    (folder / "sitecustomize.py").write_text(READS_THE_WIRE)
+    reading = {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "WIRE": str(folder / "wire")}
     async with mesh(folder) as there:
         for name, size in memory.items():
-            await there.join(name, size, folder / name / "cache", MOTLEY_LEASE=str(folder / name / "lease.json"))
+            own = models if name == "a" else None
+            where = {"MOTLEY_LEASE": str(folder / name / "lease.json"), "NODE": name, **reading}
+            await there.join(name, size, folder / name / "cache", models=own, **where)
         yield there
 
 
@@ -106,17 +139,20 @@ async def test_nodes_train_alone_and_one_that_is_killed_resumes(tmp_path: Path) 
 
 
 async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -> None:
-    """Three nodes have the layers, the worker of one is killed for good; the curve is that of one process."""
+    """Three nodes have the layers, one is killed for good; the curve is that of one process. Only the owner has the
+    model's files; what crosses is read, and no token and no label is among it."""
     from motley.training.settings import Settings
-    from motley.training.training import train
+    from motley.training.training import read_data, train
+    from tests.training.chain_process import is_shown
 
+    shutil.copytree(BUNDLED, tmp_path / "models" / "bard")
     data, out = written(tmp_path), tmp_path / "out"
     steps = 16
     settings = Settings(steps=steps, batch=4, rate=5e-3, context=64, warm_up=2, rank=4)
-    async with three_machines(tmp_path, a="3GB", b="3GB", c="3GB") as there:
+    async with three_machines(tmp_path, tmp_path / "models", a="3GB", b="3GB", c="3GB") as there:
         words = ("--out", str(out), "--mode", "chain", "--nodes", "b,c", "--steps", str(steps), "--keep-every", "2")
         told = await in_thread(
-            *("train", str(BUNDLED), str(data), *words, *SETTINGS, "--detach", "--json", "--url", there.url),
+            *("train", "bard", str(data), *words, *SETTINGS, "--detach", "--json", "--url", there.url),
             *("--patience", "2s"),
             MOTLEY_LEASE=str(tmp_path / "a" / "lease.json"),
         )
@@ -137,6 +173,15 @@ async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -
         assert losses == pytest.approx([point.loss for point in alone.points if point.loss is not None], rel=1e-4)
         assert done["result"]["perplexity"] == pytest.approx(alone.perplexity, rel=1e-3)
         assert (out / "adapter" / "adapter_model.safetensors").is_file()
+        assert all(f"{node}: fetches the model from a" in done["log"] for node in "bc")
+        sent = {file.name[0]: file.read_bytes() for file in sorted((tmp_path / "wire").iterdir())}
+        assert sent.keys() == {"a", "b", "c"}
+        assert b'"forward"' in sent["a"], "the wire was read"
+        examples = read_data(BUNDLED, data, settings).learnt[:6]
+        for node, each in sent.items():
+            assert not is_shown(examples, each, every=24), node
+        assert is_shown(examples, examples[0].tokens.tobytes(), every=24), "it would have been seen"
+        assert "self-evident" not in json.dumps(done), "nor is it told to the orchestrator"
 
 
 async def _removed(folder: Path) -> None:

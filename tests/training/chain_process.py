@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,31 @@ def train(plan: dict[str, Any], family: str, epoch: int, listener: Listener, add
         leader.end()
     save_adapter(model, folder / "chain")
     data = bytes(sent)
-    secret = [each for example in examples for each in (example.tokens, example.labels)]
-    shown = any(
-        values[at : at + 4].astype(kind).tobytes() in data
-        for values in secret
-        for at in range(len(values) - 4)
+    return {
+        "losses": [point.loss for point in points],
+        "shown": is_shown(examples, data),
+        "heard": b'"end"' in data,
+    }
+
+
+def is_shown(examples: Sequence[Example], data: bytes, every: int = 1) -> bool:
+    """Whether any four tokens or labels of some examples that follow each other are among some bytes.
+
+    Args:
+        every: of so many such fours, one is looked for.
+    """
+    runs = (
+        values[at : at + 4]
+        for example in examples
+        for values in (example.tokens, example.labels)
+        for at in range(0, len(values) - 4, every)
         if (values[at : at + 4] != IGNORED).any()
-        for kind in (np.int64, np.int32, np.float32)
     )
-    return {"losses": [point.loss for point in points], "shown": shown, "heard": b'"end"' in data}
+    kinds = (np.int64, np.int32, np.uint16, np.float32)
+    return any(
+        json.dumps(run.tolist())[1:-1].encode() in data or any(run.astype(kind).tobytes() in data for kind in kinds)
+        for run in runs
+    )
 
 
 def main() -> None:

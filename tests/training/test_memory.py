@@ -78,14 +78,20 @@ class TestWithTorch:
         return float(loss.detach()), torch.cat([weight.grad.flatten() for weight in trained])
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_layers_and_labels_have_the_gradients_of_plain_autograd(self, family: str, tmp_path: Path) -> None:
+    def test_layers_and_labels_have_the_gradients_of_plain_autograd(
+        self, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         import torch
 
+        from motley.training.memory import rows, spared
+
+        monkeypatch.setattr(rows, "ROWS", 5)  # stretches of MLPs,
+        monkeypatch.setattr(spared, "LOGITS", 96 * 3)  # and of logits
         loss, plain = self.gradients(family, (), tmp_path)
         for switches in (("layers",), ("labels",), ("layers", "labels")):
-            spared_loss, spared = self.gradients(family, switches, tmp_path)
+            spared_loss, own = self.gradients(family, switches, tmp_path)
             assert spared_loss == pytest.approx(loss, rel=1e-6)
-            assert torch.linalg.norm(spared - plain) < 1e-6 * torch.linalg.norm(plain), switches
+            assert torch.linalg.norm(own - plain) < 1e-6 * torch.linalg.norm(plain), switches
 
     def test_the_noise_of_dropout_is_the_same_on_the_way_back(self, tmp_path: Path) -> None:
         import torch
@@ -108,11 +114,14 @@ class TestWithTorch:
         _, both = self.gradients(family, SWITCHES, tmp_path / "both")
         assert cosine_similarity(int4, both, 0) > 0.999999
 
-    def test_products_of_codes(self) -> None:
+    @pytest.mark.parametrize("piece", [1 << 22, 700])
+    def test_products_of_codes(self, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
+        from motley.training.memory import quantised
         from motley.training.memory.quantised import Codes, FrozenLinear
 
+        monkeypatch.setattr(quantised, "PIECE", piece)
         weight = torch.randn(24, 100, generator=torch.Generator().manual_seed(6))
         for bits, most in ((4, 0.12), (8, 0.008)):
             codes = Codes(weight, bits)
@@ -126,7 +135,10 @@ class TestWithTorch:
         FrozenLinear(codes, bias)(x).square().sum().backward()
         held = x.detach().requires_grad_()
         torch.nn.functional.linear(held, codes.rows(), bias).square().sum().backward()
-        assert torch.allclose(x.grad, held.grad, rtol=1e-6)
+        assert torch.allclose(x.grad, held.grad, rtol=1e-5, atol=1e-3)
+        some = torch.tensor([3, 20, 9])
+        chosen = FrozenLinear(codes, bias).some(x, some)
+        assert torch.allclose(chosen, FrozenLinear(codes, bias)(x)[:, some], rtol=1e-5, atol=1e-5)
         assert Codes(torch.zeros(1, 64), 4).rows().abs().max() == 0
 
     def test_weights_wait_on_disk(self, tmp_path: Path) -> None:
@@ -152,20 +164,26 @@ class TestWithTorch:
         import transformers
 
         from motley.training.base import with_adapters
-        from motley.training.memory.head import near_tokens
+        from motley.training.memory.head import NearTokens
 
         config = transformers.LlamaConfig(vocab_size=96, **FAMILIES["Llama"])
         model = with_adapters(transformers.AutoModelForCausalLM.from_config(config), 4, 8, 0.0, ())
         weight = model.get_base_model().get_input_embeddings().weight.detach()
-        table = near_tokens(model, 5, tmp_path / "near.npy")
-        cosines = torch.nn.functional.cosine_similarity(weight[7], weight, dim=1)
-        assert set(table[7].tolist()) == set(cosines.topk(5).indices.tolist())
-        assert 7 in table[7]
-        made = (tmp_path / "near.npy").stat().st_mtime_ns
-        assert torch.equal(near_tokens(model, 5, tmp_path / "near.npy"), table)
-        assert (tmp_path / "near.npy").stat().st_mtime_ns == made
+        file = tmp_path / "near.i32"
+        near = NearTokens(model, 5, file)
+
+        def nearest(token: int) -> set[int]:
+            cosines = torch.nn.functional.cosine_similarity(weight[token], weight, dim=1)
+            return set(cosines.topk(5).indices.tolist())
+
+        assert near.union(torch.tensor([7])).tolist() == sorted(nearest(7))
+        assert near.union(torch.tensor([95, 7, 95])).tolist() == sorted(nearest(7) | nearest(95))
+        assert {7, 95} <= nearest(7) | nearest(95)
+        made = file.stat().st_mtime_ns
+        assert torch.equal(NearTokens(model, 5, file).union(torch.tensor([7])), near.union(torch.tensor([7])))
+        assert file.stat().st_mtime_ns == made
         with pytest.raises(TrainingError, match="another model"):
-            near_tokens(model, 6, tmp_path / "near.npy")
+            NearTokens(model, 6, file)
 
     def test_a_disk_that_fills_up_ends_the_step(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from motley.training.memory import layers
@@ -193,5 +211,5 @@ class TestWithTorch:
         assert plain.perplexity is not None
         (before, after), (_, plainly) = trained.perplexity, plain.perplexity
         assert after < 0.9 * before
-        assert [file.name for file in (tmp_path / "tight" / "memory").iterdir()] == ["near-100.npy"]
+        assert [file.name for file in (tmp_path / "tight" / "memory").iterdir()] == ["near-100.i32"]
         assert after < sqrt(before * plainly)

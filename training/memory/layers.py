@@ -1,6 +1,7 @@
 """One decoder layer in memory at a time: a node whose input and weights wait on disk, computed again on the way back.
+Of a layer that is computed again, an MLP is so once more, some rows at a time (`motley.training.memory.rows`).
 
-What comes after the last layer (its norm, the head, the loss) is never computed again.
+What comes after the last layer (its norm, the head, the loss) is never computed again, but for logits by rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from motley.training.errors import TrainingError
 from motley.training.files import cannot_write
+from motley.training.memory.rows import split_rows
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
@@ -43,9 +45,18 @@ def one_by_one(model: nn.Module, folder: Path) -> None:
         TrainingError: the model has no layers, or the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    width = _width_of(model)
     for number, layer in enumerate(decoder_layers(model)):
+        if width is not None:
+            split_rows(layer, width)
         node = _Node(layer, folder / f"layer-{number}")
         layer.forward = node.forward
+
+
+def _width_of(model: Any) -> int | None:
+    """The length of a hidden state; None: the model's config does not say."""
+    width = getattr(model.config, "hidden_size", None)
+    return width if isinstance(width, int) else None
 
 
 class _Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch.nn import functional
 
 BLOCK = 64
 """Values of a row that have a scale together."""
+PIECE = 1 << 22
+"""Values of a matrix that are dequantised at a time."""
 
 
 class Codes(nn.Module):
@@ -43,18 +46,38 @@ class Codes(nn.Module):
         values = packed.to(torch.float32).sub_(self.zero).mul_(scales.float())
         return values.flatten(-2)[..., : self.columns]
 
+    def pieces(self, chosen: Tensor | None = None) -> Sequence[Tensor]:
+        """The numbers of the chosen rows, or of all, in pieces of `PIECE` values at most, as long as each other but the
+        last."""
+        numbers = torch.arange(len(self.packed)) if chosen is None else chosen
+        return numbers.split(max(1, PIECE // self.columns))
+
 
 class _Product(torch.autograd.Function):
-    """x f32[..., K] times the transpose of codes of f32[N, K]. What is kept for the way back are the codes alone."""
+    """x f32[..., K] times the transpose of codes of f32[N, K], or of some of their rows, i64[C]. What is kept for the
+    way back are the codes alone, and of a large matrix some rows are dequantised at a time."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, codes: Codes) -> Tensor:
-        ctx.codes = codes
-        return x @ codes.rows().to(x.dtype).T
+    def forward(ctx: Any, x: Tensor, codes: Codes, chosen: Tensor | None) -> Tensor:
+        ctx.codes, ctx.chosen = codes, chosen
+        pieces = codes.pieces(chosen)
+        if len(pieces) == 1:
+            return x @ codes.rows(chosen).to(x.dtype).T
+        made = x.new_empty(*x.shape[:-1], sum(map(len, pieces)))
+        for part, piece in zip(made.split(len(pieces[0]), -1), pieces, strict=True):
+            part.copy_(x @ codes.rows(piece).to(x.dtype).T)
+        return made
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient @ ctx.codes.rows().to(gradient.dtype), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        codes: Codes = ctx.codes
+        pieces = codes.pieces(ctx.chosen)
+        if len(pieces) == 1:
+            return gradient @ codes.rows(ctx.chosen).to(gradient.dtype), None, None
+        made = gradient.new_zeros(*gradient.shape[:-1], codes.columns)
+        for part, piece in zip(gradient.split(len(pieces[0]), -1), pieces, strict=True):
+            made += part @ codes.rows(piece).to(gradient.dtype)
+        return made, None, None
 
 
 class FrozenLinear(nn.Module):
@@ -66,12 +89,14 @@ class FrozenLinear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
-        product: Tensor = _Product.apply(x, self.codes)
-        return product if self.bias is None else product + self.bias
+        return self.some(x, None)
 
-    def rows(self, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Some rows of the matrix and of the bias."""
-        return self.codes.rows(chosen), None if self.bias is None else self.bias[chosen]
+    def some(self, x: Tensor, chosen: Tensor | None) -> Tensor:
+        """What some rows i64[C] of the matrix make of x f32[..., K]: f32[..., C]; None: all of them."""
+        product: Tensor = _Product.apply(x, self.codes, chosen)
+        if self.bias is None:
+            return product
+        return product + (self.bias if chosen is None else self.bias[chosen])
 
 
 class FrozenEmbedding(nn.Module):

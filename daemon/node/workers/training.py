@@ -14,17 +14,21 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from motley.daemon.lease.file import LeaseFile
+from motley.daemon.lending.wire import LendingError
+from motley.daemon.node.borrowing import borrowed
 from motley.daemon.node.network.address import listening_host
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.workers.leasing import Leasing
 from motley.daemon.node.workers.training_worker import SilentWorker, TrainingWorker
+from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import join_address
 from motley.protocol.devices import CPU
@@ -160,22 +164,47 @@ class Trainings:
     async def _hold(self, order: pb.JobOrder) -> None:
         """Run a worker to its end, which is told."""
         try:
-            if not order.start.computes:
-                await self._run(order, asyncio.Event())
-                return
-            holder = f"training {order.start.name} ({order.job})"
-            again = True
-            while again:
-                async with self._leasing.lent_to(holder, CPU, lambda why: self._tell(order, waits=why)) as lost:
-                    again = await self._run(order, lost)
+            async with self._model(order) as model:
+                if not order.start.computes:
+                    await self._run(order, model, asyncio.Event())
+                    return
+                holder = f"training {order.start.name} ({order.job})"
+                again = True
+                while again:
+                    async with self._leasing.lent_to(holder, CPU, lambda why: self._tell(order, waits=why)) as lost:
+                        again = await self._run(order, model, lost)
+        except LendingError as error:
+            self._tell(order, failed=str(error))
         except Exception as error:
             logger.exception("a worker of job %s", order.job)
             self._tell(order, failed=f"{type(error).__name__}: {error}")
 
-    async def _run(self, order: pb.JobOrder, lost: asyncio.Event) -> bool:
+    @asynccontextmanager
+    async def _model(self, order: pb.JobOrder) -> AsyncIterator[str]:
+        """A job's model as its worker is told of it: borrowed, if it is not here and another node lends it.
+
+        Raises:
+            LendingError: that node is lost or refuses, or there is no room here.
+        """
+        source, loan = order.start.model, order.start.loan
+        if not loan.id or await asyncio.to_thread(self._is_here, source):
+            yield source
+            return
+        self._tell(order, says=f"fetches the model from {loan.node}")
+        async with borrowed(loan, self._settings.cache) as place:
+            yield str(place)
+
+    def _is_here(self, source: str) -> bool:
+        """Whether this machine has a model, and need not ask the hub for it."""
+        try:
+            return (find_here(source, self._settings.models) or find_fetched(source)) is not None
+        except ModelNotFound:
+            return False
+
+    async def _run(self, order: pb.JobOrder, model: str, lost: asyncio.Event) -> bool:
         """Start a worker's process and pass on what it says, until it ends; whether it ended as its device was lost."""
         try:
-            told = await asyncio.to_thread(self._order, order)
+            told = await asyncio.to_thread(self._order, order, model)
         except (OSError, ValueError) as error:
             self._tell(order, failed=str(error))
             return False
@@ -216,7 +245,7 @@ class Trainings:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             self._tell(order, died=f"its worker process {how}")
 
-    def _order(self, order: pb.JobOrder) -> dict[str, Any]:
+    def _order(self, order: pb.JobOrder, model: str) -> dict[str, Any]:
         """What the worker is told.
 
         Raises:
@@ -232,7 +261,7 @@ class Trainings:
             "member": order.member,
             "members": start.members,
             "mode": start.mode,
-            "model": start.model,
+            "model": model,
             "secret": start.secret.hex(),
             "tls": [each.decode() for each in (start.tls.certificate, start.tls.key, start.tls.authority)],
             "listen": [listening_host(settings.address), *settings.ports],

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.store.keys import Scope
-from motley.protocol.mesh_pb2 import JobEvent, JobProgress
+from motley.protocol.mesh_pb2 import JobEvent, JobProgress, Probed
 
 WANTED = {"name": "letters", "model": "m", "mode": "merge", "owner": "pc", "nodes": ["pc", "box"], "ticket": "0" * 32}
 
@@ -64,6 +65,50 @@ async def test_a_job_goes_its_way(mesh: Any, new_node: Any, motley: Any) -> None
     _, shown, _ = await motley("jobs", "ls")
     assert "letters" in shown
     assert "done" in shown
+
+
+async def test_the_owner_lends_the_model_to_nodes_that_may_have_none(mesh: Any, new_node: Any) -> None:
+    _, pc, box = await begin(mesh, new_node)
+    (lend,) = pc.lends
+    assert (lend.source, lend.fingerprint, lend.members) == ("m", "", 3)
+    assert [order.start.HasField("loan") for order in pc.job_orders] == [False, False]
+    loan = box.job_orders[0].start.loan
+    assert (loan.node, loan.address, loan.member, bool(loan.tls.key)) == ("pc", "pc:5000", 2, True)
+    pc.refuses_to_lend = "it is a GGUF file"
+    _, job = await mesh.call("POST", "/api/jobs", WANTED)
+    await box.until(lambda: len(box.job_orders) == 2)
+    assert not box.job_orders[1].start.HasField("loan")
+    _, told = await mesh.call("GET", f"/api/jobs/{job['id']}")
+    assert "pc does not lend the model: it is a GGUF file" in told["log"]
+
+
+@pytest.mark.parametrize("mode", ["merge", "chain"])
+async def test_workers_whose_nodes_cannot_reach_each_other_meet_by_a_relay(
+    mode: str, mesh: Any, new_node: Any, motley: Any
+) -> None:
+    nodes = {}
+    dialler, listener = ("pc", "box") if mode == "merge" else ("box", "pc")
+    for name in ("pc", "box", "far"):
+        nodes[name] = node = new_node(name)
+        node.ways = {other: Probed(latency_s=1e-3, bandwidth=1e8) for other in ("pc", "box", "far") if other != name}
+        if name == dialler:
+            node.ways[listener] = Probed(failure=f"nothing answers at {listener}:4000")
+        await mesh.join(node)
+    await mesh.poll("/api/nodes", lambda body: all(len(node["links"]) == 2 for node in body["nodes"]))
+    _, job = await mesh.call("POST", "/api/jobs", WANTED | {"nodes": ["box"], "mode": mode})
+    await nodes["box"].until(lambda: len(nodes["box"].job_orders) == 1)
+    await tell(nodes["pc"], job["id"], 0, listening="127.0.0.1:5000")
+    await tell(nodes["box"], job["id"], 1, listening="127.0.0.1:5001")
+    await nodes[dialler].until(lambda: kinds(nodes[dialler])[-1][1] == "peers")
+    (relay,) = nodes["far"].relays
+    target = "127.0.0.1:5001" if mode == "merge" else "127.0.0.1:5000"
+    assert relay.target == target
+    told = [peer.address for peer in nodes[dialler].job_orders[-1].peers.peers]
+    assert told == (["far:7000"] if mode == "merge" else ["far:7000", "127.0.0.1:5001"])
+    await tell(nodes["pc"], job["id"], 0, done="{}")
+    await mesh.poll(f"/api/jobs/{job['id']}", lambda job: job["state"] == "done")
+    status, _, _ = await motley("jobs", "show", job["id"])
+    assert status == 0, "of a report that tells nothing, too"
 
 
 async def test_a_job_that_is_stopped_is_forgotten_by_its_nodes(mesh: Any, new_node: Any, motley: Any) -> None:

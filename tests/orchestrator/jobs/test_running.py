@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from motley.orchestrator.jobs import running
+from motley.orchestrator.jobs.deliveries import Deliveries
 from motley.orchestrator.jobs.files import pack
 from motley.orchestrator.jobs.job import Job, Mode, Papers, Request, State
 from motley.orchestrator.jobs.running import Jobs
@@ -41,8 +42,9 @@ async def test_what_was_to_be_served_is_served_after_a_restart_once_its_session_
     sessions: list[Any] = []
     adapters = Adapters()
     adapters.refuses = refuses
-    control: Any = None
-    jobs = Jobs(NodeTable(time.monotonic), control, cast(Any, sessions), cast(Any, adapters), time.monotonic, tmp_path)
+    nodes, nothing = NodeTable(time.monotonic), cast(Any, None)
+    deliveries = Deliveries(nodes, nothing, nothing, nothing)
+    jobs = Jobs(nodes, deliveries, cast(Any, sessions), cast(Any, adapters), time.monotonic, tmp_path)
     (read,) = jobs
     watching = asyncio.create_task(jobs.watch())
     asked = SimpleNamespace(adapters=1, model="model")
