@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import ml_dtypes
@@ -22,7 +23,16 @@ from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
 from tests.adapters.adapted import AdaptedSession, baked, head_of, random_adapter
-from tests.models.cases import TELLING, Case, LocalSession, golden_case, golden_cases, staged_shares, uneven_shares
+from tests.models.cases import (
+    TELLING,
+    Case,
+    LocalSession,
+    golden_case,
+    golden_cases,
+    others_soak,
+    staged_shares,
+    uneven_shares,
+)
 from tests.plugins.reference.strict_arrays import STRICT
 
 TELLING_CASES = [case for case in golden_cases() if str(case) in TELLING]
@@ -47,8 +57,7 @@ def assert_close(got: F32, expected: F32, limit: float = 1e-5) -> None:
     np.testing.assert_array_equal(got.argmax(axis=1), expected.argmax(axis=1))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", TELLING_CASES, ids=str)
+@pytest.mark.parametrize(("case", "engine"), others_soak(product(TELLING_CASES, ENGINES)), ids=str)
 def test_an_adapter_beside_the_weights_is_as_one_in_them(case: Case, engine: str, tmp_path: Path) -> None:
     adapter = random_adapter(tmp_path / "adapter", case.model, seed=1)
     expected = logits_in_weights(case, adapter, "fp32", tmp_path / "baked")

@@ -172,6 +172,7 @@ async def test_demo_of_survival(kill: tuple[str, ...], killed: str) -> None:
     assert answer["silence_s"] > 0
 
 
+@pytest.mark.soak
 async def test_demo_of_experts() -> None:
     answer = await last_json("demo", "--moe", "--tokens", "60")
     assert (answer["ranks"], answer["experts"], answer["replicas"], answer["tokens"]) == (4, 8, 2, 60)
@@ -326,6 +327,7 @@ async def test_the_orchestrator_says_who_comes_and_goes(there: Mesh) -> None:
     await there.orchestrator.line(r"^\S+ \S+ node late has left: its daemon was ended there$")
 
 
+@pytest.mark.soak
 async def test_an_answer_that_breaks_off_ends_its_line(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a") as there:
         await there.session(exact=True, recover=False)
@@ -431,6 +433,7 @@ def test_every_expected_error_exists() -> None:
         assert issubclass(getattr(importlib.import_module(module), kind), Exception)
 
 
+@pytest.mark.soak
 async def test_an_impatient_interrupt_still_ends_the_daemons(tmp_path: Path) -> None:
     demo = await MotleyProcess.start("demo", "--ranks", "2", "--tokens", "900")
     await demo.line("daemons joined")
@@ -443,6 +446,7 @@ async def test_an_impatient_interrupt_still_ends_the_daemons(tmp_path: Path) -> 
     assert not left
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("command", [("demo",), ("run", str(BUNDLED), "ROMEO:")], ids=lambda command: command[0])
 async def test_an_early_interrupt_leaves_nothing_and_says_nothing(command: tuple[str, ...], tmp_path: Path) -> None:
     """From the terminal, so to the whole group, and while a child imports what it needs."""

@@ -170,6 +170,7 @@ async def test_a_kill_every_ten_tokens_does_not_show_in_the_text(
         assert await text(there) == expected
 
 
+@pytest.mark.soak
 async def test_an_expert_without_a_host_is_waited_for_while_there_is_hope(model: Path, tmp_path: Path) -> None:
     """The trunk's node has no room for experts, two others for half of them each, and a fourth for none at first."""
     profile = describe(pb.ModelSpec(source=str(model), quantisation="fp32", block=128), None).profile
@@ -270,6 +271,7 @@ def two_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.soak
 async def test_an_expert_too_large_for_a_node_is_on_several(two_large: Path, tmp_path: Path) -> None:
     """Each of three nodes has room for three quarters of an expert: together for two. A fourth one, which has room for
     both by itself, computes the same bits, and so takes over in the middle of a text."""
@@ -322,6 +324,7 @@ async def test_an_expert_too_large_for_a_node_is_on_several(two_large: Path, tmp
         assert (lost["big"], "'c'" in lost[group]) == (None, True)
 
 
+@pytest.mark.soak
 async def test_a_group_is_formed_anew_when_a_node_has_left_for_good(two_large: Path, tmp_path: Path) -> None:
     """In the middle of a text, which waits, of two that are left and one that joins; none has room for an expert."""
     profile = describe(pb.ModelSpec(source=str(two_large), quantisation="fp32", block=128), None).profile
@@ -349,6 +352,7 @@ async def test_a_group_is_formed_anew_when_a_node_has_left_for_good(two_large: P
         ]
 
 
+@pytest.mark.soak
 async def test_nodes_that_leave_or_lie_while_they_are_filled_are_named(model: Path, tmp_path: Path) -> None:
     async with mesh(tmp_path, "a") as there:
         await asyncio.gather(*(there.join(name, cache=tmp_path / name) for name in "bcd"))

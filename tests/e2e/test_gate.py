@@ -34,6 +34,7 @@ async def test_the_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
 
+@pytest.mark.soak
 async def test_the_user_is_told_which_node_and_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "packages" / "faulty-1.dist-info"
     info.mkdir(parents=True)

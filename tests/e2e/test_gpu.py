@@ -95,6 +95,7 @@ async def test_without_a_driver_the_refusal_says_what_is_missing(gpu_mesh: Mesh,
         await gpu_mesh.session(nodes=["webgpu@bare"])
 
 
+@pytest.mark.soak
 async def test_the_demonstration_names_the_devices_that_wrote_its_text(gpu_mesh: Mesh) -> None:
     asked = ("demo", "--ranks", "2", "--tokens", "8", "--device", "webgpu")
     told = await last_json(*asked, **{ALLOWED: "1"})
@@ -103,6 +104,7 @@ async def test_the_demonstration_names_the_devices_that_wrote_its_text(gpu_mesh:
     assert told["devices"][0] != told["devices"][1]
 
 
+@pytest.mark.soak
 async def test_a_device_s_report_has_what_a_reader_needs(gpu_mesh: Mesh) -> None:
     asked = ("bench", "device", "--quant", "int4", "--tokens", "2")
     told = await last_json(*asked, **{ALLOWED: "1"})

@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from motley.cli.reaching.client import Client
 from motley.daemon.lending.mirror import FOLDER
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model, mesh
@@ -37,6 +39,7 @@ def as_fetched(model: Path, hub: Path) -> str:
     return "owner/bard"
 
 
+@pytest.mark.soak
 async def test_a_model_is_fetched_from_the_hub_by_one_machine(tmp_path: Path) -> None:
     """The other reads there what its share needs."""
     name = as_fetched(chatting_model(tmp_path), tmp_path / "hub")

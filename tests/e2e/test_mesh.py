@@ -288,6 +288,7 @@ async def test_a_killed_daemon_ends_its_request_and_its_worker_and_the_others_se
         assert await text_of(there.url)
 
 
+@pytest.mark.soak
 async def test_whoever_is_ended_politely_in_an_answer_is_no_crash(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a", "b") as there:
         for who, words in (
@@ -324,6 +325,7 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
     assert {file.name for file in (tmp_path / "cache").iterdir()} == {share.key, speeds.FILE, speeds.LOCK}
 
 
+@pytest.mark.soak
 async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path: Path) -> None:
     """And one that has never seen it waits for it, unless it is interrupted."""
     async with mesh(tmp_path, "a") as there:

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from motley.cli.reaching.client import Client
 from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh
 
@@ -88,6 +90,7 @@ async def times_joined(node: MotleyProcess, count: int) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.soak
 async def test_a_node_that_was_cut_off_comes_back_though_its_name_is_still_taken(tmp_path: Path) -> None:
     async with mesh(tmp_path) as there, proxied(there) as proxy:
         node = await join_through(proxy, there, tmp_path)

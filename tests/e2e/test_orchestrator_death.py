@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+import pytest
 
 from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, Mesh, MotleyProcess, mesh
@@ -85,6 +86,7 @@ async def test_a_killed_orchestrator_takes_its_sessions_up_again(tmp_path: Path)
         assert kept == ["other"]
 
 
+@pytest.mark.soak
 async def test_a_cut_of_the_control_plane_alone_ends_no_stream(tmp_path: Path) -> None:
     """The orchestrator stands still for longer than nodes wait for it: they come back, ranks are what they were, and
     what was being written goes on, token by token."""
@@ -104,6 +106,7 @@ async def test_a_cut_of_the_control_plane_alone_ends_no_stream(tmp_path: Path) -
         assert (await until_ready(there, session["id"]))["epoch"] == 1
 
 
+@pytest.mark.soak
 async def test_a_machine_that_does_not_come_back_is_lost_to_a_restarted_orchestrator(tmp_path: Path) -> None:
     async with mesh(tmp_path, "a", "b") as there:
         session = await there.session(nodes=["a", "b"], exact=True, model=str(BUNDLED))
@@ -117,6 +120,7 @@ async def test_a_machine_that_does_not_come_back_is_lost_to_a_restarted_orchestr
         assert await undisturbed(there.url, GREEDY) == expected
 
 
+@pytest.mark.soak
 async def test_an_answer_is_taken_up_after_the_orchestrator_s_death(tmp_path: Path) -> None:
     """By its key, from the first token on or from the last event that the client has, with its log-probabilities."""
     async with mesh(tmp_path, "a", "b") as there:

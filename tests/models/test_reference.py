@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -104,8 +105,9 @@ def test_quantised_values_do_not_depend_on_the_split(case: Case, quantisation: s
     assert distance < ({"int8": 0.25, "int4": 1.0} if case.model.experts else {"int8": 0.05, "int4": 0.7})[quantisation]
 
 
-@pytest.mark.parametrize("chunks", [[1] * 30, [7, 1, 16, 6], [29, 1]])
-@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+@pytest.mark.parametrize(
+    ("case", "chunks"), others_soak(product(golden_cases(), [[1] * 30, [7, 1, 16, 6], [29, 1]])), ids=str
+)
 def test_chunks_give_what_the_whole_gives(case: Case, chunks: list[int], tmp_path: Path) -> None:
     with session(case, tmp_path, 2) as ranks:
         position = 0

@@ -28,7 +28,16 @@ from motley.plugins.native import reach
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExperts
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
-from tests.models.cases import Case, LocalSession, dense_cases, expert_cases, golden_case, uneven_shares, unsummed_mlps
+from tests.models.cases import (
+    Case,
+    LocalSession,
+    dense_cases,
+    expert_cases,
+    golden_case,
+    others_soak,
+    uneven_shares,
+    unsummed_mlps,
+)
 from tests.pairs import pairwise as all_pairs
 
 TOLERANCE = 1e-4
@@ -116,9 +125,9 @@ def logits(case: Case, folder: Path, factory: EngineFactory, quantisation: str, 
     return np.concatenate(pieces)
 
 
-@every_quantisation
-@every_case
-@pytest.mark.parametrize("factory", ENGINES)
+@pytest.mark.parametrize(
+    ("case", "quantisation", "factory"), others_soak(product(expert_cases(), QUANTISATIONS, ENGINES)), ids=str
+)
 def test_one_rank_computes_the_same_bits(factory: EngineFactory, case: Case, quantisation: str, tmp_path: Path) -> None:
     needs(case, quantisation)
     sliced = logits(case, tmp_path / "sliced", factory, quantisation, 1, whole=False)
@@ -134,8 +143,7 @@ def test_any_trunk_writes_what_transformers_does(
     assert got[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
 
 
-@every_quantisation
-@every_case
+@pytest.mark.parametrize(("case", "quantisation"), others_soak(product(expert_cases(), QUANTISATIONS)), ids=str)
 def test_quantised_values_are_those_of_slices(case: Case, quantisation: str, tmp_path: Path) -> None:
     """At any number of trunk ranks, so at least the reference differs by rounding only."""
     needs(case, quantisation)

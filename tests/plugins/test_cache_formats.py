@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +56,7 @@ def apart(got: F32, expected: F32) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("cache_format", NARROW)
-@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+@pytest.mark.parametrize(("case", "cache_format"), others_soak(product(golden_cases(), NARROW)), ids=str)
 def test_logits_are_near_transformers_and_the_engines_agree(case: Case, cache_format: str, tmp_path: Path) -> None:
     """At another split for each, with a prompt in chunks that end within blocks, and then single tokens."""
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -81,8 +82,7 @@ def distance(got: F32, expected: F32) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("case", others_soak(CASES), ids=str)
+@pytest.mark.parametrize(("case", "mix"), others_soak(product(CASES, MIXES)), ids=str)
 def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_path: Path) -> None:
     """A prompt, its halves, and single tokens; against the same weights, and against transformers'."""
     engines, quantisations = zip(*MIXES[mix], strict=True)

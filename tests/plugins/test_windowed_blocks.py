@@ -18,25 +18,25 @@ from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
 from tests.models.cases import LocalSession, golden_case, uneven_shares
+from tests.pairs import pairwise
 from tests.plugins.reference.strict_arrays import STRICT
 from tests.plugins.windows import TOKENS, texts
 
+KINDS: dict[str, tuple[EngineFactory, str, bool]] = {
+    "quantised": (OnnxRuntimeEngine, "int8", False),
+    "exact": (OnnxRuntimeEngine, "fp32", True),
+    "reference": (ReferenceEngine, "fp32", False),
+    "reference on a device": (partial(ReferenceEngine, device=STRICT), "fp32", False),
+}
+"""An engine, what weights are quantised to, and whether it is exact."""
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "mistral-window", "qwen2-some-windows"])
-@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+
 @pytest.mark.parametrize(
-    ("factory", "quantisation", "exact"),
-    [
-        (OnnxRuntimeEngine, "int8", False),
-        (OnnxRuntimeEngine, "fp32", True),
-        (ReferenceEngine, "fp32", False),
-        (partial(ReferenceEngine, device=STRICT), "fp32", False),
-    ],
-    ids=["quantised", "exact", "reference", "reference on a device"],
+    ("name", "cache_format", "kind"),
+    pairwise(["gemma3", "gpt-oss", "mistral-window", "qwen2-some-windows"], CACHE_FORMATS, [*KINDS]),
 )
-def test_a_window_has_the_same_bits_in_fewer_blocks(
-    factory: EngineFactory, quantisation: str, exact: bool, cache_format: str, name: str, tmp_path: Path
-) -> None:
+def test_a_window_has_the_same_bits_in_fewer_blocks(kind: str, cache_format: str, name: str, tmp_path: Path) -> None:
+    factory, quantisation, exact = KINDS[kind]
     case, found = golden_case(name), []
     shares = uneven_shares(units(case.model, quantisation, 32, exact=exact), 2)
     all_blocks = CacheBlocks(8, TOKENS, cache_format)

@@ -18,6 +18,7 @@ from motley.cli.app import app
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
 
+@pytest.mark.soak
 def test_a_plan_is_forecast_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = (Case((2, 1), (0.5, 0.25), "1ms,1Gbit"), Case((1, 1), (0.5, 0.5), "5ms,1Gbit", (1, 1)))
     monkeypatch.setattr(forecast, "CASES", cases)

@@ -44,6 +44,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("_patient")
 def test_both_layouts_and_a_death(tmp_path: Path) -> None:
     config = tmp_path / "config.json"

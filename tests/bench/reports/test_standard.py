@@ -47,6 +47,7 @@ def test_a_model_is_called_by_its_shape(tmp_path: Path) -> None:
     assert shape_name(read_model(BUNDLED)) == "6 layers x 192 (2.6 M parameters)"
 
 
+@pytest.mark.soak
 async def test_the_standard_measurements_of_a_gguf_file(tmp_path: Path) -> None:
     """All of them, but as few as can be; nothing says where the file was."""
     file = to_gguf(BUNDLED, tmp_path / "secret.gguf", lambda name: Type.Q8_0)

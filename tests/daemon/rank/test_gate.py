@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +79,7 @@ def examine(graph: RankGraph, rank: int, ranks: int, faulty: RankGraph | None = 
     return gate
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+@pytest.mark.parametrize(("case", "ranks"), others_soak(product(golden_cases(), [1, 3, 8])), ids=str)
 def test_the_cpu_engine_passes_with_any_share(case: object, ranks: int, tmp_path: Path) -> None:
     for rank in range(ranks):
         examine(share(GOLDEN / str(case), "fp32", ranks, rank, tmp_path / str(rank)), rank, ranks)
@@ -385,8 +385,7 @@ def test_caches_of_every_format_pass_with_room_to_spare(
         examine(graph, rank, 3)
 
 
-@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
-@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+@pytest.mark.parametrize(("case", "cache_format"), others_soak(product(golden_cases(), CACHE_FORMATS)), ids=str)
 def test_caches_of_every_format_pass_for_any_family(case: object, cache_format: str, tmp_path: Path) -> None:
     examine(kept_as(share(GOLDEN / str(case), "fp32", 2, 0, tmp_path / "share"), cache_format), 0, 2)
 

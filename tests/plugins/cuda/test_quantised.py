@@ -147,9 +147,8 @@ def instructions_per_code(listing: str, kernel: str) -> float:
     return length / (4 * dots)
 
 
-@pytest.mark.parametrize(
-    "capability", [Capability(8, 6), pytest.param(Capability(12, 0), marks=pytest.mark.soak)], ids=str
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("capability", [Capability(8, 6), Capability(12, 0)], ids=str)
 def test_a_gpu_has_little_to_do_for_a_code(capability: Capability, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings")
     program = disassembler()

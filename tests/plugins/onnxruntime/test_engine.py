@@ -133,10 +133,14 @@ def test_chunks_give_what_the_whole_prompt_gives(case: Case, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("quantisation", "exact", "count"),
-    [("fp32", False, 1), ("fp32", True, 3), ("int4", True, 2), ("int8", False, 2), ("int4", False, 3)],
+    ("case", "quantisation", "exact", "count"),
+    others_soak(
+        (case, *way)
+        for case in golden_cases()
+        for way in [("fp32", False, 1), ("fp32", True, 3), ("int4", True, 2), ("int8", False, 2), ("int4", False, 3)]
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
 def test_sequences_decoded_together_get_what_each_gets_alone(
     case: Case, quantisation: str, exact: bool, count: int, tmp_path: Path
 ) -> None:

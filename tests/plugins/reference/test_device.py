@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from motley.plugins.mixture import Compute
 from motley.plugins.reference.device import Device, open_device
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from motley.plugins.reference.operators import OPERATORS
-from tests.models.cases import Case, LocalSession, expert_cases, golden_cases, uneven_shares
+from tests.models.cases import Case, LocalSession, expert_cases, golden_cases, others_soak, uneven_shares
 from tests.models.local_group import LocalMember
 from tests.models.test_whole_experts import all_experts, share
 from tests.plugins.reference.strict_arrays import STRICT, StrictArray, StrictModule
@@ -47,8 +48,7 @@ def error(got: F32, expected: F32) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@every_case
+@pytest.mark.parametrize(("case", "ranks"), others_soak(product(golden_cases(), [1, 3])), ids=str)
 def test_no_host_array_meets_one_of_the_device(case: Case, ranks: int, tmp_path: Path) -> None:
     """A prompt in two halves, some of its logits, and in one step a token on its own and another sequence's prompt."""
     with session(case, tmp_path, ranks) as group:
@@ -59,8 +59,9 @@ def test_no_host_array_meets_one_of_the_device(case: Case, ranks: int, tmp_path:
         assert error(together, case.logits[[25, 7, 8]]) < TOLERANCE
 
 
-@pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
-@every_case
+@pytest.mark.parametrize(
+    ("case", "quantisation"), others_soak(product(golden_cases(), ["fp16", "int8", "int4"])), ids=str
+)
 def test_narrow_weights_are_widened_on_the_device(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
         with session(case, tmp_path / "host", 2, quantisation, ReferenceEngine) as host:
