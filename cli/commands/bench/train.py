@@ -17,13 +17,13 @@ RATIO_AT = 4096
 
 
 def train(
-    contexts: Annotated[str, typer.Option(help="Tokens of the example that is trained on.")] = "1024,2048,4096,8192",
+    contexts: Annotated[str, typer.Option(help="Tokens of the example that is trained on.")] = "1024,2048,4096",
     near: Annotated[int, typer.Option(min=1, help="Tokens near to each that is learnt.")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Peak memory and time of a training step: LoRA in float32, and each way to spare memory added.
 
-    A random Llama, as deep as Llama 3.2 3B and a 24th as wide; 30 % of the tokens are learnt. Needs the extra `train`,
+    A random Llama, as deep as Llama 3.2 3B and a 16th as wide; 30 % of the tokens are learnt. Needs the extra `train`,
     and Linux.
     """
     from motley.bench.measurements.training import measure_training, ratio_at
