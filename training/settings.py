@@ -32,6 +32,7 @@ class Settings:
         evaluate_every: steps between two evaluations; 0: before the first and after the last step only.
         memory: how memory is spared, some of `motley.training.memory.switches.SWITCHES`.
         near: tokens that are near to each one, for the softmax over near tokens.
+        top: so many of the last layers are trained, see `motley.training.truncation`; 0: all.
         half: the model is held in float16, its adapters and AdamW in float32 all the same.
     """
 
@@ -54,6 +55,7 @@ class Settings:
     memory: tuple[str, ...] = ()
     near: int = 1000
     half: bool = False
+    top: int = 0
 
 
 def rate_at(step: int, settings: Settings) -> float:
@@ -76,12 +78,12 @@ def agree(folder: Path, settings: Settings, made_of: dict[str, str]) -> None:
     told: dict[str, Any] = json.loads(json.dumps(asdict(settings))) | made_of
     file = folder / FILE
     try:
-        kept = json.loads(file.read_bytes())
+        kept = json.loads(json.dumps(asdict(Settings()))) | json.loads(file.read_bytes())  # it may be of before some
     except FileNotFoundError:
         with written_whole(file) as partial:
             partial.write_text(json.dumps(told, indent=1), encoding="utf-8")
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise TrainingError(f"{file}: cannot be read: {error}") from error
     if kept != told:
         keys = sorted(key for key in {*kept, *told} if kept.get(key) != told.get(key))

@@ -21,6 +21,7 @@ from motley.training.errors import TrainingError, require_extra
 from motley.training.examples import IGNORED, Example, Examples, batch_of, deal, padded, read_examples
 from motley.training.files import CURVE, Checkpoints, Curve, Point, written_whole
 from motley.training.settings import Settings, agree, rate_at
+from motley.training.truncation import truncate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,6 +48,7 @@ class Trained:
         perplexity: of the held-out examples before and after; None where there are none.
         learnt, cut, unanswered: examples that were learnt, were cut to the context, and had no answer.
         began_at: the steps that were done when this process began.
+        missed: the error of the gradient of a truncated graph, see `motley.training.truncation`; 0: it is whole.
     """
 
     folder: Path
@@ -57,6 +59,7 @@ class Trained:
     cut: int
     unanswered: int
     began_at: int
+    missed: float
 
 
 def train(
@@ -85,7 +88,7 @@ def train(
     """
     require_extra("torch", "transformers", "peft")
     read = read_data(model_folder, data, settings, held_out=held_out, template=template)
-    points, began_at = train_on(
+    points, began_at, missed = train_on(
         model_folder, read.learnt, read.evaluated, out, settings, keep_every=keep_every, told=told
     )
     measured = [point.held_out for point in points if point.held_out is not None]
@@ -98,6 +101,7 @@ def train(
         cut=read.cut,
         unanswered=read.unanswered,
         began_at=began_at,
+        missed=missed,
     )
 
 
@@ -147,8 +151,9 @@ def train_on(
     *,
     keep_every: int = 20,
     told: Callable[[Point], None] = lambda point: None,
-) -> tuple[list[Point], int]:
-    """Train on examples that were read; a point for each step, and the steps that had been done before.
+) -> tuple[list[Point], int, float]:
+    """Train on examples that were read; a point for each step, the steps that had been done before, and what a
+    truncated graph's gradient misses.
 
     Args, errors: as `train`.
     """
@@ -157,7 +162,7 @@ def train_on(
     agree(out, settings, made_of)
     training = _Training(model, settings, learnt, evaluated, out, keep_every, told)
     began_at = training.run()
-    return training.points, began_at
+    return training.points, began_at, training.missed
 
 
 def config_digest(model_folder: Path) -> str:
@@ -188,6 +193,10 @@ class _Training:
 
         torch.manual_seed(settings.seed)  # before the adapters are drawn
         self._model = with_adapters(model, settings.rank, settings.alpha, settings.dropout, settings.targets)
+        self.missed = 0.0
+        if settings.top:
+            shortest = min(learnt, key=lambda example: len(example.tokens))
+            self.missed = truncate(self._model, settings.top, lambda: summed_loss(self._model, [shortest]))
         self._spared: Spared | None = None
         if settings.memory:
             from motley.training.memory.spared import spare

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from motley.bench.measurements.latency import LatencyReport
     from motley.bench.measurements.placement import Placed
     from motley.bench.measurements.serve import Served
+    from motley.bench.measurements.training import TrainingRow
     from motley.training.files import Point
 
 COLOURS = {"compute": "#3b6fb6", "wire": "#d1495b", "wait": "#f0c067", "lead": "#c4c4c4"}
@@ -155,6 +156,29 @@ def plot_placement(rows: Sequence[Placed], path: Path) -> None:
     _tidy(axes)
     figure.legend(ncols=3, **LEGEND)
     figure.suptitle(f"{rows[0].parts} parts of a model on nodes", fontweight="bold")
+    _save(figure, path)
+
+
+def plot_training(rows: Sequence[TrainingRow], path: Path) -> None:
+    """Draw to a PNG file how much memory training takes, by the context, with each way to spare it added.
+
+    Raises:
+        PlotError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = _figure(8, 4.2)
+    axes = figure.subplots()
+    techniques = list(dict.fromkeys(row.technique for row in rows))
+    for technique in techniques:
+        own = [(row.context, row.peak_mb) for row in rows if row.technique == technique]
+        axes.plot(*zip(*own, strict=True), marker="o", label=technique)
+    axes.set_xlabel("tokens of context")
+    axes.set_ylabel("peak memory, MB")
+    axes.set_yscale("log")
+    axes.set_xticks(list(dict.fromkeys(row.context for row in rows)))
+    axes.grid(alpha=0.3)
+    _tidy(axes)
+    figure.legend(ncols=len(techniques), **LEGEND)
+    figure.suptitle("What training takes, each way to spare memory added", fontweight="bold")
     _save(figure, path)
 
 

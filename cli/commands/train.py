@@ -94,6 +94,14 @@ def train(
     half: Annotated[
         bool, typer.Option("--half", help="Hold the model in float16; what is trained is in float32 all the same.")
     ] = False,
+    top: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Train so many of the last layers: gradients stop below them. What they miss by that is told.",
+            show_default="all",
+        ),
+    ] = 0,
     near: Annotated[int, typer.Option(min=1, help="Tokens near to each that is learnt, for --memory near.")] = 1000,
     mode: Annotated[
         Mode | None,
@@ -157,14 +165,16 @@ def train(
         memory=parse_switches(memory),
         near=near,
         half=half,
+        top=top,
     )
     if half and settings.memory:
         raise CliError("--half and --memory are two ways to hold a model: give one of them")
     if mode is not None:
         if plot:
             raise CliError("--plot is for a training on this machine; `motley jobs show` draws the curves of a job")
-        if mode is Mode.CHAIN and (settings.memory or half):
-            raise CliError(f"--memory and --half are not for --mode {mode}, in which each node has some of the layers")
+        if mode is Mode.CHAIN and (settings.memory or half or top):
+            own = "--memory, --half and --top"
+            raise CliError(f"{own} are not for --mode {mode}, in which each node has some of the layers")
         ticket = Ticket(
             data=data.absolute(),
             held_out=held_out.absolute() if held_out else None,
@@ -195,7 +205,9 @@ def train(
     losses = [point.loss for point in trained.points if point.loss is not None]
     if plot:
         plot_losses(trained.points, plot)
-    told_of = {name: getattr(trained, name) for name in ("learnt", "held_out", "cut", "unanswered", "began_at")}
+    told_of = {
+        name: getattr(trained, name) for name in ("learnt", "held_out", "cut", "unanswered", "began_at", "missed")
+    }
     if as_json:
         report = {"adapter": str(out / "adapter"), "steps": steps, "losses": losses, **told_of}
         print(json.dumps(report | {"perplexity": trained.perplexity}))
@@ -204,6 +216,8 @@ def train(
     if trained.perplexity:
         before, after = trained.perplexity
         results.print(f"perplexity of {counted(trained.held_out, 'held-out example')}: {before:.2f} to {after:.2f}")
+    if top:
+        results.print(f"the last {counted(top, 'layer')} trained; at first the gradient misses {trained.missed:.0%}")
     if trained.cut or trained.unanswered:
         cut = counted(trained.cut, "example")
         results.print(f"cut to the context: {cut}; left out, without an answer in it: {trained.unanswered}")

@@ -67,7 +67,7 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
     [
         (["--nodes", "a,b"], "--nodes is for a training on machines of the mesh: give --mode, too"),
         (["--mode", "merge"], "say with --nodes who trains"),
-        (["--mode", "chain", "--nodes", "b", "--memory", "tight"], "--memory and --half are not for --mode chain"),
+        (["--mode", "chain", "--nodes", "b", "--memory", "tight"], "--half and --top are not for --mode chain"),
         (["--half", "--memory", "tight"], "two ways to hold a model"),
         (["--mode", "merge", "--nodes", "b", "--plot", "loss.png"], "--plot is for a training on this machine"),
     ],

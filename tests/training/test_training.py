@@ -259,3 +259,31 @@ def test_a_model_in_float16_is_learnt_as_in_float32(data: Path, tmp_path: Path) 
     assert half.points[-1].loss != whole.points[-1].loss
     adapter = load_file(tmp_path / "True" / "adapter" / "adapter_model.safetensors")
     assert {value.dtype for value in adapter.values()} == {torch.float32}
+
+
+def test_a_truncated_graph_trains_the_last_layers_as_the_whole_one_begins_to(data: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from motley.training.training import train
+
+    settings = replace(QUICK, steps=1, clip=1e9)
+    missed, adapters = {}, {}
+    for name, changed in {
+        "whole": settings,
+        "all six": replace(settings, top=6),
+        "two": replace(settings, top=2),
+        "two, one by one": replace(settings, top=2, memory=("layers",)),
+    }.items():
+        missed[name] = train(BUNDLED, data, tmp_path / name, changed).missed
+        adapters[name] = load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+    assert missed["whole"] == missed["all six"] == 0.0
+    assert 0.1 < missed["two"] == missed["two, one by one"] < 1.0
+    learnt = {name for name, value in adapters["two"].items() if "lora_B" in name and value.any()}
+    assert {name.split("layers.")[1][0] for name in learnt} == {"4", "5"}
+    for name in adapters["two"]:
+        if "lora_A" in name or name in learnt:  # A has no gradient yet
+            assert torch.equal(adapters["two"][name], adapters["whole"][name]), name
+            assert torch.allclose(adapters["two, one by one"][name], adapters["two"][name], atol=1e-5), name
+    with pytest.raises(TrainingError, match="the last 7 layers are to be trained, and the model has 6"):
+        train(BUNDLED, data, tmp_path / "seven", replace(settings, top=7))

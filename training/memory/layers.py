@@ -64,7 +64,9 @@ class _Node:
 
     def __init__(self, layer: nn.Module, place: Path) -> None:
         self._compute = layer.forward
-        self._frozen = [each for each in (*layer.parameters(), *layer.buffers()) if not each.requires_grad]
+        weights = (*layer.named_parameters(), *layer.named_buffers())
+        self._frozen = [each for name, each in weights if not each.requires_grad and "lora_" not in name]
+        self._trains = any(each.requires_grad for each in layer.parameters())
         self._shapes = [(each.shape, each.dtype) for each in self._frozen]
         self._weights, self._inputs = place.with_suffix(".weights"), place
         self._waiting = 0
@@ -76,7 +78,7 @@ class _Node:
 
     def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer; see its own forward."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not (self._trains or hidden.requires_grad):
             with self.loaded():
                 return self._compute(hidden, *args, **kwargs)
         for value in (*args, *kwargs.values()):

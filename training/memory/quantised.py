@@ -50,7 +50,8 @@ class Codes(nn.Module):
         """The numbers of the chosen rows, or of all, in pieces of `PIECE` values at most, as long as each other but the
         last."""
         numbers = torch.arange(len(self.packed)) if chosen is None else chosen
-        return numbers.split(max(1, PIECE // self.columns))
+        pieces: Sequence[Tensor] = numbers.split(max(1, PIECE // self.columns))
+        return pieces
 
 
 class _Product(torch.autograd.Function):

@@ -72,4 +72,4 @@ def _is_by_rows(part: Any, width: int) -> bool:
         part.train(trains)
     if not isinstance(whole, Tensor) or whole.shape != hidden.shape:
         return False
-    return torch.allclose(whole, torch.cat(alone, 1), rtol=1e-4, atol=1e-6)
+    return bool(torch.allclose(whole, torch.cat(alone, 1), rtol=1e-4, atol=1e-6))

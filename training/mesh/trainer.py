@@ -147,7 +147,7 @@ class _Trainer:
         learnt, self._evaluated = examples[: self._plan["learnt"]], examples[self._plan["learnt"] :]
         settings = self._settings = read_settings(self._plan["settings"])
         out = self._order.folder / "training"
-        points, began_at = train_on(
+        points, began_at, missed = train_on(
             self._order.model_folder,
             learnt,
             self._evaluated,
@@ -163,6 +163,7 @@ class _Trainer:
             raise TrainingError(f"{out}: the adapter cannot be read: {error}") from error
         held_out = [point.held_out for point in points if point.held_out is not None]
         report = {"steps": settings.steps, "began_at": began_at, "held_out": [*held_out[:1], *held_out[-1:]]}
+        report |= {"gradient_missed": missed} if settings.top else {}
         report |= {"dealt_bytes": before, "wire_bytes": self._total[0] - before}
         self._made = {"do": "made", "size": len(self._parcel), "report": report}
 

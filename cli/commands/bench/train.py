@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,16 +18,21 @@ RATIO_AT = 4096
 
 
 def train(
-    contexts: Annotated[str, typer.Option(help="Tokens of the example that is trained on.")] = "1024,2048,4096,8192",
+    contexts: Annotated[str, typer.Option(help="Tokens of the example that is trained on.")] = "1024,2048,4096",
     near: Annotated[int, typer.Option(min=1, help="Tokens near to each that is learnt.")] = 1000,
+    plot: Annotated[Path | None, typer.Option(help="Draw the peaks to this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Peak memory and time of a training step: LoRA in float32, and each way to spare memory added.
 
-    A random Llama, as deep as Llama 3.2 3B and a 24th as wide; 30 % of the tokens are learnt. Needs the extra `train`,
+    A random Llama, as deep as Llama 3.2 3B and a 16th as wide; 30 % of the tokens are learnt. Needs the extra `train`,
     and Linux.
     """
     from motley.bench.measurements.training import measure_training, ratio_at
+    from motley.bench.reports.plots import plot_training, require_plotting
+
+    if plot:
+        require_plotting()
 
     try:
         lengths = [int(each) for each in contexts.split(",")]
@@ -36,6 +42,8 @@ def train(
         raise CliError(f"--contexts wants numbers of tokens such as 1024,4096, and not {contexts!r}")
     with counting_bar("measured") as told:
         rows = measure_training(lengths, near=near, progress=told)
+    if plot:
+        plot_training(rows, plot)
     ratio = ratio_at(rows, RATIO_AT)
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows], f"ratio_{RATIO_AT}": ratio}))

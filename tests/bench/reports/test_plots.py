@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from motley.bench.measurements.placement import Placed
+from motley.bench.measurements.training import TrainingRow
 from motley.bench.reports.plots import (
     DPI,
     PlotError,
@@ -16,6 +17,7 @@ from motley.bench.reports.plots import (
     plot_losses,
     plot_placement,
     plot_report,
+    plot_training,
     require_plotting,
 )
 from motley.training.files import Point
@@ -28,6 +30,9 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "losses": lambda path: plot_losses([Point(0, held_out=2.0), Point(1, 2.1), Point(2, 1.9, 1e-4, 1.8)], path),
     "placement": lambda path: plot_placement(
         [Placed(4, 4, 0.9, 0.8, 0.5, 1.0), Placed(8, 4, 0.95, 0.9, 0.5, 1.0)], path
+    ),
+    "training": lambda path: plot_training(
+        [TrainingRow(context, name, 9.0 * context, 1.0) for context in (64, 128) for name in ("lora", "+ int4")], path
     ),
     "report": lambda path: plot_report([latency_report()] * 4, latency_report(), DRIFT, path),
 }
