@@ -38,8 +38,8 @@ STRETCH = 64
 """Bytes of a row of codes that four threads read together, as in the source."""
 PARTS = 16
 """Of a stretch, as in the source."""
-HEAD_BYTES = 32 + 4 * PARTS
-"""Of a unit of quantised activations, before their codes, as in the source."""
+HEAD_BYTES = 64
+"""Of a stretch of quantised activations, before their codes, as in the source."""
 HEADS = (64, 128, 256)
 """Widths up to which there is a kernel for heads."""
 PART = 128
@@ -94,7 +94,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Coded:
-    """How rows of codes are cut in units, and what is multiplied by them quantised, as in the source.
+    """How rows of codes are cut in stretches, and what is multiplied by them quantised, as in the source.
 
     Attributes:
         shift: 2^shift columns have one scale.
@@ -110,14 +110,19 @@ class Coded:
         return self.shift - (self.bits == 4)
 
     @property
-    def stretches(self) -> int:
-        """In a unit."""
+    def block_stretches(self) -> int:
+        """In a block that is longer than one, else 1."""
         return max(1, (1 << self.block_shift) // STRETCH)
 
     @property
-    def units(self) -> int:
+    def stretches(self) -> int:
         """In a row, the last of which may be incomplete."""
-        return -(-self.row_bytes // (self.stretches * STRETCH))
+        return -(-self.row_bytes // STRETCH)
+
+    @property
+    def quantising_threads(self) -> int:
+        """Of a token."""
+        return self.stretches // self.block_stretches * PARTS
 
     @property
     def row_bytes(self) -> int:
@@ -127,17 +132,17 @@ class Coded:
     @property
     def token_bytes(self) -> int:
         """Of a token's activations."""
-        return self.units * (HEAD_BYTES + self.stretches * STRETCH * (8 // self.bits))
+        return self.stretches * (HEAD_BYTES + STRETCH * (8 // self.bits))
 
     @property
     def quantise(self) -> str:
         """The kernel that quantises activations."""
-        return f"quantise_int{self.bits}_{self.stretches}"
+        return f"quantise_int{self.bits}_{self.block_stretches}"
 
     def products(self, tokens: int, zeros: bool) -> str:
         """The kernel that multiplies so many tokens at a time, by codes with zero points of their own or without."""
-        narrow = 1 << self.block_shift < STRETCH // 4
-        return f"products_int{self.bits}_{0 if narrow else self.stretches}{'_zeros' if zeros else ''}_{tokens}"
+        short = "_short" if 1 << self.block_shift < STRETCH // 4 else ""
+        return f"products_int{self.bits}{short}{'_zeros' if zeros else ''}_{tokens}"
 
 
 def pointer(address: int) -> ctypes.c_void_p:

@@ -14,7 +14,6 @@ from motley.plugins.cuda.kernels import (
     CODED_ROWS,
     HEADS,
     MOST_PARTS,
-    PARTS,
     PLACE,
     ROWS,
     TOKENS,
@@ -152,7 +151,7 @@ class _Step:
                 coded.products(tokens, bool(matrix.zeros)),
                 -(-matrix.outputs // CODED_ROWS) * groups * WARP,
                 pointer(self._quantised(node.input[0], x, coded)),
-                *integers(coded.units),
+                *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
                 *rows_of(y),
                 *integers(count, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
@@ -175,8 +174,8 @@ class _Step:
         there = graph.buffer(f"quantised for {coded}", -(-coded.token_bytes // 4), rows)
         if self._held.get(coded) != name:
             self._held[coded] = name
-            threads = self._count * coded.units * PARTS
-            shape = integers(self._count, coded.columns, coded.shift, coded.units)
+            threads = self._count * coded.quantising_threads
+            shape = integers(self._count, coded.columns, coded.shift, coded.stretches)
             graph.launch(coded.quantise, threads, *rows_of(x), pointer(there.address), *shape)
         return there.address
 

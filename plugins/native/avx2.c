@@ -8,23 +8,22 @@
 #define HALVES HALVES_8
 #define TILE_ROWS 2
 #define TILE_TOKENS 4
+#define TWICE 0, 0, 1, 1
 #pragma STDC FP_CONTRACT OFF
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #include "lanes.h"
 
+/* Of nibbles, two products are at most 2 * 15 * 127, and there are at most eight: sums of 16 bits hold them. */
 ALWAYS ints dots(const int bits, const int count, ints sum, const bytes *codes, const uint8_t *values) {
-    __m256i pairs = _mm256_setzero_si256();
+    __m256i low = _mm256_setzero_si256(), high = low;
     UNROLL for (int i = 0; i < count; i++) {
-        const __m256i code = (__m256i)codes[i], value = (__m256i)load_bytes(values + i * STRETCH);
-        if (bits == 4) { /* two products are at most 2 * 15 * 127, and `count` at most four: nothing saturates */
-            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(code, value));
-        } else {
-            const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(value, 8), 8), odd = _mm256_srai_epi16(value, 8);
-            sum += (ints)_mm256_madd_epi16(_mm256_and_si256(code, _mm256_set1_epi16(255)), even);
-            sum += (ints)_mm256_madd_epi16(_mm256_srli_epi16(code, 8), odd);
-        }
+        const bytes code = codes[i];
+        const __m256i value = (__m256i)load_bytes(values + i * 4 * LANES);
+        low = _mm256_add_epi16(low, _mm256_maddubs_epi16((__m256i)(bits == 4 ? code : code & 15), value));
+        if (bits == 8) high = _mm256_add_epi16(high, _mm256_maddubs_epi16((__m256i)(code >> 4), value));
     }
-    return bits == 4 ? sum + (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)) : sum;
+    if (bits == 8) sum += (ints)_mm256_madd_epi16(high, _mm256_set1_epi16(16));
+    return sum + (ints)_mm256_madd_epi16(low, _mm256_set1_epi16(1));
 }
 
 #include "avx256.h"

@@ -1,11 +1,12 @@
 /* What the 256-bit levels share. */
 ALWAYS floats fused(floats a, floats b, floats c) { return (floats)_mm256_fmadd_ps(a, b, c); }
 
-ALWAYS floats spread(const float *from, const int count, ints which) {
-    floats few = {0};
-    memcpy(&few, from, (size_t)count * 4);
-    return (floats)_mm256_permutevar8x32_ps(few, (__m256i)which);
-}
+ALWAYS floats permute(floats few, ints which) { return (floats)_mm256_permutevar8x32_ps((__m256)few, (__m256i)which); }
+
+ALWAYS bytes words_low(bytes a, bytes b) { return (bytes)_mm256_unpacklo_epi32((__m256i)a, (__m256i)b); }
+ALWAYS bytes words_high(bytes a, bytes b) { return (bytes)_mm256_unpackhi_epi32((__m256i)a, (__m256i)b); }
+ALWAYS bytes pairs_low(bytes a, bytes b) { return (bytes)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b); }
+ALWAYS bytes pairs_high(bytes a, bytes b) { return (bytes)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b); }
 
 ALWAYS floats widen(halves x) { return (floats)_mm256_cvtph_ps((__m128i)x); }
 

@@ -8,6 +8,7 @@
 #define HALVES HALVES_16
 #define TILE_ROWS 4
 #define TILE_TOKENS 4
+#define TWICE 0, 0, 1, 1, 2, 2, 3, 3
 #pragma STDC FP_CONTRACT OFF
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), \
                              apply_to = function)
@@ -16,17 +17,18 @@
 ALWAYS ints dots(const int bits, const int count, ints sum, const bytes *codes, const uint8_t *values) {
     (void)bits;
     UNROLL for (int i = 0; i < count; i++)
-        sum = (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes[i], (__m512i)load_bytes(values + i * STRETCH));
+        sum = (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes[i], (__m512i)load_bytes(values + i * 4 * LANES));
     return sum;
 }
 
 ALWAYS floats fused(floats a, floats b, floats c) { return (floats)_mm512_fmadd_ps(a, b, c); }
 
-ALWAYS floats spread(const float *from, const int count, ints which) {
-    floats few = {0};
-    memcpy(&few, from, (size_t)count * 4);
-    return (floats)_mm512_permutexvar_ps((__m512i)which, few);
-}
+ALWAYS floats permute(floats few, ints which) { return (floats)_mm512_permutexvar_ps((__m512i)which, (__m512)few); }
+
+ALWAYS bytes words_low(bytes a, bytes b) { return (bytes)_mm512_unpacklo_epi32((__m512i)a, (__m512i)b); }
+ALWAYS bytes words_high(bytes a, bytes b) { return (bytes)_mm512_unpackhi_epi32((__m512i)a, (__m512i)b); }
+ALWAYS bytes pairs_low(bytes a, bytes b) { return (bytes)_mm512_unpacklo_epi64((__m512i)a, (__m512i)b); }
+ALWAYS bytes pairs_high(bytes a, bytes b) { return (bytes)_mm512_unpackhi_epi64((__m512i)a, (__m512i)b); }
 
 ALWAYS floats widen(halves x) { return (floats)_mm512_cvtph_ps((__m256i)x); }
 

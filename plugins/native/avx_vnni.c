@@ -8,6 +8,7 @@
 #define HALVES HALVES_8
 #define TILE_ROWS 2
 #define TILE_TOKENS 4
+#define TWICE 0, 0, 1, 1
 #pragma STDC FP_CONTRACT OFF
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avxvnni"))), apply_to = function)
 #include "lanes.h"
@@ -15,7 +16,7 @@
 ALWAYS ints dots(const int bits, const int count, ints sum, const bytes *codes, const uint8_t *values) {
     (void)bits;
     UNROLL for (int i = 0; i < count; i++)
-        sum = (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes[i], (__m256i)load_bytes(values + i * STRETCH));
+        sum = (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes[i], (__m256i)load_bytes(values + i * 4 * LANES));
     return sum;
 }
 

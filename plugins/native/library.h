@@ -15,7 +15,7 @@
 #endif
 
 struct kernels {
-    int32_t tile_rows, tile_tokens;
+    int32_t lanes;
     void (*quantise)(const struct plan *plan, int64_t token);
     void (*multiply)(const struct plan *plan, int64_t row, int64_t end);
     void (*normalise)(const struct norm *norm);

@@ -3,15 +3,14 @@
  * The arithmetic. It is the same to the bit for every level (kind of processor), pool and number of tokens (rows of x):
  *
  * - A row of weights is the sequence of its codes' bytes; 4-bit elements 2i and 2i+1 are the low and the high nibble of
- *   byte i. It is cut in stretches of 64 bytes, the last of which may be incomplete, and in blocks of elements. A unit
- *   is a stretch, or as many as make a block where blocks are longer. Lane i of 16 has bytes 4i to 4i+3 of every
- *   stretch; they lie in one block.
+ *   byte i. It is cut in pieces of 16 bytes, or of 8 where blocks have only so many. Lane i of 16 has pieces i, i + 16,
+ *   i + 32 and so on.
  * - Activations are quantised by token and block: with M the largest magnitude, the scale is M / 127 and an element is
  *   x * (127 / M), rounded to the nearest integer, half to even. If M is below 2^-100 all are zero; if any is not
  *   finite the scale is NaN, and so are the token's results.
- * - In each unit, a lane's sum of (code - zero point) * activation is an exact integer n (|n| < 2^24), and
- *   lane = fma(float(n), scale of the weights * scale of the activations, lane), starting from 0, unit by unit.
- * - Lanes are added as a tree: i and i + 8, then i and i + 4, i and i + 2, i and i + 1; then comes the bias.
+ * - In each piece, the sum of (code - zero point) * activation is an exact integer n (|n| < 2^24), and its
+ *   lane = fma(float(n), scale of the weights * scale of the activations, lane), starting from 0, piece by piece.
+ * - Lanes are added as a tree: i and i + 8, then i and i + 4, i and i + 2, i and i + 1; then comes the bias, or 0.
  */
 #include "library.h"
 #include "pool.h"
@@ -29,18 +28,17 @@ EXPORT void motley_set_reach(int32_t bits, int32_t far, int32_t near) {
 static struct plan make_plan(const struct matmul *m) {
     struct plan plan = {.m = *m};
     const int32_t subs = 8 / m->bits, block_bytes = m->block / subs;
-    const int32_t unit_bytes = block_bytes > STRETCH ? block_bytes : STRETCH;
+    plan.words = block_bytes < 16 ? 2 : 4;
+    const int32_t unit_bytes = UNIT_BYTES(kernels->lanes, plan.words);
     plan.blocks = m->columns / m->block;
     plan.row_bytes = plan.blocks * block_bytes;
     plan.zero_bytes = divide_up(plan.blocks, subs);
     plan.units = divide_up(plan.row_bytes, unit_bytes);
     plan.whole_units = plan.row_bytes / unit_bytes;
-    plan.stretches = unit_bytes / STRETCH;
-    plan.unit_blocks = unit_bytes / block_bytes;
-    plan.last_bytes = (int32_t)(plan.row_bytes % unit_bytes);
-    plan.token_unit = TOKEN_UNIT(subs, plan.stretches);
+    plan.unit_blocks = unit_bytes > block_bytes ? unit_bytes / block_bytes : 1;
+    plan.block_shift = __builtin_ctz((unsigned)block_bytes);
+    plan.token_unit = TOKEN_UNIT(kernels->lanes, plan.words * subs);
     plan.ahead = reaches[m->bits / 8];
-    for (int32_t lane = 0; lane < LANES_IN_ALL; lane++) plan.lane_block[lane] = lane * 4 / block_bytes;
     return plan;
 }
 
@@ -85,7 +83,7 @@ EXPORT void motley_matmul(const struct matmul *m) {
     int64_t panel = PANEL_BYTES / plan.row_bytes;
     const int64_t fair = divide_up(m->heads * m->rows, 4 * pool_threads(m->pool));
     if (pool_threads(m->pool) > 1 && panel > fair) panel = fair;
-    plan.panel = up_to_multiple(panel ? panel : 1, kernels->tile_rows);
+    plan.panel = panel < 1 ? 1 : panel < MOST_PANEL ? panel : MOST_PANEL;
     plan.panels = divide_up(m->rows, plan.panel);
     pool_run(m->pool, quantise_token, &plan, m->heads * m->tokens);
     pool_run(m->pool, multiply_panel, &plan, m->heads * plan.panels);

@@ -3,10 +3,11 @@
 #define MOTLEY_MATMUL_H
 #include <stdint.h>
 
-/* Bytes of a token's unit. */
-#define TOKEN_UNIT(subs, stretches) (2 * 4 * LANES_IN_ALL + (subs) * (stretches) * STRETCH)
+/* Bytes of a unit of weights, by the words of a piece; and of a token's unit, by the vectors of its codes. */
+#define UNIT_BYTES(lanes, words) (4 * (lanes) * (words))
+#define TOKEN_UNIT(lanes, vectors) (4 * (lanes) * (2 + (vectors)))
 
-enum { STRETCH = 64, LANES_IN_ALL = 16, MOST_BLOCKS = 8, LARGEST_BLOCK = 256 };
+enum { LANES_IN_ALL = 16, LARGEST_BLOCK = 256, MOST_PANEL = 64 };
 
 /* SHARED with library.py. y[tokens, rows] = x[tokens, columns] @ W[rows, columns].T + bias.
  * There may be several heads, each with such a W of its own, one after another as codes, scales, zeros and bias. Of a
@@ -32,22 +33,22 @@ struct reach {
 };
 
 /* A matmul cut in units, and where its quantised activations lie: those of `tile` tokens lie together, unit by unit.
- * A unit of a token is 16 scales (f32, by lane), 16 first values of the sums (i32, by lane), and its codes (i8); for
- * 4-bit weights the even elements of a stretch come before its odd ones, as nibbles are unpacked. */
+ * A unit is a piece of each lane that a vector of this level has. Of a token it is a scale (f32) and a first value of
+ * the sum (i32) of each lane, and codes (i8): of each lane its first word, of each its second, and so on; for 4-bit
+ * weights the even elements of all words come before the odd ones, as nibbles are unpacked. */
 struct plan {
     struct matmul m;
-    int64_t units;          /* in a row, an incomplete last one included */
+    int64_t units;       /* in a row, an incomplete last one included */
     int64_t whole_units;
-    int64_t blocks;         /* in a row */
-    int64_t row_bytes;      /* of weight codes */
-    int64_t zero_bytes;     /* in a row */
-    int64_t token_unit;     /* bytes of a token's unit */
-    int32_t stretches;      /* in a unit */
-    int32_t unit_blocks;    /* blocks in a whole unit */
-    int32_t last_bytes;     /* of codes in an incomplete last unit, or 0 */
-    int32_t lane_block[LANES_IN_ALL]; /* which of its unit's blocks a lane belongs to */
-    int64_t panel;          /* rows of weights that a thread takes at a time */
-    int64_t panels;         /* of a head */
+    int64_t blocks;      /* in a row */
+    int64_t row_bytes;   /* of weight codes */
+    int64_t zero_bytes;  /* in a row */
+    int64_t token_unit;  /* bytes of a token's unit */
+    int32_t words;       /* of four bytes, in a piece */
+    int32_t unit_blocks; /* blocks in a unit, or 1 if they are longer */
+    int32_t block_shift; /* a block has 2^block_shift bytes of codes */
+    int64_t panel;       /* rows of weights that a thread takes at a time, at most MOST_PANEL */
+    int64_t panels;      /* of a head */
     struct reach ahead;
     uint8_t *activations;
 };

@@ -1,14 +1,12 @@
 /* The kernels of matmul.c, of one level. */
-#define PART_BYTES (4 * LANES)
-#define NEAR_BYTES (16 << 10) /* of activations: half of any level-1 cache */
-#define MOST_TILES 64         /* of a panel that is done in chunks */
-#define IN_MEMORY(array) __asm__("" : "+m"(array))
+#define NEAR_BYTES (24 << 10) /* of activations: three quarters of any level-1 cache */
+#define PIECES 4              /* of a row: so many vectors have one in each four lanes */
 #define IN_ORDER __asm__ volatile("" ::: "memory") /* loads moved up would fill the registers */
 
-typedef float by_token __attribute__((vector_size(4 * TILE_TOKENS)));
 typedef int8_t lane_codes __attribute__((vector_size(LANES)));
 typedef uint16_t pairs __attribute__((vector_size(4 * LANES)));
 typedef int8_t half_codes __attribute__((vector_size(2 * LANES)));
+typedef uint64_t short_pieces __attribute__((vector_size(2 * LANES)));
 
 ALWAYS float load_float(const void *from) {
     float value;
@@ -19,174 +17,183 @@ ALWAYS float load_float(const void *from) {
 /* What the code differs by. */
 struct kind {
     int bits;
-    int stretches; /* in a unit */
-    int blocks;    /* in a unit */
-    int zeros;     /* whether each block has its own */
+    int words;  /* of four bytes, in a piece: 4 or 2 */
+    int blocks; /* in a unit, at least 1 */
+    int zeros;  /* whether each block has its own */
 };
 
-/* Where a unit's operands are; `apart`: how far those of the next row of weights. */
-struct unit {
-    const uint8_t *codes;
+/* A row of weights, and what its lanes have of a unit. */
+struct weights {
+    const uint8_t *codes, *zeros;
     const float *scales;
-    const uint8_t *zeros, *values;
-    int64_t codes_apart, scales_apart, zeros_apart;
-    int zero_shift;
-    struct reach ahead;
+    ints which; /* of the unit's blocks */
 };
 
-#define ZERO_BYTES(bits, blocks) (((bits) * (blocks) + 7) / 8) /* of a unit */
-
-/* A unit's zero points by lane. */
-ALWAYS ints load_zeros(const uint8_t *from, int shift, const struct kind k, ints which) {
-    uint32_t word = 0;
-    memcpy(&word, from, ZERO_BYTES(k.bits, k.blocks));
-    unsigneds words = (word >> shift) - (unsigneds){0};
-    return (ints)(words >> (unsigneds)(which * k.bits)) & ((1 << k.bits) - 1);
+/* The piece that each lane has of a unit: see transpose. */
+ALWAYS ints pieces_of_lanes(void) {
+    ints pieces;
+    UNROLL for (int lane = 0; lane < LANES; lane++) pieces[lane] = lane % 4 * (LANES / 4) + lane / 4;
+    return pieces;
 }
 
-/* Add a unit's part to the sums of `rows` weight rows by `tokens` tokens. */
-ALWAYS void add_unit(const struct unit *u, floats sums[], ints which, int prefetch, const int rows, const int tokens,
-                     const struct kind k) {
-    const int subs = 8 / k.bits; /* elements in a byte of codes */
-    const int64_t token_unit = TOKEN_UNIT(subs, k.stretches);
-    const int uniform = k.blocks == 1 && tokens == TILE_TOKENS;
-    by_token products[TILE_ROWS]; /* of a uniform unit's scales */
-    floats scale[TILE_ROWS];
-    ints zero[TILE_ROWS];
-    bytes codes[TILE_ROWS][8]; /* unpacked: of each stretch, the even elements, then the odd ones */
-    if (uniform) {
-        by_token scales_x = {0};
-        UNROLL for (int t = 0; t < tokens; t++) scales_x[t] = load_float(u->values + t * token_unit);
-        UNROLL for (int r = 0; r < rows; r++) products[r] = scales_x * u->scales[r * u->scales_apart];
-        IN_MEMORY(products); /* from where a load puts one in all lanes */
-    }
-    UNROLL for (int r = 0; r < rows; r++) {
-        if (!uniform) scale[r] = spread(u->scales + r * u->scales_apart, k.blocks, which);
-        if (k.zeros) zero[r] = load_zeros(u->zeros + r * u->zeros_apart, u->zero_shift, k, which);
-        UNROLL for (int s = 0; s < k.stretches; s++) {
-            const uint8_t *from = u->codes + r * u->codes_apart + s * STRETCH;
-            bytes packed = load_bytes(from);
-            if (prefetch) {
-                __builtin_prefetch(from + u->ahead.far, 0, 2);
-                __builtin_prefetch(from + u->ahead.near, 0, 3);
-            }
-            codes[r][s * subs] = k.bits == 4 ? packed & 15 : packed;
-            if (k.bits == 4) codes[r][s * subs + 1] = packed >> 4;
+/* The sums of lanes in the order of their pieces. */
+ALWAYS floats in_order(floats sums) {
+    ints lanes;
+    UNROLL for (int piece = 0; piece < LANES; piece++) lanes[piece] = piece % (LANES / 4) * 4 + piece / (LANES / 4);
+    return permute(sums, lanes);
+}
+
+/* Which of its unit's blocks each lane belongs to. */
+ALWAYS ints blocks_of_lanes(const struct plan *plan, const int words) {
+    return pieces_of_lanes() * (4 * words) >> plan->block_shift;
+}
+
+/* Of vectors that have a piece in each four lanes, to vectors that have a word of each piece. */
+ALWAYS void transpose(bytes v[PIECES]) {
+    const bytes low = words_low(v[0], v[1]), high = words_high(v[0], v[1]);
+    const bytes other_low = words_low(v[2], v[3]), other_high = words_high(v[2], v[3]);
+    v[0] = pairs_low(low, other_low);
+    v[1] = pairs_high(low, other_low);
+    v[2] = pairs_low(high, other_high);
+    v[3] = pairs_high(high, other_high);
+}
+
+/* The words of a unit's pieces; of bytes that are not among the `left` ones, 0. */
+ALWAYS void load_pieces(const uint8_t *from, int64_t left, const int words, bytes v[PIECES]) {
+    UNROLL for (int i = 0; i < PIECES; i++) {
+        const int size = words * LANES;
+        const int64_t own = left - i * size;
+        v[i] = (bytes){0};
+        if (words == PIECES) {
+            if (own > 0) v[i] = (bytes)load_floats((const float *)(const void *)(from + i * size), own / 4);
+        } else {
+            short_pieces some = {0};
+            if (own >= size) memcpy(&some, from + i * size, sizeof some);
+            else if (own > 0) memcpy(&some, from + i * size, (size_t)own);
+            v[i] = (bytes)__builtin_shufflevector(some, some, TWICE); /* the other half is never looked at */
         }
+    }
+    transpose(v);
+}
+
+/* Zero points of the unit that begins with `block`, by lane. */
+ALWAYS ints load_zeros(const struct plan *plan, const struct weights *w, int64_t block, const int whole,
+                       const struct kind k) {
+    const int64_t first = block * k.bits / 8, left = plan->zero_bytes - first;
+    const int size = (k.blocks * k.bits + 7) / 8;
+    floats words = {0};
+    if (whole) memcpy(&words, w->zeros + first, (size_t)size);
+    else memcpy(&words, w->zeros + first, (size_t)(left < size ? left : size));
+    const ints bit = w->which * k.bits + (int)(block * k.bits % 8);
+    return (ints)((unsigneds)permute(words, bit >> 5) >> (unsigneds)(bit & 31)) & ((1 << k.bits) - 1);
+}
+
+/* Add a unit's part to the sums of a row of weights by `tokens` tokens. Of the last unit, which may not be `whole`, only
+ * what there is is read. */
+ALWAYS void add_unit(const struct plan *plan, const struct weights *w, int64_t unit, const uint8_t *values,
+                     floats sums[], const int whole, const int tokens, const struct kind k) {
+    const int subs = 8 / k.bits, size = UNIT_BYTES(LANES, k.words); /* elements in a byte of codes; bytes in a unit */
+    const int64_t at = unit * size, block = at >> plan->block_shift, left = whole ? size : plan->row_bytes - at;
+    bytes packed[PIECES], codes[2 * PIECES]; /* unpacked: the even elements of words, then the odd ones */
+    floats scale = {0};
+    ints zero = {0};
+    if (whole) memcpy(&scale, w->scales + block, (size_t)k.blocks * 4);
+    else scale = load_floats(w->scales + block, plan->blocks - block);
+    scale = permute(scale, w->which);
+    if (k.zeros) zero = load_zeros(plan, w, block, whole, k);
+    if (whole) {
+        UNROLL for (int line = 0; line < size; line += 64) {
+            __builtin_prefetch(w->codes + at + line + plan->ahead.far, 0, 2);
+            __builtin_prefetch(w->codes + at + line + plan->ahead.near, 0, 3);
+        }
+    }
+    load_pieces(w->codes + at, left, k.words, packed);
+    UNROLL for (int i = 0; i < k.words; i++) {
+        codes[i] = k.bits == 4 ? packed[i] & 15 : packed[i];
+        if (k.bits == 4) codes[k.words + i] = packed[i] >> 4;
     }
     UNROLL for (int t = 0; t < tokens; t++) {
-        const uint8_t *values = u->values + t * token_unit;
+        const uint8_t *own = values + t * TOKEN_UNIT(LANES, k.words * subs);
         IN_ORDER;
-        UNROLL for (int r = 0; r < rows; r++) {
-            ints exact = (ints)load_bytes(values + 64);
-            if (k.zeros) exact *= zero[r];
-            exact = dots(k.bits, k.stretches * subs, exact, codes[r], values + 128);
-            floats factor = uniform ? products[r][t] - (floats){0} : scale[r] * (floats)load_bytes(values);
-            sums[t * rows + r] = fused(__builtin_convertvector(exact, floats), factor, sums[t * rows + r]);
-        }
+        ints exact = (ints)load_bytes(own + 4 * LANES);
+        if (k.zeros) exact *= zero;
+        exact = dots(k.bits, k.words * subs, exact, codes, own + 8 * LANES);
+        const floats factor = scale * (floats)load_bytes(own);
+        sums[t] = fused(__builtin_convertvector(exact, floats), factor, sums[t]);
     }
 }
 
-/* Add the units in [begin, end) to the sums of `rows` weight rows by `tokens` tokens, which are `kept` between calls;
- * after the last unit they go to y. */
+/* Add the units in [begin, end) to the sums of a row of weights by `tokens` tokens, which are `kept` between calls; after
+ * the last unit they go to y. */
 ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t begin, int64_t end,
-                 floats kept[PARTS][TILE], const int rows, const int tokens, const struct kind k) {
+                 floats kept[PARTS][MANY_TOKENS], ints which, const int tokens, const struct kind k) {
     const struct matmul *m = &plan->m;
+    const struct weights w = {m->codes + row * plan->row_bytes, k.zeros ? m->zeros + row * plan->zero_bytes : NULL,
+                              m->scales + row * plan->blocks, which};
     int64_t width;
-    const uint8_t *values = token_units(plan, token, TILE_TOKENS, &width);
-    const int64_t values_apart = width * TOKEN_UNIT(8 / k.bits, k.stretches);
-    const int64_t whole = end < plan->whole_units ? end : plan->whole_units;
-    const uint8_t *zeros = k.zeros ? m->zeros + row * plan->zero_bytes : NULL;
-    floats all[PARTS][TILE] = {0};
-    if (begin) memcpy(all, kept, sizeof all);
-    for (int p = 0; p < PARTS; p++) {
-        ints which;
-        memcpy(&which, plan->lane_block + p * LANES, sizeof which);
-        struct unit u = {
-            .codes = m->codes + row * plan->row_bytes + begin * k.stretches * STRETCH + p * PART_BYTES,
-            .scales = m->scales + row * plan->blocks + begin * k.blocks,
-            .values = values + begin * values_apart + p * PART_BYTES,
-            .codes_apart = plan->row_bytes,
-            .scales_apart = plan->blocks,
-            .zeros_apart = plan->zero_bytes,
-            .ahead = plan->ahead,
-        };
-        floats sums[TILE];
-        memcpy(sums, all[p], sizeof sums);
-        for (int64_t unit = begin; unit < whole; unit++) {
-            if (k.zeros) {
-                u.zeros = zeros + unit * k.blocks * k.bits / 8;
-                u.zero_shift = (int)(unit * k.blocks * k.bits % 8);
-            }
-            add_unit(&u, sums, which, !p, rows, tokens, k);
-            u.codes += k.stretches * STRETCH;
-            u.scales += k.blocks;
-            u.values += values_apart;
-        }
-        if (k.blocks > 1 && end > whole) { /* a copy, filled up: nothing is read beyond what there is */
-            uint8_t codes[TILE_ROWS][STRETCH] = {0}, zero[TILE_ROWS][4] = {0};
-            float scales[TILE_ROWS][MOST_BLOCKS] = {0};
-            const int64_t done = whole * k.blocks, zeros_done = done * k.bits / 8;
-            for (int r = 0; r < rows; r++) {
-                memcpy(codes[r], m->codes + (row + r) * plan->row_bytes + whole * STRETCH, (size_t)plan->last_bytes);
-                memcpy(scales[r], u.scales + r * u.scales_apart, (size_t)(plan->blocks - done) * 4);
-                if (k.zeros)
-                    memcpy(zero[r], zeros + r * plan->zero_bytes + zeros_done, (size_t)(plan->zero_bytes - zeros_done));
-            }
-            struct unit last = {codes[0] + p * PART_BYTES, scales[0], zero[0], u.values, STRETCH, MOST_BLOCKS, 4, 0, {0, 0}};
-            add_unit(&last, sums, which, 0, rows, tokens, k);
-        }
-        memcpy(all[p], sums, sizeof sums);
-    }
+    const uint8_t *values = token_units(plan, token, MANY_TOKENS, &width);
+    const int64_t apart = width * TOKEN_UNIT(LANES, k.words * 8 / k.bits);
+    const int64_t whole = (end < plan->whole_units ? end : plan->whole_units) / PARTS * PARTS;
+    floats all[PARTS][TILE];
+    for (int p = 0; p < PARTS; p++)
+        UNROLL for (int t = 0; t < tokens; t++) all[p][t] = begin ? kept[p][t] : (floats){0};
+    for (int64_t unit = begin; unit < whole; unit += PARTS)
+        UNROLL for (int p = 0; p < PARTS; p++)
+            add_unit(plan, &w, unit + p, values + (unit + p) * apart, all[p], 1, tokens, k);
     if (end < plan->units) {
-        memcpy(kept, all, sizeof all);
+        for (int p = 0; p < PARTS; p++)
+            UNROLL for (int t = 0; t < tokens; t++) kept[p][t] = all[p][t];
         return;
     }
+    for (int64_t unit = whole; unit < plan->units; unit++)
+        add_unit(plan, &w, unit, values + unit * apart, all[unit % PARTS], 0, tokens, k);
     float totals[TILE];
-    add_lanes(all, tokens * rows, totals);
+    for (int p = 0; p < PARTS; p++)
+        UNROLL for (int t = 0; t < tokens; t++) all[p][t] = in_order(all[p][t]);
+    add_lanes(all, tokens, totals);
     for (int t = 0; t < tokens; t++)
-        for (int r = 0; r < rows; r++)
-            m->y[(token + t) * m->heads * m->rows + row + r] = totals[t * rows + r] + (m->bias ? m->bias[row + r] : -0.f);
+        m->y[(token + t) * m->heads * m->rows + row] = totals[t] + (m->bias ? m->bias[row] : 0.f);
 }
 
 /* A panel of weight rows by all tokens: the panel stays in a cache, a tile's chunk of units in a nearer one. */
 ALWAYS void panel(const struct plan *plan, int64_t row, int64_t end, const struct kind k) {
-    const int64_t chunk = NEAR_BYTES / (TILE_TOKENS * TOKEN_UNIT(8 / k.bits, k.stretches));
-    floats kept[MOST_TILES][PARTS][TILE];
+    const ints which = blocks_of_lanes(plan, k.words);
+    const int64_t most = NEAR_BYTES / (MANY_TOKENS * plan->token_unit) / PARTS * PARTS;
+    floats kept[MOST_PANEL][PARTS][MANY_TOKENS];
     for (int64_t token = 0, next; token < plan->m.tokens; token = next) {
         const int64_t left = plan->m.tokens - token;
-        const int tokens = left >= TILE_TOKENS ? TILE_TOKENS : left >= 2 ? 2 : 1;
-        const int64_t tiled = tokens == 1 ? row : end - (end - row) % TILE_ROWS; /* rows before this one */
+        const int tokens = left >= MANY_TOKENS ? MANY_TOKENS : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         next = token + tokens;
         for (int64_t begin = 0, stop; begin < plan->units; begin = stop) {
-            stop = begin + chunk < plan->units && plan->panel <= MOST_TILES * TILE_ROWS ? begin + chunk : plan->units;
-            for (int64_t n = row, i = 0; n < tiled; n += TILE_ROWS, i++) {
-                if (tokens == TILE_TOKENS) tile(plan, n, token, begin, stop, kept[i], TILE_ROWS, TILE_TOKENS, k);
-                else tile(plan, n, token, begin, stop, kept[i], TILE_ROWS, 2, k);
+            stop = begin + most < plan->units && tokens > 1 ? begin + most : plan->units;
+            for (int64_t n = row; n < end; n++) {
+                if (tokens == MANY_TOKENS) tile(plan, n, token, begin, stop, kept[n - row], which, MANY_TOKENS, k);
+                else if (tokens == 4) tile(plan, n, token, begin, stop, kept[n - row], which, 4, k);
+                else if (tokens == 2) tile(plan, n, token, begin, stop, kept[n - row], which, 2, k);
+                else tile(plan, n, token, begin, stop, kept[n - row], which, 1, k);
             }
         }
-        for (int64_t n = tiled; n < end; n++)
-            for (int64_t t = token; t < next; t++) tile(plan, n, t, 0, plan->units, NULL, 1, 1, k);
     }
 }
 
 static void multiply(const struct plan *plan, int64_t row, int64_t end) {
-    const struct kind is = {plan->m.bits, plan->stretches, plan->unit_blocks, plan->m.zeros != NULL};
-#define KIND(b, s, u)                                                          \
-    if (is.bits == b && is.stretches == s && is.blocks == u) {                \
-        if (is.zeros) panel(plan, row, end, (struct kind){b, s, u, 1});        \
-        else panel(plan, row, end, (struct kind){b, s, u, 0});                 \
+    const int zeros = plan->m.zeros != NULL;
+#define KIND(b, w, u)                                                                            \
+    if (plan->m.bits == b && plan->words == w && plan->unit_blocks == ((u) ? (u) : 1)) {          \
+        if (zeros) panel(plan, row, end, (struct kind){b, w, (u) ? (u) : 1, 1});                  \
+        else panel(plan, row, end, (struct kind){b, w, (u) ? (u) : 1, 0});                        \
+        return;                                                                                  \
     }
-    KIND(4, 1, 8)
-    KIND(4, 1, 4)
-    KIND(4, 1, 2)
-    KIND(4, 1, 1)
-    KIND(4, 2, 1)
-    KIND(8, 1, 4)
-    KIND(8, 1, 2)
-    KIND(8, 1, 1)
-    KIND(8, 2, 1)
-    KIND(8, 4, 1)
+    KIND(4, 2, LANES)
+    KIND(4, 4, LANES)
+    KIND(4, 4, LANES / 2)
+    KIND(4, 4, LANES / 4)
+    KIND(4, 4, LANES / 8)
+    KIND(8, 4, LANES)
+    KIND(8, 4, LANES / 2)
+    KIND(8, 4, LANES / 4)
+    KIND(8, 4, LANES / 8)
+    KIND(8, 4, LANES / 16)
 #undef KIND
 }
 
@@ -214,52 +221,61 @@ ALWAYS float quantise_block(const float *x, int count, int8_t *codes) {
     return most / 127;
 }
 
-/* Of two stretches of codes, the even ones and then the odd ones. */
-ALWAYS void part_pairs(const int8_t *codes, int8_t *to) {
-    for (int i = 0; i < STRETCH; i += 2 * LANES) {
+/* Of codes, twice `count` of them, the even ones and then the odd ones. */
+ALWAYS void part_pairs(const int8_t *codes, const int count, int8_t *to) {
+    for (int i = 0; i < count; i += 2 * LANES) {
         pairs both;
         memcpy(&both, codes + 2 * i, sizeof both);
         const half_codes even = __builtin_convertvector(both, half_codes);
         const half_codes odd = __builtin_convertvector(both >> 8, half_codes);
         memcpy(to + i, &even, sizeof even);
-        memcpy(to + STRETCH + i, &odd, sizeof odd);
+        memcpy(to + count + i, &odd, sizeof odd);
     }
 }
 
-ALWAYS void quantise_token(const struct plan *plan, int64_t token, const int bits) {
+/* A unit of a token, of its codes and of the scales of its blocks. */
+ALWAYS void store_unit(const struct plan *plan, const int8_t *codes, floats scales, uint8_t *to, const int bits,
+                       const int words) {
+    enum { MOST = 2 * UNIT_BYTES(LANES, PIECES) };
+    const int subs = 8 / bits, size = UNIT_BYTES(LANES, words);
+    int8_t apart[MOST];
+    bytes ones[PIECES];
+    ints sums = {0};
+    if (bits == 4) part_pairs(codes, size, apart);
+    UNROLL for (int i = 0; i < PIECES; i++) ones[i] = (bytes){0} + 1;
+    UNROLL for (int sub = 0; sub < subs; sub++) {
+        bytes own[PIECES];
+        load_pieces((const uint8_t *)(bits == 4 ? apart + sub * size : codes), size, words, own);
+        uint8_t *place = to + 8 * LANES + sub * size;
+        UNROLL for (int i = 0; i < words; i++) memcpy(place + i * 4 * LANES, own + i, sizeof own[i]);
+        sums = dots(4, words, sums, ones, place);
+    }
+    sums *= plan->m.zeros ? -1 : -(1 << (bits - 1));
+    scales = permute(scales, blocks_of_lanes(plan, words));
+    memcpy(to, &scales, sizeof scales);
+    memcpy(to + 4 * LANES, &sums, sizeof sums);
+}
+
+/* Several blocks at a time that are a unit, or a block of several units. */
+ALWAYS void quantise_token(const struct plan *plan, int64_t token, const int bits, const int words) {
+    enum { MOST = 2 * UNIT_BYTES(LANES, PIECES) > LARGEST_BLOCK ? 2 * UNIT_BYTES(LANES, PIECES) : LARGEST_BLOCK };
     const struct matmul *m = &plan->m;
-    const int subs = 8 / bits;
+    const int elements = UNIT_BYTES(LANES, words) * 8 / bits, run = elements > m->block ? elements : m->block;
     int64_t width;
-    uint8_t *units = token_units(plan, token, TILE_TOKENS, &width);
+    uint8_t *to = token_units(plan, token, MANY_TOKENS, &width);
     const float *x = m->x + token * m->x_token;
-    for (int64_t unit = 0; unit < plan->units; unit++, units += width * plan->token_unit) {
-        int8_t codes[LARGEST_BLOCK] = {0};
-        float scales[MOST_BLOCKS] = {0};
-        ints sums[PARTS] = {0};
-        const bytes ones = (bytes){0} + 1;
-        int64_t first = unit * plan->unit_blocks, left = plan->blocks - first;
-        for (int b = 0; b < plan->unit_blocks && b < left; b++)
-            scales[b] = quantise_block(x + (first + b) * m->block, m->block, codes + b * m->block);
-        int8_t *to = (int8_t *)units + 128;
-        for (int s = 0; s < plan->stretches; s++, to += subs * STRETCH) {
-            if (bits == 4) part_pairs(codes + s * subs * STRETCH, to);
-            else memcpy(to, codes + s * STRETCH, STRETCH);
-            for (int sub = 0; sub < subs; sub++)
-                for (int p = 0; p < PARTS; p++)
-                    sums[p] = dots(4, 1, sums[p], &ones, (const uint8_t *)to + sub * STRETCH + p * PART_BYTES);
-        }
-        UNROLL for (int p = 0; p < PARTS; p++) {
-            ints which;
-            memcpy(&which, plan->lane_block + p * LANES, sizeof which);
-            const floats scale = spread(scales, MOST_BLOCKS, which);
-            memcpy(units + p * PART_BYTES, &scale, sizeof scale);
-            sums[p] *= m->zeros ? -1 : -(1 << (bits - 1));
-        }
-        memcpy(units + 64, sums, sizeof sums);
+    for (int64_t column = 0; column < m->columns; column += run) {
+        int8_t codes[MOST] = {0};
+        floats scales = {0};
+        for (int i = 0; i < run && column + i < m->columns; i += m->block)
+            scales[i / m->block] = quantise_block(x + column + i, m->block, codes + i);
+        for (int i = 0; i < run && column + i < m->columns; i += elements, to += width * plan->token_unit)
+            store_unit(plan, codes + i, scales, to, bits, words);
     }
 }
 
 static void quantise(const struct plan *plan, int64_t token) {
-    if (plan->m.bits == 4) quantise_token(plan, token, 4);
-    else quantise_token(plan, token, 8);
+    if (plan->m.bits == 8) quantise_token(plan, token, 8, 4);
+    else if (plan->words == 4) quantise_token(plan, token, 4, 4);
+    else quantise_token(plan, token, 4, 2);
 }

@@ -6,6 +6,7 @@
 #define HALVES HALVES_4
 #define TILE_ROWS 2
 #define TILE_TOKENS 2
+#define TWICE 0, 0
 #include "lanes.h"
 typedef double doubles __attribute__((vector_size(8 * LANES)));
 typedef int64_t longs __attribute__((vector_size(8 * LANES)));
@@ -16,7 +17,7 @@ typedef uint16_t unsigned_shorts __attribute__((vector_size(16)));
 ALWAYS ints dots(const int bits, const int count, ints sum, const bytes *codes, const uint8_t *values) {
     (void)bits;
     UNROLL for (int i = 0; i < count; i++) {
-        const shorts code = (shorts)codes[i], value = (shorts)load_bytes(values + i * STRETCH);
+        const shorts code = (shorts)codes[i], value = (shorts)load_bytes(values + i * 4 * LANES);
         const ints even = (ints)((code & 255) * (value << 8 >> 8)); /* products fit: 255 * 127 */
         const ints odd = (ints)((shorts)((unsigned_shorts)code >> 8) * (value >> 8));
         sum += (even << 16 >> 16) + (even >> 16) + (odd << 16 >> 16) + (odd >> 16);
@@ -40,12 +41,16 @@ ALWAYS floats fused(floats a, floats b, floats c) {
 #endif
 }
 
-ALWAYS floats spread(const float *from, const int count, ints which) {
-    floats result = {0};
-    for (int lane = 0; lane < LANES; lane++)
-        if (which[lane] < count) result[lane] = from[which[lane]];
+ALWAYS floats permute(floats few, ints which) {
+    floats result;
+    for (int lane = 0; lane < LANES; lane++) result[lane] = few[which[lane] & (LANES - 1)];
     return result;
 }
+
+ALWAYS bytes words_low(bytes a, bytes b) { return (bytes)__builtin_shufflevector((ints)a, (ints)b, 0, 4, 1, 5); }
+ALWAYS bytes words_high(bytes a, bytes b) { return (bytes)__builtin_shufflevector((ints)a, (ints)b, 2, 6, 3, 7); }
+ALWAYS bytes pairs_low(bytes a, bytes b) { return (bytes)__builtin_shufflevector((ints)a, (ints)b, 0, 1, 4, 5); }
+ALWAYS bytes pairs_high(bytes a, bytes b) { return (bytes)__builtin_shufflevector((ints)a, (ints)b, 2, 3, 6, 7); }
 
 /* Its bits, as a float's, are a 2^112th of it, also where they are no normal float's. */
 ALWAYS floats widen(halves x) {
@@ -75,7 +80,7 @@ ALWAYS halves narrow(floats x) {
 
 ALWAYS floats load_first(const float *from, int count) {
     floats value = {0};
-    for (int lane = 0; lane < count; lane++) value[lane] = from[lane];
+    memcpy(&value, from, (size_t)count * 4);
     return value;
 }
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.plugins.cuda.kernels import BLOCKS, CODED_ROWS, PARTS, SOURCES, THREADS, TOKENS, WARP, Coded
+from motley.plugins.cuda.kernels import BLOCKS, CODED_ROWS, SOURCES, THREADS, TOKENS, WARP, Coded
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.compiler import Capability, compile_kernels
 from tests.transport.cuda.host_kernels import launch
@@ -59,15 +59,15 @@ def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, 
     quantised = room[-room.ctypes.data % 16 :]
     run(
         coded.quantise,
-        tokens * coded.units * PARTS,
-        *(pointer(x), x.shape[1], pointer(quantised), tokens, coded.columns, coded.shift, coded.units),
+        tokens * coded.quantising_threads,
+        *(pointer(x), x.shape[1], pointer(quantised), tokens, coded.columns, coded.shift, coded.stretches),
     )
     y = np.full((tokens, rows), np.nan, np.float32)
     zeros = None if points is None else packed(points, coded.bits)
     run(
         coded.products(together, zeros is not None),
         -(-rows // CODED_ROWS) * -(-tokens // together) * WARP,
-        *(pointer(quantised), coded.units, pointer(codes), pointer(scales), pointer(zeros), pointer(None)),
+        *(pointer(quantised), coded.stretches, pointer(codes), pointer(scales), pointer(zeros), pointer(None)),
         *(pointer(y), rows, tokens, rows, coded.row_bytes, coded.block_shift, scales.shape[1]),
     )
     return y
@@ -88,9 +88,9 @@ def pool() -> Pool:
     st.sampled_from(["usual", "tiny", "huge", "inf", "nan", "zero"]),
     st.integers(0, 1000),
 )
-@example(4, 128, 32, 2, 9, False, "usual", 0)  # several times as many units as are under way
+@example(4, 128, 32, 2, 9, False, "usual", 0)  # several times as many stretches as are under way
 @example(4, 16, 63, 9, 9, True, "usual", 1)  # rows that are no multiple of what a thread reads
-@example(8, 256, 5, 1, 1, True, "usual", 2)  # units of several stretches
+@example(8, 256, 5, 1, 1, True, "usual", 2)  # blocks of several stretches
 def test_it_has_the_bits_of_the_cpu_engine(
     bits: int, block: int, blocks: int, tokens: int, rows: int, zeros: bool, kind: str, seed: int
 ) -> None:
@@ -155,5 +155,5 @@ def test_a_gpu_has_little_to_do_for_a_code(capability: Capability, tmp_path: Pat
     cubin = tmp_path / "kernels.cubin"
     cubin.write_bytes(compile_kernels(SOURCES, capability))
     told = subprocess.run([program, "-c", cubin], capture_output=True, text=True, check=True, timeout=100)
-    per_code = {zeros: instructions_per_code(told.stdout, f"products_int4_1{zeros}_1") for zeros in ("", "_zeros")}
+    per_code = {zeros: instructions_per_code(told.stdout, f"products_int4{zeros}_1") for zeros in ("", "_zeros")}
     assert all(1 < each <= MOST_PER_CODE for each in per_code.values()), per_code
