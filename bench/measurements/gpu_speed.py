@@ -71,7 +71,7 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
             kernel, first = f"matmul_{kind}_{tokens}", columns
             numbers = [tokens, rows, columns, BLOCK.bit_length() - 1]
             if coded:
-                kernel, first = coded.products(tokens, zeros=False), coded.units
+                kernel, first = coded.products(tokens, zeros=False), coded.stretches
                 numbers = [tokens, rows, coded.row_bytes, coded.block_shift, columns // BLOCK]
             arguments: list[Any] = [x, integer(first), weights, scales, null, null, y, integer(rows)]
             arguments += map(integer, numbers)
