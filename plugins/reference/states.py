@@ -56,8 +56,8 @@ class LayerStates:
         known = span.position - self._certain[slot]
         if not 0 <= known <= len(self._guessed[slot]):
             raise EngineError(
-                f"rows from position {span.position} on cannot go on from the recurrent state in slot {slot}, which stands "
-                f"before {self._certain[slot]}, with {len(self._guessed[slot])} guesses behind it"
+                f"rows from position {span.position} on cannot go on from the recurrent state in slot {slot}, which "
+                f"stands before {self._certain[slot]}, with {len(self._guessed[slot])} guesses behind it"
             )
         before = self._guessed[slot][:known]
         rows = [*before, *((columns[row], gates[row]) for row in range(span.rows))]

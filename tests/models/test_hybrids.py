@@ -21,7 +21,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.recurrent import StateSpec
-from tests.models.cases import golden_case
+from tests.models.cases import changed, golden_case
 from tests.models.configs import LLAMA, read
 
 HEADS = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 12, "n_groups": 4, "head_dim": 16}
