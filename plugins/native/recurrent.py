@@ -113,8 +113,8 @@ def bind_gated_delta(
     DeltaNet's.
 
     A row of M that no span has, after all that some span has, gets the result of the one before it.
-    A call raises `IndexError`, and writes nothing, if a span does not fit the rows, the slots or the guesses, or neither
-    begins its sequence nor goes on where the slot's state stands, or among the guesses behind that.
+    A call raises `IndexError`, and writes nothing, if a span does not fit the rows, the slots or the guesses, or
+    neither begins its sequence nor goes on where the slot's state stands, or among the guesses behind that.
 
     Args:
         qkvz: f32[M, C + heads * value_size]: queries, keys, values and what opens the gates.
