@@ -40,6 +40,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+WIDEST_HEAD = 512
+"""Elements of a head at most, of keys and of values; stated in native/recurrent.h too."""
 MOST_GUESSES = 16
 """Rows of a span at most that may be guesses, where a model has recurrent states."""
 

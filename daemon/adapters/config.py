@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -218,7 +218,7 @@ def _number(keys: Keys, key: str, value: Any, default: float | None = None) -> f
     return float(value)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 

@@ -92,13 +92,16 @@ class Keys:
         filled._read = self._read
         return filled
 
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least `least`; `default` where the key is absent or null."""
+    def size(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
+        """A whole number of at least `least` and, if that is given, at most `most`; `default` where the key is absent
+        or null."""
         value = self.get(key)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.refusal(key, f"a whole number of at least {least}")
+        if most is not None and value > most:
+            raise self.refusal(key, f"a whole number of at most {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -9,7 +9,8 @@ middle. That other layers' weights are what was written, the share's checksum te
 
 The exam is a few tokens at the beginning of a sequence and a few far inside it, as prompts and as single tokens, a
 longer prompt, and two sequences at once: these are different kernels, shapes and rotary positions. What lies before the
-far tokens is the longer prompt, and after that zero, as all blocks of caches are at first.
+far tokens is the longer prompt, and after that zero, as all blocks of caches are at first. Where a rank has recurrent
+states, the far tokens follow the longer prompt, as a state goes on where it stands and nowhere else.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from motley.plugins.nodes import is_collective
 
 FAR = 4000
 """The position of the far tokens in their sequence; or the end of the context, or of what all blocks hold, if that
-comes before."""
+comes before. Where there are recurrent states: `LONG`."""
 LONG = 48
 """Tokens of the longer prompt."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -83,14 +84,15 @@ def _questions(graph: RankGraph, spans: int) -> list[_Question]:
     """The steps of the exam of a rank whose engine takes so many spans."""
     blocks = graph.blocks
     context = min(graph.context, blocks.count * blocks.tokens)
-    far = min(FAR, context - 4)
-    asked = [[(0, 5)], [(5, 1)], [(0, 2)], [(0, LONG)]]
+    far = LONG if graph.states else min(FAR, context - 4)  # a recurrent state goes on where it stands alone
+    asked = [[(0, 5)], [(5, 1)], [(0, LONG)]]
     if far >= 2:
         asked += [[(far, 3)], [(far + 3, 1)]]
+    asked += [[(0, 2)]]
     fewest = min(blocks.count, blocks.windowed or blocks.count)
     slots = blocks.slots if graph.states else spans
     if min(spans, slots) > 1 and (fewest - 1) * blocks.tokens >= 7:  # together they need no more than there is
-        asked += [[(6, 1), (0, 3)]]
+        asked += [[(2, 1), (0, 3)]]
     fitting = [parts for parts in asked if all(position + tokens <= context for position, tokens in parts)]
     return [_Question(tuple(parts)) for parts in fitting or [[(0, context)]]]
 

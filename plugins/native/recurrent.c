@@ -39,16 +39,21 @@ static int fits(const struct recurrent *d, const struct recurrent_span *span) {
            span->guesses <= d->most_guesses;
 }
 
+/* Whether a span begins its sequence, or goes on where the state stands or among the guesses behind it. */
+static int goes_on(const struct recurrent *d, const struct recurrent_span *span) {
+    const int64_t *mark = d->marks + 2 * span->slot, known = span->position - mark[0];
+    return !span->position || (known >= 0 && known <= mark[1]);
+}
+
 static struct recurring begin(const struct recurrent *d, const struct recurrent_span *span, float *scratch) {
     int64_t *mark = d->marks + 2 * span->slot;
-    const int64_t known = span->position - mark[0];
     if (!span->position) {
         const int64_t state = state_size(d), recent = (d->reach - 1) * d->columns;
         memset(d->states + span->slot * state, 0, (size_t)state * 4);
         memset(d->recent + span->slot * recent, 0, (size_t)recent * 4);
-        mark[1] = 0;
+        mark[0] = mark[1] = 0;
     }
-    const int64_t before = known > 0 && known <= mark[1] ? known : 0;
+    const int64_t before = span->position - mark[0];
     /* A half of a span may begin with a guess: then what has been guessed before it stays one. */
     const int64_t sure = span->guesses < span->rows ? before + span->rows - span->guesses : 0;
     return (struct recurring){.d = d, .span = span, .before = before, .sure = sure, .scratch = scratch};
@@ -133,12 +138,12 @@ static void recur(const void *job, int64_t chunk) {
 
 enum { TOGETHER = 64 }; /* spans */
 
-/* Compute all spans. The number of a span that does not fit, then nothing is written; -1: all do. */
+/* Compute all spans. The number of a span that does not fit or go on, then nothing is written; -1: all do. */
 EXPORT int32_t motley_recurrent(const struct recurrent *d) {
     const struct recurrent_spans *spans = d->spans;
     int64_t covered = 0;
     for (int64_t n = 0; n < spans->count; n++)
-        if (!fits(d, spans->all + n)) return (int32_t)n;
+        if (!fits(d, spans->all + n) || !goes_on(d, spans->all + n)) return (int32_t)n;
     float *scratch = (float *)pool_enter(d->pool);
     for (int64_t n = 0; n < spans->count;) {
         struct recurring all[TOGETHER];

@@ -3,7 +3,7 @@
 #define MOTLEY_RECURRENT_H
 #include <stdint.h>
 
-enum { WIDEST_HEAD = 512 };    /* SHARED with recurrent.py. Elements of a head at most. */
+enum { WIDEST_HEAD = 512 };    /* SHARED with plugins/recurrent.py. Elements of a head at most. */
 enum { COLUMNS_OF_JOB = 256 }; /* of a short convolution */
 
 /* SHARED with recurrent.py. */

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from motley.plugins.recurrent import WIDEST_HEAD
+
 from .library import F32, Recurrent, RecurrentSpan, RecurrentSpanList, address, library, place
 from .matmul import Pool
-
-WIDEST_HEAD = 512
-"""Elements of a head at most; stated in recurrent.h."""
 
 
 class _Kind(IntEnum):
@@ -114,7 +113,8 @@ def bind_gated_delta(
     DeltaNet's.
 
     A row of M that no span has, after all that some span has, gets the result of the one before it.
-    A call raises `IndexError`, and writes nothing, if a span does not fit the rows, the slots or the guesses.
+    A call raises `IndexError`, and writes nothing, if a span does not fit the rows, the slots or the guesses, or
+    neither begins its sequence nor goes on where the slot's state stands, or among the guesses behind that.
 
     Args:
         qkvz: f32[M, C + heads * value_size]: queries, keys, values and what opens the gates.
@@ -280,12 +280,21 @@ def _bound(
 def _compute(recurrent: Recurrent) -> None:
     """
     Raises:
-        IndexError: a span does not fit.
+        IndexError: a span does not fit, or does not go on where its state stands.
     """
     misfit = library().motley_recurrent(recurrent)
     if misfit >= 0:
         span = recurrent.spans.contents.all[misfit]
         raise IndexError(
             f"span {misfit} is of rows {span.row} to {span.row + span.rows} of {recurrent.rows}, in slot {span.slot} "
-            f"of {recurrent.slots}, and has {span.guesses} guesses of at most {recurrent.most_guesses}"
+            f"of {recurrent.slots}, and has {span.guesses} guesses of at most {recurrent.most_guesses}; it begins at "
+            f"position {span.position}{_standing(recurrent, span.slot)}"
         )
+
+
+def _standing(recurrent: Recurrent, slot: int) -> str:
+    """Where the state in a slot stands, for messages; nothing where there is no such slot."""
+    if not 0 <= slot < recurrent.slots:
+        return ""
+    before, guessed = ctypes.cast(recurrent.marks, ctypes.POINTER(ctypes.c_int64))[2 * slot : 2 * slot + 2]
+    return f", and the state stands before {before}, with {guessed} guesses behind it"

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from motley.plugins.engine import EngineError
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.matmul import Pool
 from motley.plugins.native.recurrent import (
-    WIDEST_HEAD,
     RecurrentSpans,
     Slots,
     bind_gated_delta,
@@ -37,16 +35,7 @@ class Recur:
 
 
 def allocated_slots(spec: StateSpec, slots: int) -> Slots:
-    """The states of a layer, for so many sequences.
-
-    Raises:
-        EngineError: its heads are too wide.
-    """
-    if max(spec.key_size, spec.value_size) > WIDEST_HEAD:
-        raise EngineError(
-            f"engine 'onnxruntime' computes recurrent states of heads of at most {WIDEST_HEAD} elements; layer"
-            f" {spec.layer} has {spec.key_size} and {spec.value_size}. Use engine 'reference'"
-        )
+    """The states of a layer, for so many sequences."""
     sizes = spec.heads, spec.key_size, spec.value_size, spec.columns, spec.gates, spec.reach
     return Slots(slots, *sizes, MOST_GUESSES)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from motley.plugins.engine import Span
+from motley.plugins.engine import EngineError, Span
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE, StateSpec
 from motley.plugins.reference.device import Array, ArrayModule
 from motley.plugins.reference.operators import sigmoid
@@ -44,13 +44,22 @@ class LayerStates:
         Args:
             columns: f32[rows, C], what is convolved.
             gates: f32[rows, N].
+
+        Raises:
+            EngineError: the span neither begins its sequence nor goes on where the state stands, or among the guesses
+                behind that.
         """
         xp, slot = self._xp, span.slot
         if span.position == 0:
             self._states[slot], self._recent[slot] = 0, 0
             self._certain[slot], self._guessed[slot] = 0, []
         known = span.position - self._certain[slot]
-        before = self._guessed[slot][:known] if 0 < known <= len(self._guessed[slot]) else []
+        if not 0 <= known <= len(self._guessed[slot]):
+            raise EngineError(
+                f"rows from position {span.position} on cannot go on from the recurrent state in slot {slot}, which "
+                f"stands before {self._certain[slot]}, with {len(self._guessed[slot])} guesses behind it"
+            )
+        before = self._guessed[slot][:known]
         rows = [*before, *((columns[row], gates[row]) for row in range(span.rows))]
         # A half of a span may begin with a guess: then what has been guessed before it stays one.
         sure = len(rows) - span.guesses if span.guesses < span.rows else 0

@@ -21,7 +21,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.recurrent import StateSpec
-from tests.models.cases import golden_case
+from tests.models.cases import changed, golden_case
 from tests.models.configs import LLAMA, read
 
 HEADS = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 12, "n_groups": 4, "head_dim": 16}
@@ -157,3 +157,16 @@ def test_published_files_may_be_of_todays_transformers(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with open_model(folder) as opened:
         assert [bool(layer.recurrence) for layer in opened.model.layers] == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        *(("nemotron-h", key) for key in ("mamba_head_dim", "ssm_state_size")),
+        *(("qwen3-5", key) for key in ("linear_key_head_dim", "linear_value_head_dim")),
+        ("granitemoehybrid", "mamba_d_state"),
+    ],
+)
+def test_heads_that_are_too_wide_for_a_state_are_refused(name: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = 513 is not supported; supported: a whole number of at most 512"):
+        changed(golden_case(name).folder, **{key: 513})

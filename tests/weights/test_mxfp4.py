@@ -159,3 +159,18 @@ def test_the_error_of_requantising_to_int4_is_as_stated() -> None:
     rounded = dequantised(Codes(*quantise(values, 32, Encoding.INT4)), Format(Encoding.INT4, 32))
     error = np.sqrt(np.mean((rounded - values) ** 2) / np.mean(values**2))
     assert error == pytest.approx(0.0704, abs=0.001)
+
+
+def test_the_parts_of_a_matrix_are_compared_once(tmp_path: Path) -> None:
+    """Its shape is asked for with every piece that is read."""
+    found: list[str] = []
+
+    class Told(Mxfp4Checkpoint):
+        def _coded_shape(self, name: str) -> tuple[int, ...]:
+            found.append(name)
+            return super()._coded_shape(name)
+
+    blocks, scales = random_blocks()
+    files = Told(save(tmp_path, {"X_blocks": blocks, "X_scales": scales}))
+    assert [files.shape("X_mxfp4[1]") for _ in range(2)] == [(ROWS, COLUMNS)] * 2
+    assert found == ["X_mxfp4[1]"]

@@ -18,6 +18,7 @@ from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
+from motley.plugins.recurrent import WIDEST_HEAD
 
 LINEAR = "linear_attention"
 DEFAULTS: Mapping[str, Any] = {
@@ -150,8 +151,8 @@ def _read_heads(keys: Keys) -> RecurrentHeads:
     heads = RecurrentHeads(
         keys.size("linear_num_key_heads"),
         keys.size("linear_num_value_heads"),
-        keys.size("linear_key_head_dim"),
-        keys.size("linear_value_head_dim"),
+        keys.size("linear_key_head_dim", most=WIDEST_HEAD),
+        keys.size("linear_value_head_dim", most=WIDEST_HEAD),
     )
     if heads.values % heads.keys:
         raise keys.refusal("linear_num_value_heads", f"a multiple of linear_num_key_heads = {heads.keys}")

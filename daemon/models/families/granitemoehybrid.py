@@ -16,6 +16,7 @@ from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
+from motley.plugins.recurrent import WIDEST_HEAD
 
 
 def granitemoehybrid(keys: Keys) -> Model:
@@ -63,14 +64,14 @@ def granitemoehybrid(keys: Keys) -> Model:
 
 def _mamba(keys: Keys, shape: Shape) -> Mamba:
     heads, inner = keys.size("mamba_n_heads", 128), keys.size("mamba_expand", 2) * shape.hidden
-    size = inner // heads if keys.get("mamba_d_head") in (None, "auto") else keys.size("mamba_d_head")
+    size = inner // heads if keys.get("mamba_d_head") in (None, "auto") else keys.size("mamba_d_head", most=WIDEST_HEAD)
     if heads * size != inner:
         raise keys.refusal("mamba_n_heads", f"so many that with mamba_d_head = {size} they have {inner} elements")
     return read_mamba(
         keys,
         heads,
         size,
-        keys.size("mamba_d_state", 256),
+        keys.size("mamba_d_state", 256, most=WIDEST_HEAD),
         keys.size("mamba_n_groups", 1),
         "mamba_n_groups",
         keys.size("mamba_d_conv", 4, least=2),

@@ -22,6 +22,7 @@ from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.glm4_moe import corrected_routing
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.places import Part
+from motley.plugins.recurrent import WIDEST_HEAD
 
 MLP, EXPERTS = "mlp", "moe"
 LETTERS = {"M": MAMBA, "*": FULL, "-": MLP, "E": EXPERTS}
@@ -91,8 +92,8 @@ def _mamba(keys: Keys) -> Mamba:
     return read_mamba(
         keys,
         keys.size("mamba_num_heads", 128),
-        keys.size("mamba_head_dim", 64),
-        keys.size("ssm_state_size", 128),
+        keys.size("mamba_head_dim", 64, most=WIDEST_HEAD),
+        keys.size("ssm_state_size", 128, most=WIDEST_HEAD),
         keys.size("n_groups", 8),
         "n_groups",
         keys.size("conv_kernel", 4, least=2),

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
+from motley.daemon.weights.checkpoints.tensor_files import Bring
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, Codes, Format, dequantised, whole_blocks, within
 
@@ -24,6 +26,11 @@ class CodedCheckpoint(SafetensorsCheckpoint):
     Raises:
         CheckpointError: as `SafetensorsCheckpoint`.
     """
+
+    def __init__(self, path: Path, bring: Bring | None = None) -> None:
+        super().__init__(path, bring)
+        self._coded_shapes: dict[str, tuple[int, ...]] = {}
+        """By name, as the parts of a matrix are compared, and some read, to know it."""
 
     @abstractmethod
     def _is_coded(self, name: str) -> bool:
@@ -54,7 +61,11 @@ class CodedCheckpoint(SafetensorsCheckpoint):
         Raises:
             CheckpointError: it is absent or of a type that weights do not have; or its parts do not belong together.
         """
-        return self._coded_shape(name) if self._is_coded(name) else super().shape(name)
+        if not self._is_coded(name):
+            return super().shape(name)
+        if name not in self._coded_shapes:
+            self._coded_shapes[name] = self._coded_shape(name)
+        return self._coded_shapes[name]
 
     def format(self, name: str) -> Format:
         return self._coded_format(name) if self._is_coded(name) else super().format(name)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.plugins.engine import F32, Span
+from motley.plugins.engine import F32, EngineError, Span
 from motley.plugins.native.matmul import Pool
 from motley.plugins.native.recurrent import (
     RecurrentRows,
@@ -212,6 +212,22 @@ def test_rows_behind_the_last_span_get_its_last_result(sizes: Sizes) -> None:
     pool.close()
     assert_same(y[:2], layer.native(layer.slots(), [(0, 2, 0)]))
     assert_same(y[5], y[4])
+
+
+@pytest.mark.parametrize("sizes", [DELTA, SIZES[3], SIZES[6]], ids=str)
+@pytest.mark.parametrize("position", [3, 8])
+def test_a_state_is_used_at_its_own_position_alone(sizes: Sizes, position: int) -> None:
+    """A state that stands before 4, with 3 guesses behind it, knows nothing of a row at 3, nor of one at 8."""
+    layer, before = Layer(sizes, 12), [(0, 7, 3)]
+    slots = layer.slots()
+    layer.native(slots, before)
+    kept = [each.copy() for each in (slots.states, slots.recent, slots.guessed, slots.marks)]
+    with pytest.raises(IndexError, match=rf"begins at position {position}, and the state stands before 4, with 3 gu"):
+        layer.native(slots, [(position, 1, 0)])
+    for was, each in zip(kept, (slots.states, slots.recent, slots.guessed, slots.marks), strict=True):
+        assert np.array_equal(was, each), "a step that is refused changes nothing"
+    with pytest.raises(EngineError, match=rf"from position {position} on .* stands before 4, with 3 guesses"):
+        layer.reference([*before, (position, 1, 0)])
 
 
 @pytest.mark.parametrize(
