@@ -171,6 +171,6 @@ def test_the_parts_of_a_matrix_are_compared_once(tmp_path: Path) -> None:
             return super()._coded_shape(name)
 
     blocks, scales = random_blocks()
-    files = Told(save(tmp_path, {"X_blocks": blocks, "X_scales": scales}))
-    assert [files.shape("X_mxfp4[1]") for _ in range(2)] == [(ROWS, COLUMNS)] * 2
+    with Told(save(tmp_path, {"X_blocks": blocks, "X_scales": scales})) as files:
+        assert [files.shape("X_mxfp4[1]") for _ in range(2)] == [(ROWS, COLUMNS)] * 2
     assert found == ["X_mxfp4[1]"]

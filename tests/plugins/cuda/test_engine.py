@@ -102,7 +102,7 @@ def is_near(got: F32, expected: F32, quantisation: str) -> bool:
 def test_every_architecture_is_compiled_for(capability: Capability) -> None:
     pytest.importorskip("cuda.bindings")
     cubin = compile_kernels(SOURCES, capability)
-    for kind in ("matmul_fp32", "matmul_fp16", "matmul_odd_fp16", "products_int8_4", "products_int4_1_zeros"):
+    for kind in ("matmul_fp32", "matmul_fp16", "matmul_odd_fp16", "products_int8", "products_int4_zeros"):
         assert all(f".text.{kind}_{tokens}\0".encode() in cubin for tokens in TOKENS)
 
 
