@@ -2,7 +2,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef SMALL
+#define UNROLL
+#else
 #define UNROLL _Pragma("clang loop unroll(full)")
+#endif
 #define ALWAYS static inline __attribute__((always_inline))
 
 typedef float floats __attribute__((vector_size(4 * LANES)));

@@ -178,6 +178,9 @@ ALWAYS void panel(const struct plan *plan, int64_t row, int64_t end, const struc
 
 static void multiply(const struct plan *plan, int64_t row, int64_t end) {
     const int zeros = plan->m.zeros != NULL;
+#ifdef SMALL
+    panel(plan, row, end, (struct kind){plan->m.bits, plan->words, plan->unit_blocks, zeros});
+#else
 #define KIND(b, w, u)                                                                            \
     if (plan->m.bits == b && plan->words == w && plan->unit_blocks == ((u) ? (u) : 1)) {          \
         if (zeros) panel(plan, row, end, (struct kind){b, w, (u) ? (u) : 1, 1});                  \
@@ -195,6 +198,7 @@ static void multiply(const struct plan *plan, int64_t row, int64_t end) {
     KIND(8, 4, LANES / 8)
     KIND(8, 4, LANES / 16)
 #undef KIND
+#endif
 }
 
 /* `count` values to codes; their scale. */
