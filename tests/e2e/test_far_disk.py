@@ -22,7 +22,7 @@ NEAR = 512
 @pytest.mark.parametrize("node", [pytest.param("a", marks=pytest.mark.soak), "b"])
 async def test_a_disk_that_cannot_be_read_any_more_shows_in_no_text(node: str, there: Mesh) -> None:
     asked = [{"prompt": f"{name}:\n{PROMPT}"[:500], "max_tokens": 250} for name in ("ROMEO", "KING", "DUKE", "NURSE")]
-    near = {"nodes": ["a", "b"], "context": NEAR, "cache_tokens": NEAR}
+    near = {"nodes": ["a", "b"], "shares": [3, 2], "context": NEAR, "cache_tokens": NEAR}
     async with Client(there.url) as client:
         session = await there.session(**near)
         alone = [(await answer_of(client, **each))["choices"] for each in asked]
