@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Generator, Iterator
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,7 +39,7 @@ sys.dont_write_bytecode = False
 show_software_gpu()
 
 SHARED_MESH = "shared mesh"
-"""In the ids of tests that use one mesh together, see `tests/e2e/conftest.py`."""
+"""In the ids of tests that use one mesh together; what follows tells one such mesh from another."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -51,14 +53,42 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+MANY = 8
+"""So many variants of a test run at every commit, whatever their parameters are."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with many variants, as few run as have every value of every parameter; the others wait for `make soak`.
+
+    Most faults show with a certain value. The order in which variants are gone through mixes values; it is always one.
+    """
+    variants: dict[str, list[tuple[pytest.Item, dict[str, Any]]]] = {}
+    for item in items:
+        if (call := getattr(item, "callspec", None)) and not item.get_closest_marker("soak"):
+            variants.setdefault(item.nodeid.partition("[")[0], []).append((item, call.params))
+    for several in variants.values():
+        met: set[tuple[str, str]] = set()
+        for item, parameters in sorted(several, key=_mixed) if len(several) > MANY else ():
+            values = {(name, str(value)) for name, value in parameters.items()}
+            if values <= met:
+                item.add_marker("soak")
+            met |= values
+
+
+def _mixed(variant: tuple[pytest.Item, Any]) -> int:
+    return crc32(variant[0].nodeid.partition("[")[2].encode())
+
+
 class Scheduling(LoadScopeScheduling):
-    """Tests that share a mesh go to one process, first of all as they are the most; any other goes to whoever is free.
+    """Tests that share a mesh go to one process, first of all as they are many; any other goes to whoever is free.
 
     By their ids: of the group that a test is marked to be in, xdist 3.8 takes no notice under pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return SHARED_MESH if SHARED_MESH in nodeid else nodeid
+        shared = re.search(rf"{SHARED_MESH}[\w ]*", nodeid)
+        return shared[0] if shared else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

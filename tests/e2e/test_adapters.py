@@ -49,6 +49,7 @@ async def text_of(url: str, model: str, **asked: Any) -> str:
         return text
 
 
+@pytest.mark.soak
 async def test_everyone_gets_the_text_of_their_adapter_baked_into_the_weights(tmp_path: Path) -> None:
     """Two slots for three adapters, of which only one node has the folders, and which dies in the middle."""
     async with mesh(tmp_path, "a", "b") as there:

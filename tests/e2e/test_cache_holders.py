@@ -89,6 +89,7 @@ async def test_what_cannot_be_kept_elsewhere_is_refused_by_name(there: Mesh) -> 
             await there.session(**{"nodes": ["a"], **caches, **asked})
 
 
+@pytest.mark.soak
 async def test_the_node_that_keeps_caches_is_killed_and_no_text_changes(tmp_path: Path) -> None:
     """Those who had tokens there compute them again, as far as the others have room; the session goes on."""
     asked = [{"prompt": f"{name}:\n{PROMPT}"[:500], "max_tokens": 100} for name in ("ROMEO", "KING", "DUKE", "NURSE")]

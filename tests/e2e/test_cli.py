@@ -161,6 +161,7 @@ async def test_demo(tmp_path: Path) -> None:
     assert len(set(fractions)) > 1
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kill", "killed"),
     [pytest.param((), "machine-c", marks=pytest.mark.soak), (("--kill", "leader"), "machine-a")],
@@ -205,6 +206,7 @@ async def test_bench_latency(tmp_path: Path) -> None:
     assert [len(rank["wait_ms"]) for rank in answer["timeline"]["ranks"]] == [10] * 3
 
 
+@pytest.mark.soak
 def test_bench_latency_sweeps(tmp_path: Path) -> None:
     csv, plot = tmp_path / "tokens.csv", tmp_path / "where.png"
     command = (
@@ -218,6 +220,7 @@ def test_bench_latency_sweeps(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
 async def test_bench_latency_draws_the_tokens_in_the_terminal() -> None:
     status, out, err = await motley("bench", "latency", "--model", str(BUNDLED), "--ranks", "2", "--tokens", "5")
     assert (status, out) == (0, "")
@@ -254,6 +257,7 @@ def test_bench_precision_of_a_model(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "standard",
     [

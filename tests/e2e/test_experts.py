@@ -221,6 +221,7 @@ async def test_an_expert_without_a_host_is_waited_for_while_there_is_hope(model:
             assert experts == {"b": 12, "c": 0, "d": 0} | {successor: 12}
 
 
+@pytest.mark.soak
 async def test_a_node_that_joins_takes_experts_and_a_host_that_was_there_dies(model: Path, tmp_path: Path) -> None:
     async with mesh(tmp_path, "a", "b") as there:
         made = await session(there, model, experts="parallel")

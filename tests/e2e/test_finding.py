@@ -16,6 +16,7 @@ from tests.e2e.processes import COMMAND_S, ROOT, START_S, MotleyProcess
 pytestmark = pytest.mark.skipif(not CAN_BE_BUILT, reason="needs the right to make network namespaces")
 
 
+@pytest.mark.soak
 async def test_a_second_machine_finds_the_mesh_joins_by_a_code_and_uses_it(tmp_path: Path) -> None:
     with house("laptop") as there:
         where = ("--host", there.address, "--port", "0", "--http-port", "0", "--https-port", "0")

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
+from tests.conftest import SHARED_MESH
 from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh, motley
 from tests.software_gpu import ALLOWED, show_software_gpu
 
@@ -19,7 +20,7 @@ GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:\nLook, good sir, you are", "m
 SHORT = {"context": 64, "shares": [1, 1]}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[f"{SHARED_MESH} with a GPU"], ids=str)
 async def gpu_mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
     """A node whose GPU is shown, and one with a processor alone."""
     if why := show_software_gpu():

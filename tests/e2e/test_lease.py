@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from motley.cli.reaching.client import Client
 from tests.e2e.processes import Mesh, in_thread, mesh
 from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed
@@ -24,6 +26,7 @@ async def until(there: Mesh, state: str, nodes: list[str]) -> dict[str, Any]:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.soak
 async def test_a_machine_is_taken_back_and_given_again(tmp_path: Path) -> None:
     """By its owner, by a program that ends, and both machines at once."""
     files = {name: tmp_path / name / "lease.json" for name in "ab"}

@@ -55,6 +55,7 @@ async def test_a_model_is_fetched_from_the_hub_by_one_machine(tmp_path: Path) ->
     assert not taken(tmp_path / "cache-a")
 
 
+@pytest.mark.soak
 async def test_a_folder_on_one_machine_is_enough(tmp_path: Path) -> None:
     """For rank 0, too, whose node has the tokenizer and the template from there. Nobody's text changes, neither when a
     borrower dies in the middle of an answer, nor when the lender does, of which nothing more is needed then."""

@@ -155,6 +155,7 @@ async def test_an_answer_is_taken_up_after_the_orchestrator_s_death(tmp_path: Pa
         assert (await until_ready(there, session["id"]))["epoch"] == 1
 
 
+@pytest.mark.soak
 async def test_after_a_power_cut_everything_wanted_is_there_again(tmp_path: Path) -> None:
     """All processes are killed; the node needs no token to come back, clients need no other key."""
     home = str(tmp_path / "home of a")

@@ -15,6 +15,7 @@ from tests.e2e.test_survival import GREEDY, undisturbed
 pytestmark = pytest.mark.skipif(not CAN_BE_BUILT, reason="machines that can be kept apart are made by root on Linux")
 
 
+@pytest.mark.soak
 async def test_they_have_ranks_of_one_session_by_the_third(tmp_path: Path) -> None:
     with house("a", "b", "c") as built:
         built.keep_apart("a", "b")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from motley.cli.reaching.client import Client
 from tests.e2e.processes import MotleyProcess, mesh, motley
@@ -80,6 +81,7 @@ async def test_an_answer_goes_on_whoever_dies(tmp_path: Path) -> None:
         assert not {rank["node"] for rank in state["ranks"]} & {name for name, whole in lost if whole}
 
 
+@pytest.mark.soak
 async def test_an_answer_goes_on_when_a_stage_dies(tmp_path: Path) -> None:
     """A rank of the second stage dies, which is started again or done without, then the machine of the first one."""
     async with mesh(tmp_path, "a", "b", "c") as there:
@@ -102,6 +104,7 @@ async def test_an_answer_goes_on_when_a_stage_dies(tmp_path: Path) -> None:
         del there.nodes["a"]
 
 
+@pytest.mark.soak
 async def test_a_machine_that_is_asked_to_leave_leaves_and_nobody_notices(tmp_path: Path) -> None:
     """The one with rank 0, in the middle of an answer; later another joins, and a better plan has it take part."""
     async with mesh(tmp_path, "a", "b") as there:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -160,32 +159,15 @@ def golden_cases() -> list[Case]:
 
 
 def others_soak(rows: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, each a case or a tuple with one: those of cases not in `TELLING` wait for `make soak`, and
-    so do two of three of each telling case, by turns, so that each value is there with some cases.
+    """Parameters of a test, each a case or a tuple with one: those of cases not in `TELLING` wait for `make soak`.
 
     For tests of what engines do with any model; that each model is computed rightly is tested with all at every commit.
     """
     parameters = []
-    seen: Counter[str] = Counter()
-    turns = {str(case): turn for turn, case in enumerate(golden_cases())}
     for row in rows:
         values = row if isinstance(row, tuple) else (row,)
         (case,) = (str(value) for value in values if isinstance(value, Case))
-        waits = case not in TELLING or (len(values) > 1 and (seen[case] + turns[case]) % 3)
-        seen[case] += 1
-        parameters.append(pytest.param(*values, marks=pytest.mark.soak if waits else ()))
-    return parameters
-
-
-def by_turns(values: Sequence[T]) -> list[Any]:
-    """Parameters of a test, each a golden case and a value: two values with each case, taken by turns; the others wait
-    for `make soak`."""
-    parameters = []
-    for number, case in enumerate(golden_cases()):
-        turn = {(2 * number + own) % len(values) for own in range(2)}
-        for index, value in enumerate(values):
-            waits = index not in turn
-            parameters.append(pytest.param(case, value, marks=pytest.mark.soak if waits else (), id=f"{case}-{value}"))
+        parameters.append(pytest.param(*values, marks=pytest.mark.soak if case not in TELLING else ()))
     return parameters
 
 

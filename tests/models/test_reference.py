@@ -19,7 +19,6 @@ from tests.models.cases import (
     BLOCKS,
     Case,
     LocalSession,
-    by_turns,
     golden_case,
     golden_cases,
     others_soak,
@@ -58,7 +57,8 @@ def test_float64_on_one_rank(case: Case, tmp_path: Path) -> None:
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < rounded
 
 
-@pytest.mark.parametrize(("case", "count"), by_turns([1, 2, 3, 5, 8]))
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@every_case
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     """A prefill, a decode step and the rest at once: the best token of every row of the answer is the next token."""
     steps = ((0, case.prompt), (case.prompt, case.prompt + 1), (case.prompt + 1, len(case.tokens) - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import motley.cli
@@ -13,6 +14,7 @@ from motley.cli.app import app
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
 
+@pytest.mark.soak
 def test_requests_with_adapters_and_without() -> None:
     options = ["--ranks", "2", "--adapters", "1,3", "--rank", "2,4", "--tokens", "24", "--prompt-tokens", "5"]
     result = CliRunner().invoke(app, ["bench", "adapters", "--model", str(BUNDLED), *options, "--json"])

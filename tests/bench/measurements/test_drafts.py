@@ -15,6 +15,7 @@ BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 LINES = "ROMEO:\nI will go to the Tower.\n\nJULIET:\nI will go to the Tower.\n\n"
 
 
+@pytest.mark.soak
 def test_a_text_that_repeats_itself_is_guessed_and_stays_the_same(tmp_path: Path) -> None:
     prompt = tmp_path / "lines.txt"
     prompt.write_text(LINES * 3, encoding="utf-8")

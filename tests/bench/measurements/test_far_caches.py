@@ -14,6 +14,7 @@ from motley.cli.app import app
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
 
+@pytest.mark.soak
 def test_a_context_is_answered_in_memory_and_with_a_part_on_disks() -> None:
     options = ["--ranks", "2", "--context", "512", "--memory", "128", "--tokens", "16", "--quant", "int8"]
     result = CliRunner().invoke(app, ["bench", "caches", "--model", str(BUNDLED), *options, "--json"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec, StageSpec
 from motley.daemon.models.files import load_tokenizer
 from motley.protocol import mesh_pb2 as pb
@@ -28,6 +30,7 @@ async def written(spec: MeshSpec) -> list[list[int]]:
     return alone
 
 
+@pytest.mark.soak
 async def test_stages_write_what_one_rank_writes(tmp_path: Path) -> None:
     """Quantised, so to the bit; the first stage and the last one are two ranks, which exchange sums while several steps
     are under way."""

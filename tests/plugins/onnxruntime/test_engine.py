@@ -26,7 +26,6 @@ from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import (
     Case,
     LocalSession,
-    by_turns,
     golden_case,
     golden_cases,
     others_soak,
@@ -93,7 +92,8 @@ def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize(("case", "count"), by_turns([1, 2, 3, 5, 8]))
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+@every_case
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     with session(case, tmp_path, count) as ranks:
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE
