@@ -48,7 +48,7 @@ async def until_kept(client: Client, session: dict[str, Any], blocks: int) -> No
     await until(client, f"/api/sessions/{session['id']}", kept)
 
 
-@pytest.mark.parametrize("window", [0, 40])
+@pytest.mark.parametrize("window", [pytest.param(0, marks=pytest.mark.soak), 40])
 async def test_a_long_prompt_is_found_after_another_start(window: int, there: Mesh, tmp_path: Path) -> None:
     """To the bit, on uneven ranks, also where layers with a window have blocks of their own.
     What is damaged is computed again."""
@@ -80,7 +80,7 @@ async def test_a_long_prompt_is_found_after_another_start(window: int, there: Me
         assert (again, found) == (other, 0)
 
 
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("name", [pytest.param("a", marks=pytest.mark.soak), "b"])
 async def test_a_long_prompt_is_found_after_a_rank_has_died(name: str, there: Mesh) -> None:
     """Rank 0's process, or the other one: its successor has what was kept."""
     async with keeping(there, nodes=["a", "b"], shares=[3, 2], context=512) as (client, session):

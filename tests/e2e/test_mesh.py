@@ -309,7 +309,7 @@ async def test_whoever_is_ended_politely_in_an_answer_is_no_crash(tmp_path: Path
             assert await ended.wait() == 130
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals, tmp_path: Path) -> None:
     where = ("--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--state", str(tmp_path))
     up = await MotleyProcess.start("up", *where, "--threads", "1", "--cache", str(tmp_path / "cache"))

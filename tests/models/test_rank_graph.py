@@ -35,6 +35,7 @@ from tests.models.cases import (
     expert_cases,
     golden_case,
     golden_cases,
+    others_soak,
     uneven_shares,
     unsummed_mlps,
     whole_share,
@@ -99,7 +100,7 @@ def save(declared: Declared, case: Case, folder: Path, proto: onnx.ModelProto | 
 def test_graphs_are_valid(quantisation: str, ranks: int, tmp_path: Path) -> None:
     cases = golden_cases() if quantisation == "fp32" else QUANTISED
     for case in cases if ranks == 1 else (case for case in cases if str(case) in TELLING):
-        for rank in range(ranks):
+        for rank in range(0, ranks, 3):
             declared = declare(case, ranks, rank, quantisation)
             for name, proto in (
                 ("as built", declared.proto),
@@ -191,7 +192,7 @@ def test_shares_partition_the_checkpoint(case: Case, quantisation: str) -> None:
         assert count.max() == 1 or name in everywhere or any(part in name for part in SHARED_HEADS)
 
 
-@pytest.mark.parametrize("case", [case for case in golden_cases() if not case.recurrent], ids=str)
+@pytest.mark.parametrize("case", others_soak(case for case in golden_cases() if not case.recurrent), ids=str)
 def test_another_interpreter_computes_the_same(case: Case, tmp_path: Path) -> None:
     """ONNX's own evaluator runs the inlined graph: only standard operators are left, used as their spec has them."""
     declared = build_rank_graph(case.model, [whole_share(units(case.model, "fp32", 32))], 0, "fp32", 32, 64)

@@ -418,8 +418,10 @@ async def join_able(mesh: Any, new_node: Any, **memory: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Mesh]:
+async def mesh(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mesh]:
     """Its parameter, if it has one, is what idle sessions must save to be planned anew."""
+    # Orchestrator, nodes and clients are one process here, which may be busy for long where other processes are, too.
+    monkeypatch.setattr("motley.orchestrator.mesh.nodes.SILENCE_S", 60.0)
     where = {"grpc_port": 0, "http_port": 0, "state_dir": tmp_path / "state"}
     config = OrchestratorConfig(host="127.0.0.1", rebalance_at=getattr(request, "param", 0.0), **where)
     orchestrator = Orchestrator(config)

@@ -63,7 +63,7 @@ def load(requests: int) -> Load:
     return Load("m", ["one", "two"], requests, tokens=3)
 
 
-@pytest.mark.parametrize("rate", ["20", "5,50"])
+@pytest.mark.parametrize("rate", [pytest.param("20", marks=pytest.mark.soak), "5,50"])
 def test_a_mesh_that_is_started_here(rate: str, tmp_path: Path) -> None:
     plot = tmp_path / "served.png"
     options = ["--ranks", "2", "--requests", "6", "--rate", rate, "--prompt-tokens", "9", "--shared-prefix", "4"]

@@ -796,7 +796,7 @@ def test_prompts_of_other_lengths_take_no_more_memory(tmp_path: Path) -> None:
     with session(case, tmp_path, 2) as group:
         whole = group.step(case.tokens[:40], 0)
         before = held(group)
-        for length in range(20, 40, 3):
+        for length in (20, 29, 38):
             assert np.array_equal(group.step(case.tokens[:length], 0), whole[:length])
         assert held(group) == before
 

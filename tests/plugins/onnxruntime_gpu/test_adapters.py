@@ -36,6 +36,7 @@ def test_an_adapter_beside_the_weights_is_as_one_in_them(name: str, tmp_path: Pa
     assert_close(np.concatenate([first, rest]), expected)
 
 
+@pytest.mark.soak
 def test_rows_of_other_adapters_share_a_step(tmp_path: Path) -> None:
     """Also when what is in a slot, or how many rows it has, changes; no adapter, zeros and rank 0 change no bit."""
     case, texts = golden_case("qwen2-some-windows"), 5

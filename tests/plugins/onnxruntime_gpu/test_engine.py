@@ -56,11 +56,12 @@ def is_unknown(case: Case) -> bool:
 
 def ways() -> list[Any]:
     """Every golden case that is not refused at 1, 2 and 3 uneven shares, each with weights of another kind. At every
-    commit each case in `TELLING` has one of these ways."""
+    commit every second case in `TELLING` has one of these ways, as a GPU in software is slow."""
     parameters = []
     known = [case for case in golden_cases() if not is_unknown(case)]
+    often = [str(case) for case in known if str(case) in TELLING][::2]
     for number, (case, ranks) in enumerate(product(known, (1, 2, 3))):
-        waits = str(case) not in TELLING or (number // 3 + ranks) % 3
+        waits = str(case) not in often or (number // 3 + ranks) % 3
         parameters.append(pytest.param(case, ranks, marks=pytest.mark.soak if waits else (), id=f"{case}-{ranks}"))
     return parameters
 
