@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from motley.cli.reaching.client import Client
 from tests.conftest import SHARED_MESH
-from tests.e2e.browsing import chromium
+from tests.e2e.faces.browsing import chromium
 from tests.e2e.processes import START_S, Mesh, MotleyProcess, mesh
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pytest
 from motley.bench.random_models.writing import synthesise
 from motley.cli.reaching.client import Client
 from motley.orchestrator.known_models.shapes import SHAPES
-from tests.e2e.browsing import DESKTOP, PHONE, page_of, text_of, until
+from tests.e2e.answers.test_experts import CONTEXT, SMALL
+from tests.e2e.faces.browsing import DESKTOP, PHONE, page_of, text_of, until
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model
-from tests.e2e.test_experts import CONTEXT, SMALL
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Route

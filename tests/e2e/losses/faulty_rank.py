@@ -7,7 +7,7 @@ import sys
 from motley.daemon.worker.process import main
 from motley.plugins.engine import Collectives, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
-from tests.e2e.faulty_engine import repeating
+from tests.e2e.losses.faulty_engine import repeating
 
 
 def wrong(self: OnnxRuntimeEngine, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.house import CAN_BE_BUILT, house
+from tests.e2e.network.house import CAN_BE_BUILT, house
 from tests.e2e.processes import COMMAND_S, ROOT, START_S, MotleyProcess
 
 pytestmark = pytest.mark.skipif(not CAN_BE_BUILT, reason="needs the right to make network namespaces")

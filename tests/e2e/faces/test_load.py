@@ -38,7 +38,7 @@ async def test_200_streams_for_a_minute_beside_2000_idle_connections(tmp_path: P
         orchestrator = psutil.Process(there.orchestrator.process.pid)
         port = there.url.rpartition("/")[2].rpartition(":")[2]
         stranger = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.e2e.stranger", "idle", f"127.0.0.1:{port}", str(IDLE)),
+            *(sys.executable, "-m", "tests.e2e.network.stranger", "idle", f"127.0.0.1:{port}", str(IDLE)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,

@@ -21,7 +21,7 @@ from tests.e2e.processes import BUNDLED, Mesh, in_thread, mesh
 for _name in ("torch", "transformers", "peft"):
     pytest.importorskip(_name)
 
-DOCUMENTS = Path(__file__).parents[1] / "training" / "documents.txt"
+DOCUMENTS = Path(__file__).parents[2] / "training" / "documents.txt"
 """Another author's text than the bundled model's."""
 SETTINGS = ("--batch", "4", "--rate", "5e-3", "--context", "64", "--warm-up", "2", "--rank", "4")
 

@@ -10,8 +10,8 @@ import pytest
 
 from motley.cli.reaching.client import Client
 from motley.daemon.lending.mirror import FOLDER
+from tests.e2e.losses.test_survival import GREEDY, SAMPLED, streamed, undisturbed
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model, mesh
-from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed
 
 CHAT = {"messages": [{"role": "user", "content": "Speak!"}], "max_tokens": 20, "ignore_eos": True, "temperature": 0}
 

@@ -13,9 +13,9 @@ import pytest
 
 from motley.cli.reaching.client import Client
 from motley.daemon.rank.blocks.kept_file import FOLDER
+from tests.e2e.losses.test_cache_holders import until
+from tests.e2e.losses.test_survival import worker_of
 from tests.e2e.processes import BUNDLED, Mesh
-from tests.e2e.test_cache_holders import until
-from tests.e2e.test_survival import worker_of
 
 SYSTEM = "ROMEO:\nO, she doth teach the torches to burn bright!\n" * 8
 ASKED = {"temperature": 0.9, "seed": 5, "max_tokens": 20, "ignore_eos": True, "logprobs": 3}

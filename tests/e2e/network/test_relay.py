@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from motley.cli.reaching.client import Client
-from tests.e2e.house import CAN_BE_BUILT, house
+from tests.e2e.losses.test_survival import GREEDY, undisturbed
+from tests.e2e.network.house import CAN_BE_BUILT, house
 from tests.e2e.processes import BUNDLED, mesh
-from tests.e2e.test_survival import GREEDY, undisturbed
 
 pytestmark = pytest.mark.skipif(not CAN_BE_BUILT, reason="machines that can be kept apart are made by root on Linux")
 

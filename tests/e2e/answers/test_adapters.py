@@ -18,8 +18,8 @@ from motley.training.adapters import merge
 from motley.training.merging import How
 from motley.training.tensors import tensors_of, write_tensors
 from tests.adapters.adapted import write_adapter
+from tests.e2e.losses.test_survival import streamed
 from tests.e2e.processes import BUNDLED, Mesh, in_thread, mesh
-from tests.e2e.test_survival import streamed
 
 RANK = 4
 ASKED = {"prompt": "ROMEO:", "max_tokens": 60, "temperature": 0, "ignore_eos": True}

@@ -11,7 +11,7 @@ from motley.bench.meshes import local_mesh
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec
 from tests.e2e.processes import BUNDLED, mesh, motley
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def search_path(*first: Path) -> str:
@@ -23,7 +23,7 @@ async def test_the_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", search_path(ROOT))
 
     async def start(**options: object) -> local_mesh.RankWorker:
-        return await begin(**{**options, "entry": ("tests.e2e.faulty_rank",)})  # type: ignore[arg-type]
+        return await begin(**{**options, "entry": ("tests.e2e.losses.faulty_rank",)})  # type: ignore[arg-type]
 
     begin = local_mesh.RankWorker.start
     monkeypatch.setattr(local_mesh.RankWorker, "start", start)
@@ -39,7 +39,7 @@ async def test_the_user_is_told_which_node_and_how_to_go_on(tmp_path: Path, monk
     info = tmp_path / "packages" / "faulty-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[motley.engines]\nfaulty = tests.e2e.faulty_engine:FaultyEngine\n")
+    (info / "entry_points.txt").write_text("[motley.engines]\nfaulty = tests.e2e.losses.faulty_engine:FaultyEngine\n")
     monkeypatch.setenv("PYTHONPATH", search_path(info.parent, ROOT))
     said = "node 'a' (rank 0): this rank computes wrongly: layer 0 attention of 3 tokens from position 1020 differs"
     async with mesh(tmp_path, "a", "b") as there:

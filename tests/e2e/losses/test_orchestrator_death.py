@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from motley.cli.reaching.client import Client
+from tests.e2e.losses.test_survival import GREEDY, SAMPLED, streamed, undisturbed, worker_of
 from tests.e2e.processes import BUNDLED, Mesh, MotleyProcess, mesh
-from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed, worker_of
 
 
 def workers(there: Mesh, *names: str) -> list[psutil.Process]:

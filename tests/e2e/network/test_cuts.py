@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from motley.cli.reaching.client import Client
-from tests.e2e.house import CAN_BE_BUILT, House, house
+from tests.e2e.network.house import CAN_BE_BUILT, House, house
 from tests.e2e.processes import BUNDLED, Mesh, mesh
 
 pytestmark = pytest.mark.skipif(not CAN_BE_BUILT, reason="machines that can be cut off are made by root on Linux")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from motley.cli.reaching.client import Client
+from tests.e2e.losses.test_survival import GREEDY, SAMPLED, streamed, undisturbed
 from tests.e2e.processes import Mesh, in_thread, mesh
-from tests.e2e.test_survival import GREEDY, SAMPLED, streamed, undisturbed
 
 
 async def until(there: Mesh, state: str, nodes: list[str]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import pytest
 
 from motley.cli.reaching.client import Client
 from motley.daemon.node.joining.pairing import pair
-from tests.e2e.browsing import page_of, until
+from tests.e2e.answers.test_adapters import an_adapter
+from tests.e2e.faces.browsing import page_of, until
 from tests.e2e.processes import BUNDLED, Mesh
-from tests.e2e.test_adapters import an_adapter
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Route

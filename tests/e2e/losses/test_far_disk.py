@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from motley.cli.reaching.client import Client
+from tests.e2e.losses.test_cache_holders import PROMPT, answer_of, until
+from tests.e2e.losses.test_survival import worker_of
 from tests.e2e.processes import Mesh
-from tests.e2e.test_cache_holders import PROMPT, answer_of, until
-from tests.e2e.test_survival import worker_of
 
 NEAR = 512
 """Tokens in memory: one answer has room, four have not."""

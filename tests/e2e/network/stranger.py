@@ -1,4 +1,4 @@
-"""A process that bothers a port: ``python -m tests.e2e.stranger WHAT HOST:PORT COUNT [BYTES]``.
+"""A process that bothers a port: ``python -m tests.e2e.network.stranger WHAT HOST:PORT COUNT [BYTES]``.
 
 It prints a line when all is sent, and another one when all its connections were closed by whom it bothers; it ends
 when its standard input does.

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from motley.cli.reaching.client import Client
+from tests.e2e.network.stranger import is_let_in
 from tests.e2e.processes import BUNDLED, END_S, ROOT, START_S, Mesh, mesh
-from tests.e2e.stranger import is_let_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of files, and many addresses of loopback")
 
@@ -38,7 +38,7 @@ class Siege:
         is in the mesh meanwhile.
         """
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.e2e.stranger", what, self._port[whom], str(count), str(size)),
+            *(sys.executable, "-m", "tests.e2e.network.stranger", what, self._port[whom], str(count), str(size)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
@@ -85,7 +85,7 @@ class Siege:
 @asynccontextmanager
 async def besieged(folder: Path, files: int) -> AsyncIterator[Siege]:
     """An orchestrator that may have so many files open, with a node."""
-    async with mesh(folder, "a", entry="tests.e2e.few_files", FILES=str(files)) as there:
+    async with mesh(folder, "a", entry="tests.e2e.faces.few_files", FILES=str(files)) as there:
         assert await is_let_in(there.target, there.token)
         yield Siege(there)
 

@@ -18,8 +18,8 @@ import jsonschema
 import pytest
 
 from motley.cli.reaching.client import Client
+from tests.e2e.answers.test_tools import GO, PARAMETERS, TEMPLATE
 from tests.e2e.processes import Mesh, chatting_model
-from tests.e2e.test_tools import GO, PARAMETERS, TEMPLATE
 
 pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore")]
 
