@@ -25,12 +25,11 @@ function order(one, other) {
 }
 
 function row({ name, quantisation, why, each, nodes, size }) {
-  const head = h("th", { scope: "row" }, name);
-  if (why) return h("tr", { "data-key": name, class: "quiet" }, head, h("td", { colspan: "4", title: why }, "does not fit"), h("td"));
-  return h("tr", { "data-key": name }, head,
+  if (why) return h("tr", { class: "quiet" }, h("th", { scope: "row" }, name), h("td", { colspan: "4", title: why }, "does not fit"));
+  return h("tr", {},
+    h("th", { scope: "row" }, h("button", { type: "button", "data-choose": name, title: "Put it into the form" }, name)),
     h("td", {}, `${(1000 / each).toFixed(each > 100 ? 1 : 0)} tokens/s`),
-    h("td", {}, scaled(size, "B")), h("td", {}, quantisation), h("td", {}, nodes.join(", ")),
-    h("td", {}, h("button", { type: "button", "data-choose": name, "aria-label": `Choose ${name}` }, "Choose")));
+    h("td", {}, scaled(size, "B")), h("td", {}, quantisation), h("td", {}, nodes.join(", ")));
 }
 
 async function look() {
