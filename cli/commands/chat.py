@@ -34,6 +34,8 @@ from motley.cli.typed.options import (
 from motley.cli.typed.wanted import Wanted
 from motley.protocol.wording import counted, short_bytes
 
+BACK_WITHIN_S = 120.0
+"""An orchestrator that goes in the middle of an answer may be away for so long."""
 HELP = """\
 Type what you want to say; Enter sends it. A line that ends with \\ goes on in the next one.
 Ctrl-C stops an answer, and the chat goes on. Ctrl-D ends the chat.
@@ -299,7 +301,7 @@ class Chat:
         body |= {name: value for name, value in self._sampling.items() if value is not None or name == "max_tokens"}
         path = "/v1/chat/completions" if chats else "/v1/completions"
         tokens, ms, thinking = 0, None, False
-        async for event in self._client.stream(path, body):
+        async for event in self._client.stream(path, body, back_within_s=BACK_WITHIN_S):
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
             ms = event.get("timings", {}).get("ms_per_token") or ms
             for choice in event["choices"]:
