@@ -212,7 +212,10 @@ class Chat:
         """
         names = self._names()
         if not names:
-            raise CliError("no model is loaded yet: name one, as in `motley chat ./Llama-3.2-1B-Instruct`")
+            raise CliError(
+                "no model is loaded yet: name one, as in `motley chat ./Llama-3.2-1B-Instruct`"
+                " (`motley models fit` says which well-known ones fit these machines)"
+            )
         return names[0]
 
     def _names(self) -> list[str]:

@@ -262,7 +262,8 @@ class _Request:
         try:
             response: aiohttp.ClientResponse = await self._context.__aenter__()
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise CliError(f"{url!r} is not an address of the form http://HOST:PORT") from error
+            whole = "" if "://" in url else f": write http://{url}"
+            raise CliError(f"{url!r} is not an address of the form http://HOST:PORT{whole}") from error
         except aiohttp.ClientError as error:
             if self._client.reached:
                 raise BrokeOff(gone(url)) from error
