@@ -388,5 +388,5 @@ async def _start_token(tokens: Tokens) -> str:
 def _cannot_listen(whom: str, host: str, port: int, option: str) -> OrchestratorError:
     return OrchestratorError(
         f"cannot listen for {whom} on {host} port {port} (is it taken, or is that no address of this machine?)."
-        f" Choose another with {option}"
+        f" If Motley runs here already, `motley status` shows it. Choose another with {option}"
     )

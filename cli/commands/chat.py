@@ -34,6 +34,8 @@ from motley.cli.typed.options import (
 from motley.cli.typed.wanted import Wanted
 from motley.protocol.wording import counted, short_bytes
 
+BACK_WITHIN_S = 120.0
+"""An orchestrator that goes in the middle of an answer may be away for so long."""
 HELP = """\
 Type what you want to say; Enter sends it. A line that ends with \\ goes on in the next one.
 Ctrl-C stops an answer, and the chat goes on. Ctrl-D ends the chat.
@@ -210,7 +212,10 @@ class Chat:
         """
         names = self._names()
         if not names:
-            raise CliError("no model is loaded yet: name one, as in `motley chat ./Llama-3.2-1B-Instruct`")
+            raise CliError(
+                "no model is loaded yet: name one, as in `motley chat ./Llama-3.2-1B-Instruct`"
+                " (`motley models fit` says which well-known ones fit these machines)"
+            )
         return names[0]
 
     def _names(self) -> list[str]:
@@ -299,7 +304,7 @@ class Chat:
         body |= {name: value for name, value in self._sampling.items() if value is not None or name == "max_tokens"}
         path = "/v1/chat/completions" if chats else "/v1/completions"
         tokens, ms, thinking = 0, None, False
-        async for event in self._client.stream(path, body):
+        async for event in self._client.stream(path, body, back_within_s=BACK_WITHIN_S):
             tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
             ms = event.get("timings", {}).get("ms_per_token") or ms
             for choice in event["choices"]:

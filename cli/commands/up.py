@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from motley.orchestrator.trust.pairings import Pairing
 
 
+NEXT = "Next, in another terminal: `motley models fit` says what fits these machines, `motley chat MODEL` runs a model"
+"""What a person may do who sees Motley for the first time."""
+
+
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: motley up --memory 6GB")(up)
 
@@ -171,17 +175,12 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
     stack = AsyncExitStack()
     try:
         mine.keep(meshes())
-        say.print(f"[bold]Motley is up.[/] API: {orchestrator.http_url}/v1, page: {orchestrator.http_url}/")
-        if orchestrator.network_url is not None:
-            url = orchestrator.network_url
-            say.print(f"On other machines: API {url}/v1, page {url}/", soft_wrap=True)
-            if url.startswith("https://") and config.certificate is None:
-                told = f"Clients there trust it by this certificate, which nodes have: {config.state_dir / AUTHORITY}"
-                tell([told], say)
-        if orchestrator.api_key is not None:
-            shown_once = "Clients there need this API key, which is shown only now (`motley keys` makes others):"
-            tell([f"{shown_once} {orchestrator.api_key}"], say)
+        page = f"{orchestrator.http_url}/"
+        say.print(f"[bold]Motley is up.[/] Page: {page}  API: {page}v1")
+        tell([NEXT], say)
         tell(how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token), say)
+        authority = config.state_dir / AUTHORITY if config.certificate is None else None
+        tell(for_programs(orchestrator.network_url, orchestrator.api_key, authority), say)
         if announce:
             await stack.enter_async_context(_announced(orchestrator))
         if local is None:
@@ -265,4 +264,22 @@ def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:
     ]
     if others := targets[1:]:
         lines.append(f"Where that address cannot be reached, one of these may be: {', '.join(others)}")
+    return lines
+
+
+def for_programs(url: str | None, api_key: str | None, authority: Path | None) -> list[str]:
+    """What programs and browsers need that are on machines outside the mesh.
+
+    Args:
+        url: of the API for other machines; None: there is none.
+        api_key: that was made now; None: there are some already.
+        authority: the certificate that signs the API's; None: its owner has brought one that is known.
+    """
+    lines = []
+    if url is not None:
+        lines += [f"From machines that have not joined: page {url}/, API {url}/v1"]
+        if url.startswith("https://") and authority is not None:
+            lines += [f"  certificate to trust there: {authority}"]
+    if api_key is not None:
+        lines += [f"  API key, shown only now (`motley keys create` makes others): {api_key}"]
     return lines

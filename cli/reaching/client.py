@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -14,7 +16,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.reaching.place import USUAL_URL, Place, find_place
-from motley.cli.shown.show import worker_name
+from motley.cli.shown.show import console, worker_name
 
 if TYPE_CHECKING:  # elsewhere it is imported where a request begins: most commands make none
     import aiohttp
@@ -23,6 +25,10 @@ CONNECT_S = 5.0
 POLL_S = 0.2
 SILENCE_S = 330.0
 """Seconds without a word that an answer may have; longer than the orchestrator's own limit."""
+AGAIN_S = 1.0
+"""Between two looks whether an orchestrator is back."""
+_PASSING = ("session_not_ready", "model_not_found")
+"""What an orchestrator answers that has just been started, until its nodes are back."""
 
 Url = Annotated[
     str,
@@ -55,6 +61,10 @@ class Refused(CliError):
 
 class Unreachable(CliError):
     """No orchestrator answers at the address."""
+
+
+class BrokeOff(CliError):
+    """An orchestrator that has answered does so no more."""
 
 
 class Client:
@@ -109,15 +119,50 @@ class Client:
         body = {"model": model, "name": name, "folder": folder, "pinned": pinned}
         return await self.call("POST", "/api/adapters", body, patient=True)
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(
+        self, path: str, body: dict[str, Any], *, back_within_s: float = 0.0
+    ) -> AsyncIterator[dict[str, Any]]:
         """The events of a streamed answer.
+
+        Args:
+            back_within_s: where the orchestrator goes in the middle, it may be away for so long: the answer is taken up
+                where it stood.
 
         Raises:
             CliError: as `call`, or the answer broke off.
         """
-        async with self._request("POST", path, {**body, "stream": True}) as response:
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        begun, away = False, None
+        while True:
+            try:
+                async for number, event in self._events(path, body, headers):
+                    if number:
+                        headers["Last-Event-ID"] = number
+                    begun, away = True, None
+                    yield event
+                return
+            except CliError as error:
+                passes = isinstance(error, BrokeOff | Unreachable) or getattr(error, "code", None) in _PASSING
+                if not begun or not passes or not back_within_s:
+                    raise
+                if away is None:
+                    away = time.monotonic()
+                    told = "(the orchestrator is away; the answer goes on when it is back, Ctrl-C ends it here)"
+                    console.print(f"\n[dim]{told}[/]", soft_wrap=True)
+                elif time.monotonic() - away > back_within_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def _events(
+        self, path: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """The events of one connection, each behind its number."""
+        number = ""
+        async with self._request("POST", path, {**body, "stream": True}, headers=headers) as response:
             async for line in response.content:
                 kind, _, data = line.decode(errors="replace").strip().partition(": ")
+                if kind == "id":
+                    number = data
                 if kind != "data":  # the end of an event, or a comment that keeps the connection alive
                     continue
                 if data == "[DONE]":
@@ -128,8 +173,8 @@ class Client:
                     break
                 if "error" in event:
                     raise Refused.as_told(event["error"])
-                yield event
-        raise CliError(f"the answer broke off: {gone(self.url)}")
+                yield number, event
+        raise BrokeOff(f"the answer broke off: {gone(self.url)}")
 
     async def sessions(self) -> list[dict[str, Any]]:
         """All sessions of the mesh, as the API tells them; errors as `call`."""
@@ -166,13 +211,23 @@ class Client:
                 raise
         return session
 
-    def _request(self, method: str, path: str, body: dict[str, Any] | None, *, patient: bool = False) -> _Request:
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        *,
+        patient: bool = False,
+        headers: dict[str, str] | None = None,
+    ) -> _Request:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=None if patient else SILENCE_S)
         assert self._http is not None, "it was entered"
         name = self._place.name or None
-        asked = self._http.request(method, self.url + path, json=body, timeout=timeout, server_hostname=name)
+        asked = self._http.request(
+            method, self.url + path, json=body, timeout=timeout, server_hostname=name, headers=headers
+        )
         return _Request(asked, self)
 
 
@@ -207,10 +262,11 @@ class _Request:
         try:
             response: aiohttp.ClientResponse = await self._context.__aenter__()
         except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise CliError(f"{url!r} is not an address of the form http://HOST:PORT") from error
+            whole = "" if "://" in url else f": write http://{url}"
+            raise CliError(f"{url!r} is not an address of the form http://HOST:PORT{whole}") from error
         except aiohttp.ClientError as error:
             if self._client.reached:
-                raise CliError(gone(url)) from error
+                raise BrokeOff(gone(url)) from error
             if isinstance(error, aiohttp.ClientSSLError):
                 raise CliError(
                     f"{url} is not known to this machine ({error}): let it join the mesh, or name a file with the"
@@ -245,4 +301,4 @@ class _Request:
 
         await self._context.__aexit__(kind, error, trace)
         if isinstance(error, aiohttp.ClientError | TimeoutError):
-            raise CliError(gone(self._client.url)) from error
+            raise BrokeOff(gone(self._client.url)) from error

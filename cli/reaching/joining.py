@@ -12,7 +12,7 @@ from motley.cli.errors import CliError
 from motley.cli.reaching.home import meshes
 from motley.cli.shown.show import console
 from motley.daemon.node.joining.membership import Membership, all_kept
-from motley.daemon.node.joining.pairing import PairingRefused, pair
+from motley.daemon.node.joining.pairing import TRIES, PairingRefused, pair
 from motley.daemon.node.joining.trust import TrustError, fetch_certificate, fingerprint_of
 from motley.protocol.address import join_address, parse_address
 from motley.protocol.announcing import Announced, meshes_here
@@ -116,6 +116,8 @@ async def _reachable(mesh: Announced) -> str:
 
 
 async def _ask_for_code(tries: int) -> str:
+    if tries < TRIES:
+        console.print("That is not the code.")
     while True:
         try:
             return typed(await _typed(f"Type it here (wrong codes allowed: {tries - 1}): "))

@@ -8,7 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 _SCRIPTS = (
-    *("access", "adapters", "app", "chat", "common", "create", "dialogs", "experts"),
+    *("access", "adapters", "app", "chat", "common", "create", "dialogs", "experts", "fit"),
     *("jobs", "markdown", "mesh", "options", "sessions", "steps", "whatif"),
 )
 _FILES = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
@@ -61,11 +62,22 @@ KNOWN: Mapping[str, KnownModel] = MappingProxyType(
 )
 """By short name; each has its sizes in `motley.orchestrator.known_models.shapes`."""
 
+_MEANT = 3
+"""So many names are proposed to who has mistyped one."""
+
 
 def source_of(model: str) -> str:
     """Where a model is: as it is named, or on the hub if that is a short name."""
     known = KNOWN.get(model)
     return known.source if known else model
+
+
+def perhaps_meant(model: str) -> str:
+    """A sentence for who has mistyped a short name, such as `` Did you mean qwen3-8b?``; "": it resembles none."""
+    typed = model.lower()
+    begin_so = [name for name in KNOWN if typed and name.startswith(typed)]
+    names = begin_so[:_MEANT] or get_close_matches(typed, KNOWN, _MEANT)
+    return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
 def spelled_out(request: SessionRequest, quantised: bool) -> SessionRequest:

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Executable, RowMapping, Select, Table, create_engine, event, insert, select
+from sqlalchemy import URL, Executable, RowMapping, Select, Table, create_engine, event, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from motley.orchestrator.store.tables import METADATA, SCHEMA, SCHEMAS
+from motley.orchestrator.store.migrating import UnknownRevision, bring_up_to_date
+from motley.orchestrator.store.tables import REVISION
 
 FILE = "motley.db"
 """In the state folder, where no other database is wanted."""
@@ -40,7 +41,7 @@ class Store:
     """A database with Motley's tables. One orchestrator at a time may have it."""
 
     def __init__(self, state_dir: Path, url: str = "") -> None:
-        """Open it, and make what is missing. Blocks: for the orchestrator's start.
+        """Open it, and make its tables, or change those of an earlier Motley. Blocks: for the orchestrator's start.
 
         Args:
             url: as SQLAlchemy writes it; empty: SQLite in the file `FILE` of `state_dir`.
@@ -60,18 +61,14 @@ class Store:
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _careful)
             with self._engine.begin() as connection:
-                METADATA.create_all(connection)
-                numbers = connection.execute(select(SCHEMAS.c.number)).scalars().all()
-                if not numbers:
-                    connection.execute(insert(SCHEMAS).values(number=SCHEMA))
+                bring_up_to_date(connection)
+        except UnknownRevision as error:
+            self._engine.dispose()
+            raise StoreError(
+                f"{self._where} has schema {error}, this Motley knows {REVISION}: update it, or choose another database"
+            ) from error
         except (SQLAlchemyError, OSError, ImportError) as error:
             raise StoreError(f"cannot use the database {self._where}: {error}") from error
-        if numbers and numbers != [SCHEMA]:
-            self._engine.dispose()
-            made = ", ".join(map(str, numbers))
-            raise StoreError(
-                f"{self._where} has schema {made}, this Motley knows {SCHEMA}: update it, or choose another database"
-            )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     def rows(self, table: Table) -> Sequence[RowMapping]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, String, Table
 
-SCHEMA = 1
-"""The number of this schema; a database with another is refused."""
+REVISION = "0002"
+"""Of these tables: the latest of `migrations/versions`, where a change of them begins."""
 
 METADATA = MetaData()
 
-SCHEMAS = Table("motley_schema", METADATA, Column("number", Integer, primary_key=True, autoincrement=False))
+REVISIONS = Table("motley_revision", METADATA, Column("version_num", String(32), primary_key=True))
+"""Has one row, the revision of the tables; Alembic's."""
 
 TOKENS = Table(
     "tokens",

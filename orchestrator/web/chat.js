@@ -11,6 +11,8 @@ const SAY = prompt.placeholder;
 const CONTINUE = "A text for the model to continue: it was not trained to chat. Enter sends, Shift+Enter breaks the line.";
 const SHOW_MS = 60; // between two looks of an answer that comes
 const RATE_MS = 500; // pieces that came within less say nothing about a rate
+const AWAY_MS = 120_000; // an orchestrator that goes in the middle of an answer may be away for so long
+const AGAIN_MS = 1000;
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
 let answering = null; // the AbortController of the answer under way
 let chats = new Map(); // by name of a model that is ready: whether it knows roles, or only continues texts
@@ -29,22 +31,51 @@ export function drawModels(sessions) {
   prompt.placeholder = chats.get(select.value) === false ? CONTINUE : SAY;
 }
 
-/** The events of an answer; throws ApiError where it breaks off. */
+/** The events of one connection, each with its number; throws BrokeOff where it ends before the answer does. */
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { value, done } = await reader.read();
-    if (done) throw new ApiError("The answer broke off: the orchestrator closed the connection.");
+    if (done) throw new BrokeOff("The answer broke off: the orchestrator closed the connection.");
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
-      if (!part.startsWith("data: ")) continue; // a comment, which keeps the connection alive
-      const data = part.slice("data: ".length);
+      const [, number, data] = part.match(/^(?:id: (\d+)\n)?data: (.*)$/) ?? [];
+      if (data === undefined) continue; // a comment, which keeps the connection alive
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
       if (event.error) throw new ApiError(event.error.message);
-      yield event;
+      yield { number, event };
     }
+  }
+}
+
+class BrokeOff extends Error {}
+
+/** Whether an orchestrator that was just started may do better soon: it, or its machines, are not back yet. */
+const passes = (error) => error instanceof ApiError ? [404, 503].includes(error.status) : error.name !== "AbortError";
+
+/** The events of an answer. Where the orchestrator goes in the middle, it is asked again until it is back, and the answer
+ * goes on behind the last event that came; `away` is called meanwhile. */
+async function* answered(path, body, signal, away) {
+  const key = crypto.getRandomValues(new Uint32Array(4)).join("-");
+  const headers = { "Idempotency-Key": key };
+  for (let [begun, since] = [false, null]; ; ) {
+    try {
+      const response = await call(path, { method: "POST", body, signal, headers });
+      for await (const { number, event } of events(response)) {
+        headers["Last-Event-ID"] = number;
+        [begun, since] = [true, null];
+        yield event;
+      }
+      return;
+    } catch (error) {
+      since ??= performance.now();
+      if (!begun || !passes(error) || performance.now() - since > AWAY_MS) throw error;
+    }
+    away();
+    await new Promise((done) => setTimeout(done, AGAIN_MS));
+    signal.throwIfAborted();
   }
 }
 
@@ -101,8 +132,8 @@ async function stream(path, body, shown) {
   const progress = { most: body.max_tokens, began: performance.now(), pieces: 0 };
   let [text, musing, due] = ["", "", 0];
   try {
-    const response = await call(path, { method: "POST", body, signal: answering.signal });
-    for await (const { choices: [choice], usage, timings } of events(response)) {
+    const away = () => (note.textContent = "The orchestrator is away. The answer goes on when it is back.");
+    for await (const { choices: [choice], usage, timings } of answered(path, body, answering.signal, away)) {
       const piece = choice?.text ?? choice?.delta?.content ?? "";
       const thought = choice?.delta?.reasoning_content ?? "";
       if (piece || thought) {

@@ -105,9 +105,9 @@ export class ApiError extends Error {
 export const words = (error) => (error instanceof ApiError ? error.message : "The orchestrator does not answer.");
 
 /** The response of a call; throws ApiError if the orchestrator says no, another error if it says nothing. */
-export async function call(path, { method = "GET", body, signal } = {}) {
+export async function call(path, { method = "GET", body, signal, headers: more } = {}) {
   const key = apiKey.get();
-  const headers = { ...(key && { Authorization: `Bearer ${key}` }), ...(body && { "Content-Type": "application/json" }) };
+  const headers = { ...more, ...(key && { Authorization: `Bearer ${key}` }), ...(body && { "Content-Type": "application/json" }) };
   const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
   if (response.ok) return response;
   const said = await response.json().catch(() => null);

@@ -97,3 +97,33 @@ async def test_who_has_answered_before_has_gone_and_was_not_absent() -> None:
         async with Client(client.url) as another:
             with pytest.raises(Unreachable):
                 await another.sessions()
+
+
+async def test_an_answer_is_taken_up_where_it_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orchestrator is killed in the middle, then its nodes are not back yet, then they are."""
+    monkeypatch.setattr("motley.cli.reaching.client.AGAIN_S", 0.0)
+    asked: list[tuple[str, str | None]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append((request.headers["Idempotency-Key"], request.headers.get("Last-Event-ID")))
+        if len(asked) == 2:
+            error = {"message": "not ready", "code": "session_not_ready", "param": None}
+            return web.json_response({"error": error}, status=503)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        first = 1 if len(asked) == 1 else 2
+        await response.write(f'id: {first}\ndata: {{"piece": {first}}}\n\n'.encode())
+        if len(asked) == 1:
+            assert request.transport is not None
+            request.transport.abort()
+        else:
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/completions", answer)])
+    async with TestServer(app) as server, Client(str(server.make_url(""))) as client:
+        events = [event async for event in client.stream("/v1/completions", {}, back_within_s=60)]
+    assert events == [{"piece": 1}, {"piece": 2}]
+    assert [after for _, after in asked] == [None, "1", "1"]
+    assert len({key for key, _ in asked}) == 1

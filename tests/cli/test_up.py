@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from motley.cli.commands.up import how_to_join, tell
+from pathlib import Path
+
+from motley.cli.commands.up import for_programs, how_to_join, tell
 from motley.cli.shown.show import console
 
 
@@ -30,3 +32,12 @@ def test_what_is_told_is_not_taken_for_markup() -> None:
     with console.capture() as said:
         tell(lines)
     assert said.get().splitlines() == lines
+
+
+def test_programs_elsewhere_are_told_what_there_is_for_them() -> None:
+    lines = for_programs("https://192.168.1.10:7338", "motley-secret", Path("authority.pem"))
+    assert "https://192.168.1.10:7338/v1" in lines[0]
+    assert lines[1].endswith(": authority.pem")
+    assert lines[2].endswith(": motley-secret")
+    assert len(for_programs("https://192.168.1.10:7338", None, None)) == 1
+    assert not for_programs(None, None, None)

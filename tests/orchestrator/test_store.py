@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import create_engine, insert, text
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.store.keys import Keys, Scope
 from motley.orchestrator.store.members import Members
+from motley.orchestrator.store.migrating import FIRST, alembic_config
 from motley.orchestrator.store.store import FILE, Store, StoreError
+from motley.orchestrator.store.tables import METADATA, REVISION, REVISIONS, TOKENS
 from motley.orchestrator.store.tokens import Tokens
 from motley.orchestrator.store.usage import Usage, Used
 from tests.ports import unanswered_port
@@ -140,10 +146,30 @@ def test_a_database_that_cannot_be_used_is_named_and_its_password_is_not(tmp_pat
         assert "hunter2" not in str(error.value)
     Store(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / FILE)) as other:
-        other.execute("UPDATE motley_schema SET number = 99")
+        other.execute("UPDATE motley_revision SET version_num = '9999'")
         other.commit()
-    with pytest.raises(StoreError, match="has schema 99, this Motley knows 1"):
+    with pytest.raises(StoreError, match="has schema 9999, this Motley knows 0002"):
         Store(tmp_path)
+
+
+def test_a_database_of_the_first_motley_keeps_what_it_has(url: str, tmp_path: Path) -> None:
+    """And its tables become those that a new database gets."""
+    engine = create_engine(url or f"sqlite:///{tmp_path / FILE}")
+    with engine.begin() as connection:
+        METADATA.drop_all(connection)
+        command.upgrade(alembic_config(connection), FIRST)
+        connection.execute(text(f"DROP TABLE {REVISIONS.name}"))  # as it was then
+        connection.execute(insert(TOKENS).values(id="a", digest="b", note="old", created=1.0))
+    for _ in range(2):
+        store = Store(tmp_path, url)
+        assert [row["note"] for row in store.rows(TOKENS)] == ["old"]
+        assert [row["version_num"] for row in store.rows(REVISIONS)] == [REVISION]
+        store.close()
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts={"version_table": REVISIONS.name, "compare_type": True})
+        assert not compare_metadata(context, METADATA)
+        METADATA.drop_all(connection)
+    engine.dispose()
 
 
 async def test_an_orchestrator_with_postgresql(postgresql: str, tmp_path: Path, new_node: Any) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.shown.show import loading_bars, results, table
-from motley.orchestrator.known_models.names import source_of
+from motley.orchestrator.known_models.names import perhaps_meant, source_of
 from motley.protocol.wording import short_bytes
 
 if TYPE_CHECKING:
@@ -84,11 +84,16 @@ def pull(
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from motley.daemon.loading.fetching import fetch
-    from motley.daemon.weights.hub import fetched_bytes, published
+    from motley.daemon.weights.hub import fetched_bytes, is_hub_id, published
 
     disable_progress_bars()  # there is one for all files, below
     set_verbosity_error()  # type: ignore[no-untyped-call]
     source = source_of(model)
+    if not is_hub_id(source):
+        raise CliError(
+            f"{model!r} is neither a short name nor owner/name of a model on huggingface.co.{perhaps_meant(model)}"
+            " `motley models fit` lists short names, `motley models search` finds others"
+        )
     files = published(source)
     total, missing = sum(each.size for each in files), sum(each.size for each in files if not each.here)
     before = fetched_bytes(source)

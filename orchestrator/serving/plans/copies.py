@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from motley.orchestrator.known_models.names import perhaps_meant
 from motley.orchestrator.serving.errors import refusal
 from motley.protocol.mesh_pb2 import Described
 
@@ -53,12 +54,15 @@ def check_copies(model: str, copies: Copies, nodes: Iterable[str]) -> None:
         only = f" Or use only nodes that have it: `--nodes {','.join(having)}`." if having else ""
         raise refusal(
             MISSING,
-            f"{_nodes(lacking)} {verb} no model {model!r}. Put it there, at this path or in the folder that"
-            f" `motley join --models FOLDER` is told there.{only}{told}",
+            f"{_nodes(lacking)} {verb} no model {model!r}.{perhaps_meant(model)} Put it there, at this path or in the"
+            f" folder that `motley join --models FOLDER` is told there.{only}{told}",
             "model",
         )
     for name, failure in failures.items():
-        raise refusal(failure.code or "unsupported_model", f"node {name!r}: {failure.message}", "model")
+        meant = perhaps_meant(model) if failure.code == MISSING else ""
+        raise refusal(
+            failure.code or "unsupported_model", f"node {name!r}: {failure.message}.{meant}".rstrip("."), "model"
+        )
     if len(by_files) > 1:
         most, *others = sorted(by_files.values(), key=len, reverse=True)
         if len(most) > len(others[0]):

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 
 from motley.daemon.text.tokenizer import TokenizerError
@@ -12,7 +13,6 @@ from motley.protocol.mesh_pb2 import Sampling
 
 def test_what_a_generation_config_says(tmp_path: Path) -> None:
     assert usual_sampling(tmp_path) == Sampling()
-    assert usual_sampling(tmp_path / "model.gguf") == Sampling()
     of_qwen = {"do_sample": True, "eos_token_id": [1, 2], "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": None}
     (tmp_path / "generation_config.json").write_text(json.dumps(of_qwen))
     assert usual_sampling(tmp_path) == Sampling(temperature=0.6, top_k=20, top_p=0.95)
@@ -20,6 +20,28 @@ def test_what_a_generation_config_says(tmp_path: Path) -> None:
     assert usual_sampling(tmp_path) == Sampling(repetition_penalty=1.05)
     (tmp_path / "generation_config.json").write_text('{"top_k": 50.0}')
     assert usual_sampling(tmp_path) == Sampling(top_k=50)
+
+
+def test_what_a_gguf_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_metadata(file)
+    assert usual_sampling(file) == Sampling()
+    write_metadata(file, temp=0.6, top_k=20, top_p=0.95, penalty_repeat=1.05)
+    assert usual_sampling(file) == Sampling(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.05)
+    write_metadata(file, top_p=2.0)
+    with pytest.raises(TokenizerError, match=r"model\.gguf: general\.sampling\.top_p = 2\.0 must be"):
+        usual_sampling(file)
+
+
+def write_metadata(file: Path, **sampling: float) -> None:
+    writer = gguf.GGUFWriter(file, "llama")
+    for name, value in sampling.items():
+        add = writer.add_int32 if isinstance(value, int) else writer.add_float32
+        add(f"general.sampling.{name}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 @pytest.mark.parametrize(

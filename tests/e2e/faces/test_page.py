@@ -294,6 +294,25 @@ async def test_experts_are_mapped_and_rebalanced(
         assert (await answered.value).ok
 
 
+async def test_what_fits_is_told_and_chosen(browser: Browser, there: Mesh) -> None:
+    async def two(route: Route) -> None:
+        models = (await (await route.fetch()).json())["models"]
+        await route.fulfill(
+            json={"models": [each for each in models if each["name"] in ("deepseek-v3", "qwen2.5-0.5b")]}
+        )
+
+    async with page_of(browser, there, PHONE, refusals=1) as page:
+        await page.route("**/api/known-models", two)
+        await page.get_by_text("What fits on these machines").click()
+        await until(page, "() => document.querySelector('#fit-told').innerText.startsWith('1 model of 2 would fit')")
+        first, second = await page.locator("#fit-models tr").all_inner_texts()
+        assert re.match(r"qwen2\.5-0\.5b\s+\d.* tokens/s\s+\S+ [MG]B\s+int8", first)
+        assert re.match(r"deepseek-v3\s+does not fit", second)
+        assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        await page.get_by_role("button", name="qwen2.5-0.5b").click()
+        assert await page.get_by_label("Model", exact=True).input_value() == "qwen2.5-0.5b"
+
+
 @pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")])
 async def test_everything_fits_in_light_and_dark(
     size: tuple[int, int], scheme: str, browser: Browser, there: Mesh, tmp_path: Path

@@ -8,15 +8,19 @@ import re
 import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import psutil
 import pytest
 
 from motley.cli.reaching.client import Client
+from tests.e2e.faces.browsing import page_of, text_of, until
 from tests.e2e.losses.test_survival import GREEDY, SAMPLED, streamed, undisturbed, worker_of
 from tests.e2e.processes import BUNDLED, Mesh, MotleyProcess, mesh
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
 
 
 def workers(there: Mesh, *names: str) -> list[psutil.Process]:
@@ -177,3 +181,20 @@ async def test_after_a_power_cut_everything_wanted_is_there_again(tmp_path: Path
             request = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 5}
             answer = await client.call("POST", "/v1/completions", request)
         assert answer["choices"][0]["text"]
+
+
+@pytest.mark.soak
+async def test_a_chat_of_the_page_goes_on_where_it_stood(browser: Browser, tmp_path: Path) -> None:
+    async with mesh(tmp_path, "a", "b") as there:
+        await there.session(nodes=["a", "b"])
+        async with page_of(browser, there, refusals=None) as page:
+            await page.get_by_label("Max tokens").fill("300")
+            await page.locator("#prompt").fill("ROMEO:")
+            await page.locator("#prompt").press("Enter")
+            await until(page, "() => document.querySelector('#log .assistant .words').innerText.length > 40")
+            await there.orchestrator.kill()
+            await until(page, "() => document.querySelector('#log').innerText.includes('The orchestrator is away')")
+            before = await text_of(page, "#log .assistant .words")
+            await restarted(there, tmp_path)
+            await until(page, "() => document.querySelector('#log').innerText.includes('300 tokens')")
+            assert (await text_of(page, "#log .assistant .words")).startswith(before)

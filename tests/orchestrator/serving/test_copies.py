@@ -52,6 +52,12 @@ def test_all_that_lack_it_are_named_and_how_to_go_on() -> None:
     assert "use only" not in refused(a=lacks(), b=lacks())
 
 
+def test_who_mistypes_a_short_name_is_told_it() -> None:
+    for nodes in ("a", "ab"):
+        with pytest.raises(ServingError, match=r"Did you mean qwen3-8b( or qwen|\?)"):
+            check_copies("Qwen3-8B", dict.fromkeys(nodes, lacks()), nodes)
+
+
 def test_what_is_fetched_and_who_has_not_answered_is_no_difference() -> None:
     old = Described(profile=ModelProfile(fingerprint="0"), from_hub=True)
     hub = {"a": has("1"), "b": Described(from_hub=True), "d": old}

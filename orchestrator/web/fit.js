@@ -1,0 +1,68 @@
+// "What fits here": which well-known models the machines could run, and how fast, by the planner's forecast.
+
+import { $, call, get, h, plural, scaled, tell, words } from "./common.js";
+
+const READABLE_MS = 200; // per token: what is slower than people read is of less use than a smaller model
+const WAITED_MS = 120_000;
+let asking = false;
+
+async function forecast({ name, quantisation }) {
+  try {
+    const body = { model: name, by_shape: true, experts: "sliced" };
+    const response = await call("api/plan", { method: "POST", body, signal: AbortSignal.timeout(WAITED_MS) });
+    const { plan: { ranks }, parameters, forecast: { ms_per_token: each } } = await response.json();
+    return { name, quantisation, parameters, each, nodes: ranks.map(({ node }) => node), size: ranks.reduce((sum, rank) => sum + 1e6 * rank.memory_mb, 0) };
+  } catch (error) {
+    if (!error.status) throw error; // the orchestrator is away
+    return { name, quantisation, why: words(error) };
+  }
+}
+
+/** Those that are quick enough, the largest first; slower ones, the quickest first; those that do not fit. */
+function order(one, other) {
+  const rank = ({ why, each }) => (why ? 2 : each > READABLE_MS ? 1 : 0);
+  return rank(one) - rank(other) || (rank(one) ? (one.each ?? 0) - (other.each ?? 0) : other.parameters - one.parameters);
+}
+
+function row({ name, quantisation, why, each, nodes, size }) {
+  if (why) return h("tr", { class: "quiet" }, h("th", { scope: "row" }, name), h("td", { colspan: "4", title: why }, "does not fit"));
+  return h("tr", {},
+    h("th", { scope: "row" }, h("button", { type: "button", "data-choose": name, title: "Put it into the form" }, name)),
+    h("td", {}, `${(1000 / each).toFixed(each > 100 ? 1 : 0)} tokens/s`),
+    h("td", {}, scaled(size, "B")), h("td", {}, quantisation), h("td", {}, nodes.join(", ")));
+}
+
+async function look() {
+  if (asking) return;
+  asking = true;
+  const found = [];
+  tell($("fit-told"), "Planning…");
+  try {
+    const { models } = await get("api/known-models");
+    for (const each of models) {
+      found.push(await forecast(each));
+      $("fit-models").replaceChildren(...found.sort(order).map(row));
+      $("fit-table").hidden = false;
+      tell($("fit-told"), `Planning… ${found.length} of ${models.length}`);
+    }
+    const fitting = found.filter(({ why }) => !why).length;
+    tell($("fit-told"), fitting
+      ? `${plural(fitting, "model")} of ${found.length} would fit. These are forecasts; nothing was fetched. A model comes from huggingface.co when it is first started.`
+      : "None of them fits. Another machine, or more memory offered, would help.");
+  } catch (error) {
+    tell($("fit-told"), words(error));
+  }
+  asking = false;
+}
+
+/** Have it looked up when it is opened, and a model that is chosen put into the form. */
+export function listen() {
+  $("fit").addEventListener("toggle", () => $("fit").open && look());
+  $("fit-models").addEventListener("click", ({ target }) => {
+    if (!target.dataset.choose) return;
+    $("new").open = true;
+    const { model } = $("create").elements;
+    model.value = target.dataset.choose;
+    model.focus();
+  });
+}
