@@ -81,10 +81,11 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
             "owner": owner,
             "nodes": list(asked.nodes),
             "ticket": name,
-            "others": dict(asked.others),
             "serve": asked.serve,
             "patience_s": ticket.patience_s,
         }
+        if asked.others:  # which orchestrators before this version do not know
+            body["others"] = dict(asked.others)
         try:
             job = await client.call("POST", "/api/jobs", body)
         except CliError:
@@ -192,7 +193,7 @@ def described(job: dict[str, Any]) -> list[str]:
     lines = [f"job {job['id']} ({job['name']}): {job['mode']} of {job['model']}, {job['state']}{why}"]
     for member in job["members"]:
         latest, why = member["latest"], f": {member['why']}" if member["why"] else ""
-        has_data = member["leads"] or member["node"] in job["others"]
+        has_data = member["leads"] or member["node"] in job.get("others", ())
         role = "has the data" if member["leads"] else f"{'has data, ' * has_data}{member['state']}{why}"
         words = f"  {member['node']}: {role}"
         if latest:
