@@ -80,20 +80,24 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
     """Freeze a model and give it LoRA's matrices, which alone are trained.
 
     Args:
-        targets: names of the modules that get them; empty: every linear one but the head.
+        targets: names of the modules that get them, or of tensors that hold all experts of a layer, each of which gets
+            its own; empty: every linear module but the head.
 
     Raises:
-        TrainingError: no module is called so.
+        TrainingError: none of them is called so, or experts are to have dropout.
     """
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
+    fused = {name.rpartition(".")[2] for name, weight in model.named_parameters() if weight.dim() == 3}
+    experts = [target for target in targets if target in fused]
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=list(targets) or "all-linear",
+        target_modules=[target for target in targets if target not in fused] if targets else "all-linear",
+        target_parameters=experts or None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:

@@ -71,7 +71,11 @@ def train(
     alpha: Annotated[float, typer.Option(min=0.0, help="LoRA's update is weighed by alpha / rank.")] = 16.0,
     dropout: Annotated[float, typer.Option(min=0.0, max=0.9, help="Of what LoRA's matrices read.")] = 0.0,
     targets: Annotated[
-        str, typer.Option(help="Modules that get adapters, such as q_proj,v_proj.", show_default="all linear ones")
+        str,
+        typer.Option(
+            help="Modules that get adapters, such as q_proj,v_proj; or tensors of a layer's experts.",
+            show_default="all linear ones",
+        ),
     ] = "",
     context: Annotated[int, typer.Option(min=0, help="Tokens of an example at most.", show_default="the model's")] = 0,
     too_long: Annotated[
