@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "seq_length", "max_seq_len")
 """What configs call the number of tokens that their models read."""
 
+_READ_BY_KERNELS = ("out_proj", "conv1d")
+_WITH_KERNELS = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+"""Types of models, and their linear modules whose matrices kernels read themselves: adapters there would do nothing."""
+
 
 def read_config(folder: Path) -> Any:
     """A model's config, as transformers has it.
@@ -91,6 +95,7 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
 
     fused = {name.rpartition(".")[2] for name, weight in model.named_parameters() if weight.dim() == 3}
     experts = [target for target in targets if target in fused]
+    has_kernels = getattr(model.config, "model_type", "") in _WITH_KERNELS
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=rank,
@@ -98,6 +103,7 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
         lora_dropout=dropout,
         target_modules=[target for target in targets if target not in fused] if targets else "all-linear",
         target_parameters=experts or None,
+        exclude_modules=list(_READ_BY_KERNELS) if has_kernels and not targets else None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:

@@ -25,6 +25,7 @@ _DTYPES = {
         torch.float16,
         torch.bfloat16,
         torch.float64,
+        torch.complex64,
         torch.int64,
         torch.int32,
         torch.uint8,
