@@ -95,7 +95,7 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
 
     fused = {name.rpartition(".")[2] for name, weight in model.named_parameters() if weight.dim() == 3}
     experts = [target for target in targets if target in fused]
-    has_kernels = getattr(model.config, "model_type", "") in _WITH_KERNELS
+    left_alone = [] if targets else _left_alone(model)
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=rank,
@@ -103,7 +103,7 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
         lora_dropout=dropout,
         target_modules=[target for target in targets if target not in fused] if targets else "all-linear",
         target_parameters=experts or None,
-        exclude_modules=list(_READ_BY_KERNELS) if has_kernels and not targets else None,
+        exclude_modules=left_alone or None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:
@@ -115,6 +115,20 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
     except ValueError as error:
         raise TrainingError(f"adapters cannot be made: {error}") from error
     return adapted
+
+
+def _left_alone(model: Any) -> list[str]:
+    """The linear modules, by the last part of their names, that no adapter can stand beside: what is no plain product
+    (a router that returns more than that), and what kernels read themselves."""
+    from torch import nn
+
+    own_ways = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward
+    }
+    kernels = _READ_BY_KERNELS if getattr(model.config, "model_type", "") in _WITH_KERNELS else ()
+    return sorted(own_ways.union(kernels))
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:

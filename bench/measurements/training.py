@@ -108,7 +108,10 @@ def ratio_at(rows: Sequence[TrainingRow], context: int) -> float | None:
 
 def _measure_warm(context: int, technique: str, shape: dict[str, int], near: int) -> TrainingRow:
     """Measure one row in this process, once it has loaded what torch uses."""
-    _measure(WARM_UP, technique, shape | {"num_hidden_layers": 1}, near)
+    import torch
+
+    torch.set_num_threads(1)  # several wait for each other, busily, on a machine that does something else
+    _measure(WARM_UP, technique, shape | {"num_hidden_layers": 1}, 1)
     return _measure(context, technique, shape, near)
 
 

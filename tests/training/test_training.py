@@ -243,6 +243,31 @@ def test_any_family(family: str, data: Path, tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("Mamba2", {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8}),
+        ("Llama4Text", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48}),
+    ],
+)
+def test_linear_modules_that_are_no_plain_product_get_no_adapter(family: str, shape: dict[str, int]) -> None:
+    import torch
+    import transformers
+
+    from motley.training.base import with_adapters
+
+    config = getattr(transformers, f"{family}Config")(vocab_size=96, hidden_size=32, num_hidden_layers=1, **shape)
+    base = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = with_adapters(base, 2, 4.0, 0.0, ())
+    tokens = torch.tensor([[1, 2, 3]])
+    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    adapters = {name: weight for name, weight in model.named_parameters() if "lora_B" in name}
+    assert adapters
+    for name, weight in adapters.items():
+        assert weight.grad is not None, name
+        assert not {"router", "out_proj", "conv1d"} & set(name.split(".")), name
+
+
 def test_each_of_the_experts_in_one_tensor_gets_an_adapter(data: Path, tmp_path: Path) -> None:
     import torch
     import transformers
