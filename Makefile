@@ -8,7 +8,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := -n $(shell expr $(CORES) + 1)
 PACKAGES := bench cli daemon orchestrator plugins protocol training transport
 
-.PHONY: demo test soak gpu lint format docs protocol nccl wheels clean
+.PHONY: demo test soak train gpu lint format docs protocol nccl wheels clean
 
 demo: $(VENV)/installed
 	$(BIN)/motley demo
@@ -19,6 +19,11 @@ test: $(VENV)/installed-dev
 # What takes too long for every commit: tests marked so, and eight times as many drawn examples.
 soak: $(VENV)/installed-dev
 	$(BIN)/pytest $(PARALLEL) -m "soak or hypothesis" --hypothesis-profile soak
+
+# Training with torch, which the other targets leave out unless it is installed.
+train: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --editable ".[train]"
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL) tests/training tests/e2e/test_training.py
 
 # On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
 gpu: $(VENV)/installed-dev

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +44,7 @@ class MeshTraining:
         nodes: that train, by name.
         serve: the adapter's name in the running session of the model; empty: it is not served.
         owner: the node of this machine; empty: the one that runs here.
+        others: who else has data, by node what its offer is called.
     """
 
     mode: Mode
@@ -51,6 +52,7 @@ class MeshTraining:
     nodes: tuple[str, ...]
     serve: str
     owner: str
+    others: Mapping[str, str]
     url: str
     api_key: str
 
@@ -82,6 +84,8 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
             "serve": asked.serve,
             "patience_s": ticket.patience_s,
         }
+        if asked.others:  # which orchestrators before this version do not know
+            body["others"] = dict(asked.others)
         try:
             job = await client.call("POST", "/api/jobs", body)
         except CliError:
@@ -96,6 +100,30 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
         elif follow:
             for line in described(job):
                 results.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def offer_data(ticket: Ticket, *, as_json: bool) -> None:
+    """Leave data for a training that somebody at another machine begins, and say how it is taken.
+
+    Raises:
+        CliError: no node of a mesh runs here.
+    """
+    from motley.daemon.lease.file import LeaseFile
+    from motley.daemon.node.workers.training import tickets_of
+
+    lease = LeaseFile()
+    here = [told.node for told in lease.told()]
+    if not here:
+        raise CliError("--offer: no node of a mesh runs here: run `motley join` first")
+    if not ticket.data.is_file():
+        raise CliError(f"{ticket.data}: there is no such file")
+    name = ticket.leave(tickets_of(lease))
+    offers = [f"{node}:{name}" for node in here]
+    if as_json:
+        print(json.dumps({"offers": offers}))
+        return
+    which = " or ".join(f"--with {offer}" for offer in offers)
+    results.print(f"offered, for one training: `motley train --mode chain {which}` takes it", soft_wrap=True)
 
 
 async def _node_of(client: Client, here: list[str]) -> str:
@@ -165,7 +193,8 @@ def described(job: dict[str, Any]) -> list[str]:
     lines = [f"job {job['id']} ({job['name']}): {job['mode']} of {job['model']}, {job['state']}{why}"]
     for member in job["members"]:
         latest, why = member["latest"], f": {member['why']}" if member["why"] else ""
-        role = "has the data" if member["leads"] else member["state"] + why
+        has_data = member["leads"] or member["node"] in job.get("others", ())
+        role = "has the data" if member["leads"] else f"{'has data, ' * has_data}{member['state']}{why}"
         words = f"  {member['node']}: {role}"
         if latest:
             losses = [point["loss"] for point in member["curve"] if "loss" in point]

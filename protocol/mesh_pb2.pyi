@@ -407,20 +407,22 @@ class JobPeers(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[_Union[JobPeer, _Mapping]]] = ...) -> None: ...
 
 class JobPeer(_message.Message):
-    __slots__ = ("member", "node", "address", "left_out", "memory_bytes", "speed")
+    __slots__ = ("member", "node", "address", "left_out", "memory_bytes", "speed", "owns")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    OWNS_FIELD_NUMBER: _ClassVar[int]
     member: int
     node: str
     address: str
     left_out: str
     memory_bytes: int
     speed: float
-    def __init__(self, member: _Optional[int] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., left_out: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ...) -> None: ...
+    owns: bool
+    def __init__(self, member: _Optional[int] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., left_out: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., speed: _Optional[float] = ..., owns: _Optional[bool] = ...) -> None: ...
 
 class JobEvent(_message.Message):
     __slots__ = ("job", "epoch", "member", "waits", "listening", "progress", "says", "failed", "died", "done", "broke")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -56,10 +56,38 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Change]]:
     for module, pair in sides.items():
         if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
             raise TrainingError(f"{folder}: {module}: LoRA's two matrices do not fit each other")
-        changes[module] = Change(pair["A"], np.float32(_scale(config, module, pair["A"].shape[0])) * pair["B"])
+        experts = pair["A"].shape[0] // int(config["r"]) if config.get("target_parameters") else 1
+        for name, a, b in _of_experts(module, pair["A"], pair["B"], experts):
+            changes[name] = Change(a, np.float32(_scale(config, module, a.shape[0])) * b)
     if not changes:
         raise TrainingError(f"{folder}: the adapter changes nothing")
     return config, changes
+
+
+def _of_experts(module: str, a: F32, b: F32, count: int) -> Iterator[tuple[str, F32, F32]]:
+    """The matrices of each of a module's experts, where it is a tensor that holds so many of them."""
+    if count <= 1:
+        yield module, a, b
+        return
+    each_a, each_b = a.reshape(count, -1, a.shape[1]), b.reshape(b.shape[0], -1, count)
+    for expert in range(count):
+        yield f"{module}[{expert}]", each_a[expert], np.ascontiguousarray(each_b[:, :, expert])
+
+
+def _joined(changes: Changes) -> dict[str, Change]:
+    """The changes of modules, of those that `_of_experts` has taken apart."""
+    experts: dict[str, list[Change]] = {}
+    for name, change in sorted(changes.items(), key=lambda item: (item[0].partition("[")[0], len(item[0]), item[0])):
+        experts.setdefault(name.partition("[")[0], []).append(change)
+    return {
+        module: some[0]
+        if f"{module}[0]" not in changes
+        else Change(
+            np.concatenate([each.a for each in some]),
+            np.stack([each.b for each in some], axis=-1).reshape(len(some[0].b), -1),
+        )
+        for module, some in experts.items()
+    }
 
 
 def _scale(config: dict[str, Any], module: str, rank: int) -> float:
@@ -83,9 +111,10 @@ def write_adapter(folder: Path, like: dict[str, Any], changes: Changes) -> None:
     """
     rank = next(iter(changes.values())).a.shape[0]
     own = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
-    own |= {"target_modules": sorted(changes), "inference_mode": True}
+    own |= {"inference_mode": True}
+    own["target_modules"] = [name for name in sorted(changes) if "[" not in name]
     matrices = {}
-    for module, change in sorted(changes.items()):
+    for module, change in sorted(_joined(changes).items()):
         matrices[f"{_PREFIX}{module}.lora_A.weight"] = change.a
         matrices[f"{_PREFIX}{module}.lora_B.weight"] = change.b
     with written_whole(folder) as partial:
@@ -127,6 +156,10 @@ def merge(
     read = [read_adapter(folder) for folder in folders]
     config, adapters = read[0][0], [changes for _, changes in read]
     names = module_names(adapters)
+    if into is not None and config.get("target_parameters"):
+        raise TrainingError(
+            f"{folders[0]}: changes experts of which checkpoints have other tensors: merge without --into"
+        )
     if how is How.LOSS and not weights:
         weights = weights_of_losses([_held_out_loss(folder) for folder in folders])
     shares = normalised(weights, len(folders))

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _CONTEXTS = ("max_position_embeddings", "n_positions", "context_length", "seq_length", "max_seq_len")
 """What configs call the number of tokens that their models read."""
 
+_READ_BY_KERNELS = ("out_proj", "conv1d")
+_WITH_KERNELS = ("mamba", "mamba2", "falcon_mamba", "falcon_h1", "nemotron_h")
+"""Types of models, and their linear modules whose matrices kernels read themselves: adapters there would do nothing."""
+
 
 def read_config(folder: Path) -> Any:
     """A model's config, as transformers has it.
@@ -80,20 +84,26 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
     """Freeze a model and give it LoRA's matrices, which alone are trained.
 
     Args:
-        targets: names of the modules that get them; empty: every linear one but the head.
+        targets: names of the modules that get them, or of tensors that hold all experts of a layer, each of which gets
+            its own; empty: every linear module but the head.
 
     Raises:
-        TrainingError: no module is called so.
+        TrainingError: none of them is called so, or experts are to have dropout.
     """
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
+    fused = {name.rpartition(".")[2] for name, weight in model.named_parameters() if weight.dim() == 3}
+    experts = [target for target in targets if target in fused]
+    left_alone = [] if targets else _left_alone(model)
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=list(targets) or "all-linear",
+        target_modules=[target for target in targets if target not in fused] if targets else "all-linear",
+        target_parameters=experts or None,
+        exclude_modules=left_alone or None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
     try:
@@ -105,6 +115,20 @@ def with_adapters(model: nn.Module, rank: int, alpha: float, dropout: float, tar
     except ValueError as error:
         raise TrainingError(f"adapters cannot be made: {error}") from error
     return adapted
+
+
+def _left_alone(model: Any) -> list[str]:
+    """The linear modules, by the last part of their names, that no adapter can stand beside: what is no plain product
+    (a router that returns more than that), and what kernels read themselves."""
+    from torch import nn
+
+    own_ways = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward
+    }
+    kernels = _READ_BY_KERNELS if getattr(model.config, "model_type", "") in _WITH_KERNELS else ()
+    return sorted(own_ways.union(kernels))
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:

@@ -122,6 +122,8 @@ def _chat(messages: list[dict[str, Any]], render: Render) -> list[Text]:
             raise TrainingError("the chat template writes an answer otherwise than it begins one, so none can be found")
         answers.append(range(len(before), len(after)))
         texts.append(Text(after, (answers[-1],), whole=True))
+    if not answers:
+        return [Text(render(messages, False), (), whole=True)]
     if all(texts[-1].text.startswith(text.text) for text in texts):
-        return [Text(texts[-1].text, tuple(answers), whole=True)] if texts else []
+        return [Text(texts[-1].text, tuple(answers), whole=True)]
     return texts

@@ -1,19 +1,20 @@
 """How much memory a training takes, and how long a step, with each way to spare memory added to those before it.
 
 A Llama with random weights gets adapters and is trained on random tokens, of which a share are learnt. Every row is
-measured in a process of its own: the most memory it had resident while it trained, less what it had before it made the
-model. What loading takes is not counted, nor what torch loads at its first step, nor memory that is free and kept.
+measured in a process of its own, forked of one that has imported torch and computed nothing: the most memory it had
+resident while it trained, less what it had before it made the model. What loading takes is not counted, nor what torch
+loads at its first step, nor memory that is free and kept.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,6 +46,8 @@ LEARNT = 0.3
 WARM_UP = 16
 """Tokens of a step before the one that is measured, so that AdamW's state is there."""
 DEADLINE_S = 3600.0
+IMPORTED = ("torch", "peft", "transformers.models.llama.modeling_llama", "motley.training.memory.spared")
+"""By the process of which those that measure are forked, as importing them takes longer than many a row."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +82,20 @@ def measure_training(
     require_extra("torch", "transformers", "peft")
     if platform.system() != "Linux":
         raise TrainingError("the peak of a process's memory can be begun anew on Linux only")
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__, *IMPORTED])
     rows: list[TrainingRow] = []
     total = len(contexts) * len(TECHNIQUES)
     for context in contexts:
         for technique in TECHNIQUES:
             progress(len(rows), total)
-            asked = json.dumps({"context": context, "technique": technique, "shape": shape, "near": near})
-            said = subprocess.run(
-                [sys.executable, "-m", __name__, asked], capture_output=True, text=True, timeout=DEADLINE_S
-            )
-            if said.returncode:
-                why = said.stderr.strip().splitlines()[-1:] or [f"status {said.returncode}; out of memory?"]
-                raise TrainingError(f"{technique} at {context} tokens: {why[0]}")
-            rows.append(TrainingRow(**json.loads(said.stdout.splitlines()[-1])))
+            try:
+                with ProcessPoolExecutor(1, mp_context=forks) as process:
+                    row = process.submit(_measure_warm, context, technique, shape, near).result(DEADLINE_S)
+            except (BrokenProcessPool, RuntimeError, OSError) as error:
+                why = "out of memory?" if isinstance(error, BrokenProcessPool) else error
+                raise TrainingError(f"{technique} at {context} tokens: {why}") from error
+            rows.append(row)
     progress(total, total)
     return rows
 
@@ -102,8 +106,16 @@ def ratio_at(rows: Sequence[TrainingRow], context: int) -> float | None:
     return round(peaks[0] / peaks[-1], 2) if peaks else None
 
 
+def _measure_warm(context: int, technique: str, shape: dict[str, int], near: int) -> TrainingRow:
+    """Measure one row in this process, once it has loaded what torch uses."""
+    import torch
+
+    torch.set_num_threads(1)  # several wait for each other, busily, on a machine that does something else
+    _measure(WARM_UP, technique, shape | {"num_hidden_layers": 1}, 1)
+    return _measure(context, technique, shape, near)
+
+
 def _measure(context: int, technique: str, shape: dict[str, int], near: int) -> TrainingRow:
-    """Measure one row in this process, which does nothing else."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -136,11 +148,3 @@ def _measure(context: int, technique: str, shape: dict[str, int], near: int) -> 
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     return TrainingRow(context, technique, round((peak - before) / 1e6, 1), round(step_s, 3))
-
-
-if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    _measure(
-        **asked | {"context": WARM_UP, "shape": asked["shape"] | {"num_hidden_layers": 1}}
-    )  # loads what torch uses
-    print(json.dumps(asdict(_measure(**asked))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from motley.cli.interrupt import run as run_job
 from motley.cli.reaching.client import ApiKey, Url
 from motley.cli.shown.show import LINE_S, console, results
 from motley.cli.shown.timeline import sparkline
-from motley.cli.training_job import MeshTraining, Mode, train_on_mesh
+from motley.cli.training_job import MeshTraining, Mode, offer_data, train_on_mesh
 from motley.cli.typed.options import duration, one_of
 from motley.protocol.wording import counted
 from motley.training.merging import How
@@ -70,7 +71,11 @@ def train(
     alpha: Annotated[float, typer.Option(min=0.0, help="LoRA's update is weighed by alpha / rank.")] = 16.0,
     dropout: Annotated[float, typer.Option(min=0.0, max=0.9, help="Of what LoRA's matrices read.")] = 0.0,
     targets: Annotated[
-        str, typer.Option(help="Modules that get adapters, such as q_proj,v_proj.", show_default="all linear ones")
+        str,
+        typer.Option(
+            help="Modules that get adapters, such as q_proj,v_proj; or tensors of a layer's experts.",
+            show_default="all linear ones",
+        ),
     ] = "",
     context: Annotated[int, typer.Option(min=0, help="Tokens of an example at most.", show_default="the model's")] = 0,
     too_long: Annotated[
@@ -122,6 +127,34 @@ def train(
     serve: Annotated[
         str, typer.Option(help="A name: the running session of MODEL serves the adapter then, as MODEL:NAME.")
     ] = "",
+    offer: Annotated[
+        bool,
+        typer.Option(
+            "--offer",
+            help="Train nothing yet: offer DATA to a chain that somebody at another machine begins, and say how"
+            " (--with). OUT gets the adapter, too.",
+        ),
+    ] = False,
+    beside: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="NODE:OFFER,...",
+            help="Others who have data, with --mode chain. It stays on their machines.",
+            show_default="nobody",
+        ),
+    ] = "",
+    turn: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Those who have data lead in turn, so many steps each.",
+            show_default="each step learns from everybody's",
+        ),
+    ] = 0,
+    last: Annotated[
+        int, typer.Option(min=0, help="Of a chain: so many of the last layers are on this machine, too.")
+    ] = 0,
     owner: Annotated[str, typer.Option(help="This machine's node.", show_default="the one that runs here")] = "",
     patience: Annotated[str, typer.Option(help="A node that is away for so long is left out.")] = "5m",
     detach: Annotated[bool, typer.Option("--detach", help="Begin the job, and do not follow it.")] = False,
@@ -169,7 +202,7 @@ def train(
     )
     if half and settings.memory:
         raise CliError("--half and --memory are two ways to hold a model: give one of them")
-    if mode is not None:
+    if mode is not None or offer:
         if plot:
             raise CliError("--plot is for a training on this machine; `motley jobs show` draws the curves of a job")
         if mode is Mode.CHAIN and (settings.memory or half or top):
@@ -184,12 +217,23 @@ def train(
             keep_every=keep_every,
             how=how,
             patience_s=duration("--patience", patience),
+            turn=turn,
+            last=last,
         )
+        if offer:
+            if mode is not None or held_out or beside:
+                raise CliError("--offer: whoever begins the training says how it goes, and evaluates")
+            offer_data(ticket, as_json=as_json)
+            return
+        assert mode is not None, "either of them was given"
+        if mode is not Mode.CHAIN and (beside or turn or last):
+            raise CliError("--with, --turn and --last are for --mode chain")
         source = str(Path(model).absolute()) if Path(model).is_dir() else model
-        asked = MeshTraining(mode, source, _listed(nodes), serve, owner, url, api_key)
+        asked = MeshTraining(mode, source, _listed(nodes), serve, owner, _offers(beside), url, api_key)
         run_job(train_on_mesh(asked, ticket, follow=not detach, as_json=as_json))
         return
-    for option, given in (("--nodes", nodes), ("--serve", serve), ("--owner", owner)):
+    ours = {"--nodes": nodes, "--serve": serve, "--owner": owner, "--with": beside, "--turn": turn, "--last": last}
+    for option, given in ours.items():
         if given:
             raise CliError(f"{option} is for a training on machines of the mesh: give --mode, too")
     require_extra("torch", "transformers", "peft")
@@ -222,6 +266,18 @@ def train(
         cut = counted(trained.cut, "example")
         results.print(f"cut to the context: {cut}; left out, without an answer in it: {trained.unanswered}")
     results.print(f"the adapter is {escape(str(out / 'adapter'))}", highlight=False, soft_wrap=True)
+
+
+def _offers(words: str) -> dict[str, str]:
+    """By node, what its offer is called, of words such as ``laptop:0f1e...,desktop:...``.
+
+    Raises:
+        CliError: they are others.
+    """
+    pairs = [word.rpartition(":") for word in _listed(words)]
+    if not all(node and re.fullmatch("[0-9a-f]{32}", name) for node, _, name in pairs):
+        raise CliError("--with: NODE:OFFER of each, as `motley train --offer` says it there")
+    return {node: name for node, _, name in pairs}
 
 
 def _listed(words: str) -> tuple[str, ...]:

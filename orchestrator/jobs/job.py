@@ -85,6 +85,7 @@ class Request:
         owner: the node that has the data, by name; it leads.
         nodes: that are to train, by name.
         ticket: names the file by which somebody on the owner's machine has asked for it.
+        others: of a chain: who else has data for it, the tickets by the nodes' names.
         serve: the adapter's name in the running session of the model, once it is done; empty: it is not served.
         patience_s: a node that is away for so long is left out.
         by: who has asked.
@@ -99,6 +100,7 @@ class Request:
     serve: str = ""
     patience_s: float = 300.0
     by: str = ""
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,7 @@ class Job:
     @property
     def nodes(self) -> set[str]:
         """All nodes that may have files of it."""
-        return {self.request.owner, *self.request.nodes}
+        return {self.request.owner, *self.request.others, *self.request.nodes}
 
     def say(self, line: str) -> None:
         """Add a line to the log."""
@@ -362,10 +364,13 @@ class Job:
         return []
 
     def _trainers(self) -> list[str]:
-        """The nodes that train in the epoch to come: of a chain, those that are there, or else may come back."""
-        if self.request.mode is Mode.MERGE:
-            return list(self.request.nodes)
-        able = [node for node in self.request.nodes if node not in self.given_up and node != self.request.owner]
+        """The nodes that train in the epoch to come: of a chain, those that are there, or else may come back; first
+        those that have data."""
+        request = self.request
+        if request.mode is Mode.MERGE:
+            return list(request.nodes)
+        wanted = dict.fromkeys((*request.others, *request.nodes))
+        able = [node for node in wanted if node not in self.given_up and node != request.owner]
         return [node for node in able if node not in self.away] or able
 
     def _again(self, number: int, now: float) -> list[Order]:
@@ -419,6 +424,7 @@ class Job:
                 left_out=each.why or "left out" if each.step is Step.LEFT_OUT else "",
                 memory_bytes=self.places.get(each.node, nowhere).memory_bytes,
                 speed=self.places.get(each.node, nowhere).speed,
+                owns=number != LEADER and each.node in self.request.others,
             )
             for number, each in enumerate(self.members)
             if chained or number != LEADER
@@ -435,10 +441,13 @@ class Job:
             members=len(self.members),
             secret=self._papers.secret,
             tls=self._papers.credentials[number],
-            ticket=self.request.ticket if number == LEADER else "",
+            ticket=self._ticket(number),
             computes=number != LEADER or self.request.mode is Mode.CHAIN,
         )
         return self._order(self.members[number].node, number, start=start)
+
+    def _ticket(self, number: int) -> str:
+        return self.request.ticket if number == LEADER else self.request.others.get(self.members[number].node, "")
 
     def _order(self, node: str, number: int, **body: Any) -> Order:
         return Order(node, JobOrder(job=self.id, epoch=self.epoch, member=number, **body))

@@ -91,9 +91,14 @@ class Jobs:
         """
         if sum(job.runs for job in self) >= MOST:
             raise refusal("too_many_jobs", f"{MOST} jobs run already; wait for one, or stop it (`motley jobs stop`)")
-        places = {name: _place(self._able(name)) for name in (request.owner, *request.nodes)}
-        if request.mode is Mode.CHAIN and not set(request.nodes) - {request.owner}:
-            raise refusal("invalid_request", "a chain wants a node beside the one that has the data", "nodes")
+        places = {name: _place(self._able(name)) for name in (request.owner, *request.others, *request.nodes)}
+        owners = {request.owner, *request.others}
+        if request.mode is Mode.CHAIN and not set(request.nodes) - owners:
+            raise refusal("invalid_request", "a chain wants a node beside those that have the data", "nodes")
+        if request.others and (request.mode is not Mode.CHAIN or request.owner in request.others):
+            raise refusal(
+                "invalid_request", "only a chain has others with data, and its owner is none of them", "others"
+            )
         job = Job(secrets.token_hex(4), request, time.time(), places, _papers)
         self._jobs[job.id] = job
         over = [each for each in self if not each.runs]

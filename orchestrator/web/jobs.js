@@ -30,6 +30,10 @@ function memberRow({ node, state, why, latest, memory_bytes: given, curve: point
     latest && curve(node, points, latest.steps));
 }
 
+function whoHasData({ owner, others = [] }) {
+  return others.length ? `${[owner, ...others].join(", ")} have data of their own` : `${owner} has the data`;
+}
+
 function jobCard(job) {
   const { result, members } = job;
   const trainers = members.filter(({ leads, latest }) => !leads || latest);
@@ -37,7 +41,7 @@ function jobCard(job) {
     h("div", { class: "row" },
       h("h3", {}, job.name), badge(job.state),
       job.state === "running" && h("button", { type: "button", "data-stop": job.id }, "Stop")),
-    quiet(joined(job.model, MODES[job.mode], `${job.owner} has the data`)),
+    quiet(joined(job.model, MODES[job.mode], whoHasData(job))),
     job.why && h("p", { class: "failure" }, job.why),
     result?.perplexity && h("p", {}, `Perplexity of ${plural(result.held_out, "held-out example")}: ${result.perplexity[0].toFixed(2)} to ${result.perplexity[1].toFixed(2)}`),
     job.served_as && h("p", {}, "Served as ", h("b", {}, job.served_as)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,8 +14,12 @@ from typer.testing import CliRunner
 from motley.cli.app import app
 from motley.cli.commands.train import _alone_in
 from motley.cli.errors import CliError, explain
+from motley.daemon.lease.file import LeaseFile, Told, began
+from motley.daemon.lease.states import State
+from motley.daemon.node.workers.training import tickets_of
 from motley.training.adapters import read_adapter, write_adapter
 from motley.training.merging import Change
+from motley.training.mesh.ticket import Ticket
 
 
 def adapter(folder: Path, value: float) -> Path:
@@ -31,6 +37,23 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert told.startswith("training needs torch")
     assert "pip install 'motley[train]'" in told
     assert not (tmp_path / "out").exists()
+
+
+def test_data_is_offered_by_a_name_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = LeaseFile(tmp_path / "mesh" / "lease.json")
+    monkeypatch.setenv("MOTLEY_LEASE", str(lease.path))
+    data = tmp_path / "data.jsonl"
+    offer = ["train", "model", str(data), "--out", str(tmp_path / "out"), "--offer", "--json"]
+    assert "no node of a mesh runs here" in str(CliRunner().invoke(app, offer).exception)
+    pid = os.getpid()
+    lease.tell(Told("pc", State.NORMAL, "", pid, began(pid) or 0.0, 60.0, ""))
+    assert "there is no such file" in str(CliRunner().invoke(app, offer).exception)
+    data.write_text('{"text": "private"}')
+    said = json.loads(CliRunner().invoke(app, offer).stdout)
+    ((node, _, name),) = [each.rpartition(":") for each in said["offers"]]
+    assert node == "pc"
+    left = Ticket.read(json.loads((tickets_of(lease) / f"{name}.json").read_bytes()))
+    assert (left.data, left.out) == (data, tmp_path / "out")
 
 
 def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
@@ -70,6 +93,10 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
         (["--mode", "chain", "--nodes", "b", "--memory", "tight"], "--half and --top are not for --mode chain"),
         (["--half", "--memory", "tight"], "two ways to hold a model"),
         (["--mode", "merge", "--nodes", "b", "--plot", "loss.png"], "--plot is for a training on this machine"),
+        (["--turn", "3"], "--turn is for a training on machines of the mesh: give --mode, too"),
+        (["--mode", "merge", "--nodes", "b", "--last", "1"], "--with, --turn and --last are for --mode chain"),
+        (["--mode", "chain", "--nodes", "b", "--with", "c:nothing"], "--with: NODE:OFFER of each"),
+        (["--mode", "chain", "--offer"], "--offer: whoever begins the training says how it goes"),
     ],
 )
 def test_options_that_are_not_of_a_mode(options: list[str], why: str, tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GPT2": {"n_embd": 32, "n_layer": 4, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "Rwkv": {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 4, "context_length": 64},
 }
+CASES = [*FAMILIES, "Llama-turn", "Llama-once", "Llama-last"]
+"""Of `chain_process`."""
 
 
 def test_layers_are_cut_by_shares() -> None:
@@ -74,17 +76,19 @@ def test_each_node_has_one_part_and_memory_for_the_model() -> None:
     from motley.training.mesh.chained import place
 
     room = RUNTIME_BYTES + 4000
-    given = {0: 1.0, 1: 1.0, 2: 3.0, 3: 2.0}
+    given = {0: 1.0, 1: 1.0, 2: 3.0, 3: 2.0, 4: 5.0}
     peers = {rank: {"node": f"n{rank}", "memory_bytes": 10 * room, "speed": speed} for rank, speed in given.items()}
-    parts, ranks = place(peers, 7, 1000)
+    parts, ranks = place(peers, [0, 4], 7, 1000)
     assert ranks == [0, 2, 3, 1], "the fastest of the others has the most layers, and nobody two parts"
     assert [len(part) for part in parts] == [1, 3, 2, 1]
-    for short in (0, 2):
+    for short in (0, 2, 4):
         lacking = peers | {short: peers[short] | {"memory_bytes": room - 1}}
         with pytest.raises(
             TrainingError, match=f"needs {room} bytes of memory for this model: n{short} gives {room - 1}"
         ):
-            place(lacking, 7, 1000)
+            place(lacking, [0, 4], 7, 1000)
+    with pytest.raises(TrainingError, match="wants a node beside those that have data"):
+        place(peers, list(given), 7, 1000)
 
 
 def test_a_chain_writes_over_its_own_adapter_alone(tmp_path: Path) -> None:
@@ -116,13 +120,13 @@ def test_a_chain_whose_loss_is_no_number_ends_before_anybody_goes_a_step(monkeyp
         monkeypatch.setattr(leader, "summed_loss", lambda model, batch, loss=loss: loss * 1)
         examples = examples_of(DATA_SEED, VOCABULARY)
         with pytest.raises(TrainingError, match="step 1: the loss is no number"):
-            leader.lead(Scripted(norm), torch.nn.Module(), examples, SETTINGS)  # type: ignore[arg-type]
+            leader.lead(Scripted(norm), torch.nn.Module(), examples, SETTINGS, leader.Record())  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def chained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A folder with a random model of each family, and an adapter that a chain of three processes made of it; and what
-    the leader told of it."""
+def chained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A folder with a random model of each family, and adapters that a chain of three processes made of it; and what
+    each of these told of the cases."""
     import torch
     import transformers
 
@@ -139,7 +143,7 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
             "rank": rank,
             "settings": asdict(SETTINGS),
             "folder": str(folder),
-            "families": list(FAMILIES),
+            "cases": CASES,
             "shares": [2, 1, 1],
             "certificate": papers.certificate.decode(),
             "key": papers.key.decode(),
@@ -161,31 +165,47 @@ def chained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
             print(addresses, file=process.stdin, flush=True)
         said = [process.communicate(timeout=DEADLINE_S) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], [err for _, err in said]
-    return folder, json.loads(said[0][0].splitlines()[-1])
+    return folder, [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_chain_of_three_learns_what_one_process_does(family: str, chained: tuple[Path, dict[str, Any]]) -> None:
+def chosen_in(step: int, how: str) -> list[Any]:
+    """The examples of a step, whoever has them."""
+    from motley.training.examples import batch_of
+    from tests.training.chain_process import examples_of
+
+    of_owners = [examples_of(DATA_SEED + owner, VOCABULARY) for owner in range(2)]
+    size = SETTINGS.batch * SETTINGS.accumulate
+
+    def some(owner: int, own: int) -> list[Any]:
+        return [of_owners[owner][index] for index in batch_of(own, size, len(of_owners[owner]), SETTINGS.seed)]
+
+    if how == "turn":
+        return some(step % 2, step // 2)
+    return [*some(0, step), *some(1, step)] if how == "once" else some(0, step)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_chain_of_three_learns_what_one_process_does(case: str, chained: tuple[Path, list[dict[str, Any]]]) -> None:
     import torch
     from safetensors.torch import load_file
 
     from motley.training.base import load_base, save_adapter, with_adapters
-    from motley.training.examples import IGNORED, batch_of
+    from motley.training.chain.leader import learnt_in
     from motley.training.settings import rate_at
-    from motley.training.training import summed_loss
+    from motley.training.training import mean_loss, summed_loss
     from tests.training.chain_process import examples_of
 
-    folder, told = chained[0] / family, chained[1][family]
+    family, _, how = case.partition("-")
+    folder, told = chained[0] / family, chained[1][0][case]
     base = load_base(folder / "model")
     torch.manual_seed(SETTINGS.seed)
     model = with_adapters(base, SETTINGS.rank, SETTINGS.alpha, SETTINGS.dropout, ()).train()
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimiser = torch.optim.AdamW(trained, weight_decay=0.0)
-    examples = examples_of(DATA_SEED, VOCABULARY)
     losses = []
     for step in range(SETTINGS.steps):
-        chosen = [examples[index] for index in batch_of(step, 4, len(examples), SETTINGS.seed)]
-        loss = summed_loss(model, chosen) / sum(int((each.labels != IGNORED).sum()) for each in chosen)
+        chosen = chosen_in(step, how)
+        loss = summed_loss(model, chosen) / learnt_in(chosen)
         loss.backward()
         losses.append(float(loss.detach()))
         torch.nn.utils.clip_grad_norm_(trained, SETTINGS.clip)
@@ -194,15 +214,18 @@ def test_a_chain_of_three_learns_what_one_process_does(family: str, chained: tup
         optimiser.zero_grad()
     assert told["losses"] == pytest.approx(losses, rel=1e-5)
     assert losses[0] != pytest.approx(losses[-1], rel=1e-3)
-    save_adapter(model, folder / "alone")
-    alone, together = (load_file(folder / name / "adapter_model.safetensors") for name in ("alone", "chain"))
+    assert told["kept"] == [3, 4]
+    held_out = mean_loss(model, examples_of(DATA_SEED, VOCABULARY)[:2], 2)
+    assert told["held_out"] == pytest.approx(held_out, rel=1e-5)
+    save_adapter(model, folder / f"alone{how}")
+    alone, together = (load_file(folder / f"{name}{how}" / "adapter_model.safetensors") for name in ("alone", "chain"))
     assert alone.keys() == together.keys()
     for name, value in alone.items():
         assert torch.allclose(together[name], value, atol=1e-3), name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_no_token_and_no_label_leaves_the_leader(family: str, chained: tuple[Path, dict[str, Any]]) -> None:
-    told = chained[1][family]
-    assert told["heard"]
-    assert not told["shown"]
+@pytest.mark.parametrize("case", CASES)
+def test_no_token_and_no_label_leaves_who_has_them(case: str, chained: tuple[Path, list[dict[str, Any]]]) -> None:
+    owners = [told[case] for told in chained[1] if told[case]]
+    assert len(owners) == 1 + case.endswith(("turn", "once"))
+    assert all(told["heard"] and not told["shown"] for told in owners)

@@ -52,8 +52,9 @@ def test_where_a_template_rewrites_earlier_answers_each_is_a_text() -> None:
     assert answers(second) == ["<think></think>You.</>"]
 
 
-def test_a_question_without_an_answer_gives_nothing_to_read() -> None:
-    assert texts_of(chat("Who?"), render) == []
+def test_a_question_without_an_answer_has_none_to_learn() -> None:
+    (text,) = texts_of(chat("Who?"), render)
+    assert (text.text, text.answers) == ("<user>Who?</>", ())
 
 
 def test_completions_and_texts() -> None:

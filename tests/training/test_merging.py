@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -253,6 +254,45 @@ class TestWithPeft:
         assert torch.allclose(merged, into, atol=1e-4)
         assert text == same
         assert not torch.allclose(merged, base, atol=1e-2)
+
+    def test_experts_in_one_tensor_are_merged_one_by_one(self, tmp_path: Path) -> None:
+        for name in ("torch", "transformers", "peft"):
+            pytest.importorskip(name)
+        import torch
+        import transformers
+        from peft import PeftModel
+        from peft.tuners.lora.layer import ParamWrapper
+
+        from motley.training.base import save_adapter, with_adapters
+
+        shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = transformers.MixtralConfig(vocab_size=32, num_local_experts=12, num_key_value_heads=1, **shape)
+
+        def base() -> Any:
+            torch.manual_seed(3)
+            return transformers.AutoModelForCausalLM.from_config(config)
+
+        def changed(model: Any) -> list[Any]:
+            return [each.get_delta_weight("default") for each in model.modules() if isinstance(each, ParamWrapper)]
+
+        made = []
+        for index, name in enumerate("ab"):
+            adapted = with_adapters(base(), 2 + index, 8.0, 0.0, ("q_proj", "gate_up_proj", "down_proj"))
+            with torch.no_grad():
+                for weight in adapted.parameters():
+                    if weight.requires_grad:
+                        weight.copy_(0.2 * torch.randn_like(weight))
+            save_adapter(adapted, tmp_path / name)
+            made.append(changed(adapted))
+        folders = [tmp_path / name for name in "ab"]
+        merge(folders, How.LINEAR, tmp_path / "both", weights=[1, 3])
+        together = changed(PeftModel.from_pretrained(base(), tmp_path / "both"))
+        assert len(together) == 2
+        for merged, first, second in zip(together, *made, strict=True):
+            assert merged.shape[0] == 12
+            assert torch.allclose(merged, 0.25 * first + 0.75 * second, atol=1e-5)
+        with pytest.raises(TrainingError, match="merge without --into"):
+            merge(folders, How.LINEAR, tmp_path / "whole", into=tmp_path / "model")
 
 
 def test_training_takes_more_for_larger_batches_and_longer_examples() -> None:

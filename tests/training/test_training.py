@@ -243,6 +243,58 @@ def test_any_family(family: str, data: Path, tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        ("Mamba2", {"state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8}),
+        ("Llama4Text", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48}),
+    ],
+)
+def test_linear_modules_that_are_no_plain_product_get_no_adapter(family: str, shape: dict[str, int]) -> None:
+    import torch
+    import transformers
+
+    from motley.training.base import with_adapters
+
+    config = getattr(transformers, f"{family}Config")(vocab_size=96, hidden_size=32, num_hidden_layers=1, **shape)
+    base = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = with_adapters(base, 2, 4.0, 0.0, ())
+    tokens = torch.tensor([[1, 2, 3]])
+    model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+    adapters = {name: weight for name, weight in model.named_parameters() if "lora_B" in name}
+    assert adapters
+    for name, weight in adapters.items():
+        assert weight.grad is not None, name
+        assert not {"router", "out_proj", "conv1d"} & set(name.split(".")), name
+
+
+def test_each_of_the_experts_in_one_tensor_gets_an_adapter(data: Path, tmp_path: Path) -> None:
+    import torch
+    import transformers
+    from safetensors.torch import load_file
+
+    from motley.training.training import train
+
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(1)
+    config = transformers.MixtralConfig(vocab_size=1024, num_key_value_heads=2, num_local_experts=3, **shape)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / name).write_bytes((BUNDLED / name).read_bytes())
+    settings = replace(QUICK, steps=4, rate=2e-2, held_out=0.0, targets=("gate_up_proj", "down_proj"))
+    losses = {}
+    for name, changed in {"whole": settings, "layers": replace(settings, memory=("layers", "labels"))}.items():
+        trained = train(tmp_path / "model", data, tmp_path / name, changed)
+        losses[name] = [point.loss for point in trained.points if point.loss is not None]
+        adapter = load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+        learnt = [value for key, value in adapter.items() if "lora_B" in key]
+        assert len(learnt) == 4
+        assert all(value.unflatten(1, (4, 3)).any(0).any(0).all() for value in learnt), "of each layer, each expert's"
+    assert losses["layers"] == pytest.approx(losses["whole"], rel=1e-4)
+    with pytest.raises(TrainingError, match="adapters cannot be made"):
+        train(tmp_path / "model", data, tmp_path / "noisy", replace(settings, dropout=0.1))
+
+
 def test_a_model_in_float16_is_learnt_as_in_float32(data: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

@@ -6,6 +6,7 @@ Nothing that is received can run code: a message is JSON, and the tensors' bytes
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ _DTYPES = {
         torch.float16,
         torch.bfloat16,
         torch.float64,
+        torch.complex64,
         torch.int64,
         torch.int32,
         torch.uint8,
@@ -49,6 +51,31 @@ class Chain(Protocol):
 
     def flush(self) -> None:
         """Wait until what was sent is on its way."""
+
+
+class InOrder:
+    """The ranks of a mesh, numbered along a chain: a `Chain`, whose leader may change."""
+
+    def __init__(self, mesh: Chain, order: Sequence[int]) -> None:
+        """
+        Args:
+            order: the rank in the mesh of each rank of the chain.
+        """
+        self._mesh, self._order = mesh, list(order)
+        self.rank, self.size = self._order.index(mesh.rank), len(order)
+
+    def follow(self, leader: int) -> None:
+        """From now on another rank of the mesh is rank 0 of the chain."""
+        self._order[0] = leader
+
+    def send(self, data: bytes | memoryview, to: int, /) -> None:
+        self._mesh.send(data, self._order[to])
+
+    def recv(self, source: int, timeout: float, /) -> bytes | bytearray | memoryview:
+        return self._mesh.recv(self._order[source], timeout)
+
+    def flush(self) -> None:
+        self._mesh.flush()
 
 
 def pack(value: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from typing import Any
 
@@ -28,14 +29,15 @@ class Leader:
         """
         Args:
             model: with adapters, drawn from the same seed at every rank; layers of other ranks are freed.
-            parts: the layers of each rank, see `motley.training.chain.cut.cut`.
+            parts: the layers of each rank, see `motley.training.chain.cut.cut`. Those after the last part are the
+                leader's, too.
 
         Raises:
             TrainingError: the model has no list of layers.
         """
         self._chain, self._model, self._parts = chain, model, parts
         layers = list(decoder_layers(model))
-        self._elsewhere = layers[parts[0].stop :]
+        self._elsewhere = layers[parts[0].stop : parts[-1].stop]
         self._widths = _widths(model, self._elsewhere)
         adapters = [trained_of(layers[part.start : part.stop]) for part in parts[1:]]
         self._named = [dict(zip(names_of(model, weights), weights, strict=True)) for weights in adapters]
@@ -56,15 +58,41 @@ class Leader:
         norm = sqrt(squared_norm(self._trained) + sum(receive(self._chain, rank) for rank in self._others))
         if not isfinite(norm):
             return norm
-        scale = min(1.0, clip / (norm + 1e-6))
-        self._tell_all({"do": "step", "rate": rate, "scale": scale})
-        walk(self._optimiser, self._trained, rate, scale)
+        self._tell_all({"do": "step", "rate": rate, "scale": _scale(clip, norm)})
+        self.walk(rate, clip, norm)
         return norm
+
+    def walk(self, rate: float, clip: float, norm: float) -> None:
+        """Go a step here alone, along gradients of which all ranks together have this norm."""
+        walk(self._optimiser, self._trained, rate, _scale(clip, norm))
+
+    def hand_on(self, to: int) -> None:
+        """Have the other ranks follow another leader from now on: a rank of the mesh."""
+        self._tell_all({"do": "follow", "rank": to})
+
+    @property
+    def gradients(self) -> list[Tensor | None]:
+        """Of the weights that are trained here, in an order that is the same for leaders with the same layers."""
+        return [weight.grad for weight in self._trained]
+
+    @gradients.setter
+    def gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        for weight, gradient in zip(self._trained, gradients, strict=True):
+            weight.grad = gradient
+
+    @property
+    def own_state(self) -> State:
+        """What is learnt here alone."""
+        return state_of(self._names, self._trained, self._optimiser)
+
+    @own_state.setter
+    def own_state(self, state: State) -> None:
+        restore(state, self._names, self._trained, self._optimiser)
 
     def state(self) -> State:
         """What all ranks have learnt so far, from which another chain can go on."""
         self._tell_all({"do": "state"})
-        told = state_of(self._names, self._trained, self._optimiser)
+        told = self.own_state
         for rank in self._others:
             told |= receive(self._chain, rank)
         return told
@@ -75,7 +103,7 @@ class Leader:
         Raises:
             TrainingError: it is of another training.
         """
-        restore(state, self._names, self._trained, self._optimiser)
+        self.own_state = state
         for rank, named in zip(self._others, self._named, strict=True):
             own = {name: state[name] for name in named if name in state}
             send(self._chain, {"do": "restore", "state": own}, rank)
@@ -159,39 +187,99 @@ def _widths(model: nn.Module, layers: Sequence[nn.Module]) -> list[int | None]:
     return told
 
 
+def _scale(clip: float, norm: float) -> float:
+    """By what a gradient of some norm is multiplied, so that it is clipped."""
+    return min(1.0, clip / (norm + 1e-6))
+
+
+@dataclass(frozen=True)
+class Record:
+    """What becomes of a training while it goes on.
+
+    Attributes:
+        told: called with the point of every step.
+        kept: called every `keep_every` steps, and after the last one, with how many were done and what was learnt.
+        evaluate: the loss of what is held out, by the chain; None: nothing is.
+    """
+
+    told: Callable[[Point], None] = lambda point: None
+    kept: Callable[[int, State], None] = lambda done, state: None
+    keep_every: int = 20
+    evaluate: Callable[[], float] | None = None
+
+    def evaluated(self, point: Point, settings: Settings) -> Point:
+        """A step's point, with the loss of what is held out where that is due."""
+        every = settings.evaluate_every
+        if self.evaluate is None or not (point.step == settings.steps or (every and point.step % every == 0)):
+            return point
+        return replace(point, held_out=self.evaluate())
+
+    def is_due(self, done: int, settings: Settings) -> bool:
+        """Whether what was learnt is to be kept after so many steps."""
+        return done % self.keep_every == 0 or done == settings.steps
+
+
 def lead(
-    leader: Leader,
-    model: nn.Module,
-    learnt: Sequence[Example],
-    settings: Settings,
-    told: Callable[[Point], None] = lambda point: None,
-    begin_at: int = 0,
-) -> list[Point]:
-    """Train over a chain as `motley.training.training.train` does in one process; returns a point for every step.
+    leader: Leader, model: nn.Module, learnt: Sequence[Example], settings: Settings, record: Record, begin_at: int = 0
+) -> None:
+    """Train over a chain as `motley.training.training.train` does in one process.
 
     Args:
-        told: called after every step; the leader's `state` may be asked for then.
         begin_at: steps that were done before. Who has led all of them calls `Leader.end`.
 
     Raises:
         TrainingError: losses are no numbers any more.
         motley.transport.TransportError: a rank is gone.
     """
-    points = []
     for step in range(begin_at, settings.steps):
-        model.train()
-        torch.manual_seed((settings.seed << 32) ^ step)
-        size = settings.batch * settings.accumulate
-        chosen = [learnt[index] for index in batch_of(step, size, len(learnt), settings.seed)]
-        tokens = sum(int((example.labels != IGNORED).sum()) for example in chosen)
-        total = 0.0
-        for begin in range(0, size, settings.batch):
-            loss = summed_loss(model, chosen[begin : begin + settings.batch]) / tokens
-            loss.backward()
-            total += float(loss.detach())
-        rate = rate_at(step, settings)
-        if not isfinite(total) or not isfinite(leader.step(rate, settings.clip)):
-            raise TrainingError(f"step {step + 1}: the loss is no number any more; try a lower rate")
-        points.append(Point(step + 1, total, rate, tokens=sum(len(example.tokens) for example in chosen)))
-        told(points[-1])
-    return points
+        point = go_a_step(leader, model, learnt, settings, step, step)
+        record.told(record.evaluated(point, settings))
+        if record.is_due(point.step, settings):
+            record.kept(point.step, leader.state())
+
+
+def go_a_step(
+    leader: Leader, model: nn.Module, learnt: Sequence[Example], settings: Settings, step: int, own: int
+) -> Point:
+    """Go a step of a training over a chain.
+
+    Args:
+        own: how many steps have learnt from these examples before.
+
+    Raises:
+        TrainingError: losses are no numbers any more.
+    """
+    chosen = examples_of(learnt, settings, own)
+    total = add_gradients(model, chosen, settings, step, learnt_in(chosen))
+    rate = rate_at(step, settings)
+    if not isfinite(total) or not isfinite(leader.step(rate, settings.clip)):
+        raise no_number(step)
+    return Point(step + 1, total, rate, tokens=sum(len(example.tokens) for example in chosen))
+
+
+def examples_of(learnt: Sequence[Example], settings: Settings, step: int) -> list[Example]:
+    """The examples of a step."""
+    size = settings.batch * settings.accumulate
+    return [learnt[index] for index in batch_of(step, size, len(learnt), settings.seed)]
+
+
+def learnt_in(examples: Sequence[Example]) -> int:
+    """How many tokens of some examples are learnt."""
+    return sum(int((example.labels != IGNORED).sum()) for example in examples)
+
+
+def add_gradients(model: nn.Module, chosen: Sequence[Example], settings: Settings, step: int, tokens: int) -> float:
+    """Add the gradients of some examples' part of a step's loss, the mean over so many tokens; returns that part."""
+    model.train()
+    torch.manual_seed((settings.seed << 32) ^ step)
+    total = 0.0
+    for begin in range(0, len(chosen), settings.batch):
+        loss = summed_loss(model, chosen[begin : begin + settings.batch]) / tokens
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def no_number(step: int) -> TrainingError:
+    """What is wrong where losses are no numbers any more."""
+    return TrainingError(f"step {step + 1}: the loss is no number any more; try a lower rate")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from motley.training.chain.crossing import Chain, receive, send
+from motley.training.chain.crossing import InOrder, receive, send
 from motley.training.chain.cut import keep_only
 from motley.training.chain.state import names_of, restore, state_of
 from motley.training.errors import TrainingError
@@ -17,13 +17,13 @@ LEADER = 0
 
 
 def serve_part(
-    chain: Chain,
+    chain: InOrder,
     model: nn.Module,
     part: range,
     weight_decay: float,
     stepped: Callable[[float], None] = lambda rate: None,
 ) -> None:
-    """Compute and train some layers of a model with adapters, until the leader has had enough.
+    """Compute and train some layers of a model with adapters, until the leader, or the last of several, has had enough.
 
     Args:
         chain: the rank before this one has the layers before `part`.
@@ -40,7 +40,7 @@ def serve_part(
 class _Part:
     def __init__(
         self,
-        chain: Chain,
+        chain: InOrder,
         model: nn.Module,
         layers: list[nn.Module],
         weight_decay: float,
@@ -72,6 +72,8 @@ class _Part:
                 send(self._chain, state_of(self._names, self._trained, self._optimiser), LEADER)
             elif kind == "restore":
                 restore(asked["state"], self._names, self._trained, self._optimiser)
+            elif kind == "follow":
+                self._chain.follow(asked["rank"])
             elif kind == "end":
                 self._chain.flush()
                 return

@@ -29,6 +29,8 @@ class Ticket:
         keep_every: steps between two checkpoints.
         how: adapters are merged, where they are.
         patience_s: a node that cannot be reached for so long is left out.
+        turn: where several have data for a chain, each leads for so many steps; 0: all at once.
+        last: of a chain, so many of the last layers are at whoever has the data, too.
     """
 
     data: Path
@@ -39,6 +41,8 @@ class Ticket:
     keep_every: int
     how: How
     patience_s: float
+    turn: int = 0
+    last: int = 0
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Ticket:

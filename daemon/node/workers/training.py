@@ -252,7 +252,7 @@ class Trainings:
             OSError: the job's folder cannot be made.
             ValueError: nobody on this machine has asked for the job that it is to lead.
         """
-        start, settings = order.start, self._settings
+        start, settings, leads = order.start, self._settings, order.member == LEADER
         folder = self._folder() / order.job
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         return {
@@ -267,11 +267,11 @@ class Trainings:
             "listen": [listening_host(settings.address), *settings.ports],
             "folder": str(folder / str(order.member)),
             "models": str(settings.models) if settings.models else None,
-            "ticket": self._ticket(start.ticket, folder / "ticket.json") if order.member == LEADER else None,
+            "ticket": self._ticket(start.ticket, folder / "ticket.json") if start.ticket or leads else None,
         }
 
     def _ticket(self, name: str, kept: Path) -> dict[str, Any]:
-        """What somebody on this machine has asked for. A ticket is good for one job, which keeps it.
+        """What somebody on this machine has asked for, or offers. A ticket is good for one job, which keeps it.
 
         Raises:
             ValueError: nobody has.

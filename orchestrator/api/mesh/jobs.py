@@ -15,6 +15,7 @@ from motley.orchestrator.jobs.running import Jobs
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.store.keys import Scope
 
+Ticket = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 NodeName = Annotated[Text, Field(min_length=1, max_length=64)]
 
 
@@ -31,8 +32,10 @@ class JobBody(Body):
     """The node that has the data."""
     nodes: Annotated[list[NodeName], Field(min_length=1, max_length=64)]
     """Those that are to train."""
-    ticket: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    ticket: Ticket
     """Names the file by which the job was asked for on the owner's machine; without it, that does not begin."""
+    others: Annotated[dict[NodeName, Ticket], Field(max_length=16, default_factory=dict)]
+    """Of a chain, who else has data for it: by node the name of the file by which it was offered there."""
     serve: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
     """The adapter's name in the running session of the model, once it is done."""
     patience_s: Annotated[float, Field(ge=1, le=86400)] = 300.0
@@ -109,6 +112,7 @@ def _job_json(job: Job) -> dict[str, Any]:
         "model": asked.model,
         "mode": asked.mode,
         "owner": asked.owner,
+        "others": list(asked.others),
         "by": asked.by,
         "state": job.state,
         "why": job.why or None,

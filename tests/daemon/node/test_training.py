@@ -111,6 +111,15 @@ async def test_only_what_somebody_on_this_machine_wants_is_led_and_once(
         assert node.said[2].failed.startswith("nobody on the machine")
 
 
+async def test_who_offers_data_to_a_job_has_a_ticket_too(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        beside = start(1, mode="chain")
+        beside.start.ticket = TICKET
+        await node.trainings.command(beside)
+        await node.until(lambda: len(node.said) == 1)
+        assert node.said[0].failed.startswith("nobody on the machine of node 'pc' has asked for this job")
+
+
 async def test_a_worker_has_the_processor_by_a_lease_and_waits_for_it(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         now = time.time()

@@ -184,6 +184,43 @@ async def test_a_chain_that_breaks_goes_on_without_who_is_gone(tmp_path: Path) -
         assert "self-evident" not in json.dumps(done), "nor is it told to the orchestrator"
 
 
+async def test_two_owners_of_data_lead_in_turn_and_both_have_the_adapter(tmp_path: Path) -> None:
+    """What is offered at one machine is trained on by whoever knows the offer; both texts stay where they are."""
+    from motley.training.settings import Settings
+    from motley.training.training import read_data
+    from tests.training.chain_process import is_shown
+
+    lines = written(tmp_path).read_text().splitlines()
+    texts = {"a": tmp_path / "a.jsonl", "b": tmp_path / "b.jsonl"}
+    texts["a"].write_text("\n".join(lines[::2]))
+    texts["b"].write_text("\n".join(lines[1::2]))
+    async with three_machines(tmp_path, a="3GB", b="3GB", c="3GB") as there:
+
+        async def train(node: str, *options: str) -> Any:
+            words = ("train", str(BUNDLED), str(texts[node]), "--out", str(tmp_path / f"out-{node}"), "--json")
+            lease = str(tmp_path / node / "lease.json")
+            told = await in_thread(*words, *SETTINGS, *options, MOTLEY_LEASE=lease)
+            assert told[0] == 0, told[2]
+            return json.loads(told[1].splitlines()[-1])
+
+        (offer,) = (await train("b", "--offer"))["offers"]
+        options = ("--mode", "chain", "--nodes", "c", "--with", offer, "--turn", "2", "--last", "1", "--steps", "6")
+        number = (await train("a", *options, "--detach", "--url", there.url))["id"]
+        done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+    assert done["result"]["owners"] == ["a", "b"]
+    assert done["result"]["layers"].keys() == {"a", "c"}
+    assert sum(stop - start for start, stop in done["result"]["layers"].values()) == 5, "and the last is at both owners"
+    before, after = done["result"]["perplexity"]
+    assert after < before
+    adapters = [(tmp_path / f"out-{node}" / "adapter" / "adapter_model.safetensors").read_bytes() for node in "ab"]
+    assert adapters[0] == adapters[1]
+    sent = b"".join(file.read_bytes() for file in (tmp_path / "wire").iterdir())
+    assert sent.count(b'"forward"') > 6, "the wire was read"
+    for node in "ab":
+        examples = read_data(BUNDLED, texts[node], Settings(context=64)).learnt[:6]
+        assert not is_shown(examples, sent, every=24), node
+
+
 async def _removed(folder: Path) -> None:
     async with asyncio.timeout(20):
         while True:

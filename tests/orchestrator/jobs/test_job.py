@@ -196,6 +196,21 @@ def test_a_chain_begins_anew_without_who_is_gone() -> None:
     assert job.members[1].deaths == 0, "it was not its fault"
 
 
+def test_others_with_data_come_first_in_a_chain_each_with_its_own_ticket() -> None:
+    request = replace(REQUEST, mode=Mode.CHAIN, nodes=("b", "c"), others={"c": "1" * 32, "d": "2" * 32})
+    job = Job("12345678", request, 0.0, {name: Place(1 << 30, 1.0) for name in "abcd"}, issue)
+    orders = job.begin(0.0)
+    tickets = {each.node: each.order.start.ticket for each in orders}
+    assert list(tickets.items()) == [("a", "0" * 32), ("c", "1" * 32), ("d", "2" * 32), ("b", "")]
+    assert all(each.order.start.computes for each in orders)
+    assert files.read(files.pack(job), issue, 0.0).request == request
+    peers = all_listen(job)[0].order.peers.peers
+    assert [(each.node, each.owns) for each in peers] == [("a", False), ("c", True), ("d", True), ("b", False)]
+    tell(job, 2, failed="no answers")  # d does not take part: the others begin anew
+    assert [each.node for each in job.members] == ["a", "c", "b"]
+    assert job.nodes == set("abcd"), "whoever may have files of it"
+
+
 def test_a_chain_waits_for_the_only_other_node() -> None:
     job = begun(Mode.CHAIN, ("b",))
     all_listen(job)
