@@ -220,5 +220,3 @@ def runs_of(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 def _free(driver: Driver, address: int) -> None:
     driver.attach()
     driver.free(address)
-
-

@@ -414,10 +414,10 @@ extern "C" __global__ void adapt_down(const float* x, int x_stride, const Place*
     if (row >= rows) return;
     const int part = at / most % parts, r = at % most;
     const AdaptedFactors& own = table[part * i64(slots) + places[row].adapter];
-    if (r >= own.rank) return;
     const float* down = floats_at(own.down) + r * i64(columns);
     float total = 0;
-    for (int i = threadIdx.x % WARP; i < columns; i += WARP) total += down[i] * x[row * x_stride + i];
+    const int end = r < own.rank ? columns : 0;
+    for (int i = threadIdx.x % WARP; i < end; i += WARP) total += down[i] * x[row * x_stride + i];
     total = warp_sum(total);
     if (threadIdx.x % WARP == 0) between[at] = total;
 }
