@@ -325,7 +325,7 @@ def test_a_step_is_captured_anew_where_positions_double(tmp_path: Path) -> None:
                 results.append([group.decode([0, 1], case.tokens[:2], [at, at // 2]) for at in positions])
                 (each,) = group.engines
                 assert isinstance(each, CudaEngine)
-                assert [parts for _, _, parts in each._graphs] == ([1, 2, 4] if captures else [])
+                assert [parts for *_, parts in each._graphs] == ([1, 2, 4] if captures else [])
     assert np.array_equal(*results)
 
 
