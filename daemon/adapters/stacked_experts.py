@@ -1,7 +1,7 @@
 """Adapters of experts that the base keeps stacked, a tensor [E, ...] for a layer's (PEFT's ``target_parameters``).
 
-PEFT wraps the module of the experts once for each tensor, so a file tells them apart by shape alone: A is [E * R, K] with
-an expert's R rows together, B is [N, R * E] with every E-th column of an expert.
+PEFT wraps the module of the experts once for each tensor, so a file tells them apart by shape alone: A is [E * R, K]
+with an expert's R rows together, B is [N, R * E] with every E-th column of an expert.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ def experts_apart(
     """
     if not parameters:
         return sides
-    stacks = {
-        name: shape
-        for name, shape in _stacks(model).items()
-        if any(f".{name}".endswith(f".{own}") for own in parameters)
-    }
+    targeted = tuple(f".{own}" for own in parameters)
+    stacks = {name: shape for name, shape in _stacks(model).items() if f".{name}".endswith(targeted)}
     missing = dict(stacks)
     apart: Sides = {}
     for module, pair in sides.items():
@@ -54,13 +51,11 @@ def experts_apart(
             raise CheckpointError(f"{file}: {PREFIX}{module!r} has only {', '.join(pair)} of LoRA's A and B")
         a, b = pair["A"], pair["B"]
         rank = b.shape[-1]
-        fits = [
-            name for name, (count, out, inner_) in here.items() if (a.shape, b.shape) == ((rank, inner_), (out, rank))
-        ]
+        fits = [name for name, (_, out, k) in here.items() if (a.shape, b.shape) == ((rank, k), (out, rank))]
         if len(fits) != 1 or fits[0] not in missing or rank % stacks[fits[0]][0]:
             raise CheckpointError(
-                f"{file}: tensor {f'{PREFIX}{module}.lora_A.weight'!r} has shape {list(a.shape)}, its B {list(b.shape)}:"
-                f" they are of none of {', '.join(f'{name} {[*shape]}' for name, shape in here.items())}"
+                f"{file}: tensor {f'{PREFIX}{module}.lora_A.weight'!r} has shape {list(a.shape)}, its B"
+                f" {list(b.shape)}: they are of none of {', '.join(f'{own} {[*each]}' for own, each in here.items())}"
             )
         count, out, columns = missing.pop(fits[0])
         each_a, each_b = a.reshape(count, -1, columns), b.reshape(out, -1, count)

@@ -106,11 +106,11 @@ class CudaEngine:
         self._captures = True
         """Whether capturing is worth a try: neither the driver nor the host steps have refused it yet."""
         self._graphs: dict[tuple[Collectives, int, bool, int], CudaGraph] = {}
-        """Captured decode steps, by what they are summed through, their rows, whether any has an adapter, and the parts of
-        their attention."""
+        """Captured decode steps, by what they are summed through, their rows, whether any has an adapter, and the parts
+        of their attention."""
         self._stepped: set[tuple[Collectives, int, bool]] = set()
-        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can be captured: their memory is
-        allocated and their kernels are loaded."""
+        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can be
+        captured: their memory is allocated and their kernels are loaded."""
         self._memory = ExitStack()
         try:
             with _told():

@@ -68,8 +68,8 @@ def test_experts_rows_of_several_adapters_have_the_bits_that_they_have_alone(tmp
 
 
 def stack(folder: Path, count: int, rank: int) -> None:
-    """Write the matrices of an adapter's experts as PEFT does those of stacked ones: a gate and what is above it share an
-    A there, so here the second A is dropped."""
+    """Write the matrices of an adapter's experts as PEFT does those of stacked ones, where a gate and what is beside it
+    have one A."""
     tensors = load_file(folder / "adapter_model.safetensors")
     modules = sorted({name.split(".experts.")[0] for name in tensors if re.search(r"\.experts\.\d", name)})
     for module in modules:
@@ -84,7 +84,7 @@ def stack(folder: Path, count: int, rank: int) -> None:
 
 
 def test_stacked_experts(tmp_path: Path) -> None:
-    model = golden_case("qwen3-moe").model
+    model = golden_case("olmoe").model
     count, rank = model.experts_of(0).count, 4  # type: ignore[union-attr]
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     targets = {"target_modules": ["q_proj"], "target_parameters": parameters}
