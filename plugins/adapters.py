@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from motley.plugins.engine import DOMAIN, AdapterProduct, EngineError, RankGraph, Span
@@ -19,6 +20,24 @@ FACTOR_TYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.b
 def is_adapted(node: onnx.NodeProto) -> bool:
     """Whether a node adds to a product what adapters make of its operand."""
     return node.domain == DOMAIN and node.op_type == ADAPTED
+
+
+def adapted_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The Adapted nodes of a graph, with those of the experts in it."""
+    for node in graph.node:
+        if is_adapted(node):
+            yield node
+        for attribute in node.attribute:
+            for body in attribute.graphs:
+                yield from adapted_nodes(body)
+
+
+def unadapted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Nodes as they are where nothing is added to products."""
+    return [
+        onnx.helper.make_node("Identity", [node.input[1]], [node.output[0]]) if is_adapted(node) else node
+        for node in nodes
+    ]
 
 
 def parts_of(node: onnx.NodeProto) -> Iterator[tuple[str, int, int]]:
@@ -48,12 +67,14 @@ class AdapterSlots:
         taken: the slots that have an adapter.
     """
 
-    def __init__(self, engine: str, graph: RankGraph) -> None:
+    def __init__(self, engine: str, graph: RankGraph, experts: bool = False) -> None:
+        """`experts`: whether the engine adds to what experts multiply with, too."""
         self._engine = engine
         self._count = graph.adapters
         self._shapes: dict[str, tuple[int, int]] = {}
         """(N, K) of each part of the graph."""
-        for node in filter(is_adapted, graph.proto.graph.node):
+        whole = graph.proto.graph
+        for node in adapted_nodes(whole) if experts else filter(is_adapted, whole.node):
             for part, width, columns in parts_of(node):
                 self._shapes[part] = width, columns
         self.taken: set[int] = set()
@@ -98,6 +119,14 @@ class AdapterSlots:
             begin += span.wanted if head else span.rows
         return {slot: own for slot, own in rows.items() if own}
 
+    @staticmethod
+    def of_rows(rows: Mapping[int, Sequence[int]], count: int) -> npt.NDArray[np.int32]:
+        """i32[count]: the slot of each row of a step, given the rows of each slot."""
+        slots = np.zeros(count, np.int32)
+        for slot, own in rows.items():
+            slots[own] = slot
+        return slots
+
     def _check_product(self, part: str, product: AdapterProduct) -> None:
         if part not in self._shapes:
             raise EngineError(f"an adapter is of {part!r}, which engine {self._engine!r} does not multiply with here")
@@ -110,3 +139,8 @@ class AdapterSlots:
                     f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, and is"
                     f" {factor.dtype}{list(factor.shape)}"
                 )
+
+
+def rows_by_slot(slots: npt.NDArray[np.int32]) -> dict[int, list[int]]:
+    """The rows of each adapter, by its slot, given the slot of each row of some, such as those that one expert gets."""
+    return {int(slot): np.flatnonzero(slots == slot).tolist() for slot in np.unique(slots) if slot}

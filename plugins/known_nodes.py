@@ -32,6 +32,7 @@ KNOWN: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("", "Shape"): {"start": 0, "end": 1},
     ("", "Split"): {"axis": 1},
     ("", "Swish"): {"alpha": 1.0},
+    (DOMAIN, "Adapted"): {"parts": _ANY, "widths": _ANY, "columns": _ANY},
     (DOMAIN, "CachedAttention"): {
         "q_heads": _ANY,
         "kv_heads": _ANY,

@@ -33,6 +33,7 @@ _ANYTHING = r"[^.]*"
 N = TypeVar("N", int, float)
 _READ = {
     *("peft_type", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "r", "rank_pattern"),
+    "target_parameters",
     *("lora_alpha", "alpha_pattern", "use_rslora", "bias", "init_lora_weights"),
 }
 """Keys that say what is computed."""
@@ -75,6 +76,7 @@ class AdapterConfig:
 
     Attributes:
         targets: which modules have matrices, or a pattern that their names match, or `ALL_LINEAR`.
+        parameters: which stacked tensors of experts have, by the ends of their names.
         excluded: which of them have none after all; likewise.
         layers: only modules of these layers have; None: of all.
         layers_patterns: what stands before a layer's number in names; empty: anything.
@@ -84,6 +86,7 @@ class AdapterConfig:
     """
 
     targets: tuple[str, ...] | str
+    parameters: tuple[str, ...]
     excluded: tuple[str, ...] | str
     layers: tuple[int, ...] | None
     layers_patterns: tuple[str, ...]
@@ -95,6 +98,8 @@ class AdapterConfig:
 
     def adapts(self, module: str) -> bool:
         """Whether a module of the base model has matrices; of a model's linear ones alone if it is `ALL_LINEAR`."""
+        if module.endswith("]"):
+            return any(f".{module.rpartition('[')[0]}".endswith(f".{own}") for own in self.parameters)
         if self.excluded and _names(self.excluded, module):
             return False
         if self.targets == ALL_LINEAR:
@@ -111,12 +116,12 @@ class AdapterConfig:
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's matrices."""
-        return _by_pattern(self.ranks, module, self.rank)
+        return _by_pattern(self.ranks, module.partition("[")[0], self.rank)
 
     def scale_of(self, module: str) -> float:
         """What the product of a module's matrices is multiplied by."""
         rank = self.rank_of(module)
-        alpha = _by_pattern(self.alphas, module, self.alpha)
+        alpha = _by_pattern(self.alphas, module.partition("[")[0], self.alpha)
         return alpha / (sqrt(rank) if self.rslora else rank) if rank else 0.0
 
     def called(self, module: str, side: str) -> str:
@@ -148,11 +153,15 @@ def read_config(file: Path) -> AdapterConfig:
     if layers and (not isinstance(layers, list) or not all(type(layer) is int for layer in layers)):
         raise keys.refusal("layers_to_transform", "numbers of layers")
     targets = _words(keys, "target_modules")
-    if not targets:
+    parameters = _words(keys, "target_parameters")
+    if isinstance(parameters, str) and parameters:
+        raise keys.refusal("target_parameters", "a list of names of parameters")
+    if not targets and not parameters:
         raise keys.refusal("target_modules", "names of modules, a pattern of them, or all-linear")
     patterns = _words(keys, "layers_pattern")
     config = AdapterConfig(
         targets=targets,
+        parameters=tuple(parameters),
         excluded=_words(keys, "exclude_modules"),
         layers=tuple(layers) if layers else None,
         layers_patterns=(patterns,) if isinstance(patterns, str) and patterns else tuple(patterns),

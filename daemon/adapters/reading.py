@@ -11,11 +11,11 @@ has one A for all of them then, and its B is cut as the base's rows are.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,12 @@ import numpy.typing as npt
 from motley.daemon.adapters.config import CONFIG, Said, Sides, read_config
 from motley.daemon.adapters.gguf_adapter import GGUF, gguf_adapter, read_adapter_header
 from motley.daemon.adapters.peft_tensors import peft_tensors
+from motley.daemon.adapters.stacked_experts import experts_apart
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import HEAD, Model
 from motley.daemon.models.description.operations import Experts, HeadLinear, Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
+from motley.daemon.weights.places import Tensor
 from motley.daemon.weights.spec import Piece
 from motley.plugins.engine import AdapterProduct, Factor
 
@@ -65,7 +67,8 @@ class Adapter:
 class _Place:
     """A matrix of the model, as the rows of what a module of the base multiplies with."""
 
-    weight: W
+    tensor: str
+    columns: int
     rows: slice | npt.NDArray[np.int64]
     height: int
     """Rows of all that the module multiplies with."""
@@ -98,7 +101,9 @@ def read_adapter(
     if header:
         products = _products(file, *gguf_adapter(file, header, content, model), model)
     elif config:
-        products = _products(file, peft_tensors(file, content), config, model)
+        sides = peft_tensors(file, content)
+        sides = experts_apart(file, sides, config.parameters, model, partial(_own_name, model))
+        products = _products(file, sides, config, model)
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
     return Adapter(digest.hexdigest(), products)
@@ -164,10 +169,8 @@ def _product(
     Raises:
         CheckpointError: they do not fit.
     """
-    inner = places[0].weight.in_
-    assert inner is not None
     rank = said.rank_of(module)
-    for side, shape, what in (("A", (rank, inner.size), "rows"), ("B", (places[0].height, rank), "columns")):
+    for side, shape, what in (("A", (rank, places[0].columns), "rows"), ("B", (places[0].height, rank), "columns")):
         if side not in pair:
             raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} is absent")
         if pair[side].shape != shape:
@@ -179,7 +182,7 @@ def _product(
     for side, factor in (("A", down), ("B", up)):
         if not np.isfinite(factor).all():
             raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} has values that are no finite numbers")
-    return {place.weight.name: AdapterProduct(down, up[place.rows]) for place in places}
+    return {place.tensor: AdapterProduct(down, up[place.rows]) for place in places}
 
 
 def _scaled(factor: Factor, scale: float) -> Factor:
@@ -193,13 +196,20 @@ def _scaled(factor: Factor, scale: float) -> Factor:
 def _places(model: Model) -> dict[str, list[_Place]]:
     """What may be adapted: by the names of the base's modules, the model's matrices that these multiply with."""
     places: dict[str, list[_Place]] = {}
-    for module, w in _matrices(model):
-        places[module] = [_Place(w, slice(0, w.out.size), w.out.size)]
-        for part in w.parts:
-            if not part.transposed and part.tensor.endswith(_WEIGHT):
-                stretches = (piece.rows for piece in part.pieces(Piece(w.name, range(w.out.size))))
+    tensors = ((module, Tensor(w.name, w.shape, w.parts)) for module, w in _matrices(model))
+    experts = ((each.name.removesuffix(_WEIGHT), each) for each in _expert_matrices(model))
+    for module, each in chain(tensors, experts):
+        name, (height, width), parts = each.name, each.shape, each.parts
+        places[module] = [_Place(name, width, slice(0, height), height)]
+        for part in parts:
+            if part.tensor.endswith("]"):  # of stacked experts, transposed or not
+                own = slice(part.start, part.start + height * part.step, part.step)
+                places.setdefault(part.tensor, []).append(_Place(name, width, own, part.shape[part.transposed]))
+            elif not part.transposed and part.tensor.endswith(_WEIGHT):
+                stretches = (piece.rows for piece in part.pieces(Piece(name, range(height))))
                 rows = np.concatenate([np.arange(own.start, own.stop, own.step) for own in stretches])
-                places.setdefault(part.tensor.removesuffix(_WEIGHT), []).append(_Place(w, rows, part.shape[0]))
+                place = _Place(name, width, rows, part.shape[0])
+                places.setdefault(part.tensor.removesuffix(_WEIGHT), []).append(place)
     return places
 
 
@@ -215,6 +225,9 @@ def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
         inner = [name.removeprefix("model.") for name in sorted(own) if name.startswith("model.")]
         spelled = [prefix + name for name in inner for prefix in prefixes] or own
         yield from list(filter(said.promises, spelled))[:1]
+    experts = [each.name.removesuffix(_WEIGHT) for each in _expert_matrices(model)]
+    if not known.isdisjoint(experts):  # a base that keeps them stacked has no such modules
+        yield from (each for each in experts if each not in known and said.promises(each))
 
 
 def _matrices(model: Model) -> Iterator[tuple[str, W]]:
@@ -229,21 +242,20 @@ def _matrices(model: Model) -> Iterator[tuple[str, W]]:
             yield from ((HEAD.removesuffix(_WEIGHT), w) for w in each.ws)
 
 
+def _expert_matrices(model: Model) -> Iterator[Tensor]:
+    """The matrices of all routed experts."""
+    for each in model.operations:
+        if isinstance(each, Experts):
+            matrices = [w for one in each.body if isinstance(one, Linear) for w in one.ws]
+            yield from (Tensor(w.name, w.shape, w.parts).of(number) for number in range(each.count) for w in matrices)
+
+
 def _why_not(model: Model, module: str) -> str:
     """Why a module, which is none of those that may be adapted, is none."""
-    if re.sub(r"\d+", "#", module) in _expert_modules(model):
-        return "adapters for the matrices of routed experts are not computed here"
     by_heads = (each.w for layer in model.layers for each in layer.operations if isinstance(each, HeadLinear))
     if any(module == part.tensor.removesuffix(_WEIGHT) for w in by_heads for part in w.parts):
         return "adapters for what is multiplied head by head are not computed here"
     return f"this model ({model.family}) has no such matrix in its layers or head"
-
-
-def _expert_modules(model: Model) -> set[str]:
-    """The modules of routed experts, with ``#`` for every number in their names."""
-    inner = (one for each in model.operations if isinstance(each, Experts) for one in each.body)
-    names = {w.name for one in inner if isinstance(one, Linear) for w in one.ws}
-    return {re.sub(r"\d+|\{expert\}", "#", name.removesuffix(_WEIGHT)) for name in names}
 
 
 def _own_name(model: Model, module: str) -> str:

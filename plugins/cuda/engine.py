@@ -14,14 +14,14 @@ sequences, where the driver and the form of the host step allow that. Activation
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 
 import numpy as np
 
-from motley.plugins.adapters import refuse_adapters
+from motley.plugins.cuda.adapting import Adapting
 from motley.plugins.cuda.cublas import Gemm, open_cublas
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.inputs import StepInputs
@@ -31,10 +31,12 @@ from motley.plugins.cuda.step import FEW_ROWS, submit_nodes, submitted_nodes
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
+    AdapterProduct,
     Collectives,
     EngineError,
     EngineMemoryError,
     EngineOptions,
+    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,
@@ -75,6 +77,7 @@ class CudaEngine:
 
     keeps_fp16 = True
     on_gpu = True
+    takes_adapters = True
 
     @staticmethod
     def check_machine() -> None:
@@ -95,7 +98,6 @@ class CudaEngine:
         """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
         options.check_extra("cuda", "host_step")
         graph.blocks.check_able("cuda", CACHE_FORMATS[:1])
-        refuse_adapters("cuda", graph)
         if options.exact:
             raise EngineError("engine 'cuda' does not know exact=true; use engine 'onnxruntime'")
         self._graph = graph
@@ -103,11 +105,12 @@ class CudaEngine:
         self._max_rows = options.max_rows
         self._captures = True
         """Whether capturing is worth a try: neither the driver nor the host steps have refused it yet."""
-        self._graphs: dict[tuple[Collectives, int, int], CudaGraph] = {}
-        """Captured decode steps, by what they are summed through, their rows, and the parts of their attention."""
-        self._stepped: set[tuple[Collectives, int]] = set()
-        """(what it was summed through, rows) of decode steps that have run. Such steps can be captured: their memory is
-        allocated and their kernels are loaded."""
+        self._graphs: dict[tuple[Collectives, int, bool, int], CudaGraph] = {}
+        """Captured decode steps, by what they are summed through, their rows, whether any has an adapter, and the parts
+        of their attention."""
+        self._stepped: set[tuple[Collectives, int, bool]] = set()
+        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can be
+        captured: their memory is allocated and their kernels are loaded."""
         self._memory = ExitStack()
         try:
             with _told():
@@ -140,6 +143,8 @@ class CudaEngine:
         self._memory.callback(rotary.close)
         self._inputs = StepInputs(self._graph, self._on_device, rotary, rows)
         self._on_device.values["hidden"] = self._inputs.rows
+        self._adapting = Adapting(self._graph, self._on_device)
+        self._memory.callback(self._adapting.close)
         self._open_head(min(FEW_ROWS, rows))
         rotary.of([0])  # those of most prompts
         self._on_device.upload()
@@ -154,17 +159,32 @@ class CudaEngine:
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
         wanted = wanted_rows(spans)
+        adapted = self._adapting.computes(spans)
         sees = [*chain.from_iterable(range(each.position + 1, each.position + each.rows + 1) for each in spans)]
         with _told(" failed in a step"):
             if len(wanted) > self._on_device.head_rows:
                 self._open_head(self._max_rows)
             self._inputs.send(hidden, spans)
             if len(sees) == len(spans) == len(wanted) <= FEW_ROWS:
-                self._decode(len(spans), max(sees))
+                self._decode(len(spans), max(sees), adapted)
             else:
-                self._submit(sees, wanted, halved)
+                self._submit(sees, wanted, halved, adapted)
             self._on_device.finish()
         return self._logits[: len(wanted) * self._graph.vocabulary].reshape(len(wanted), self._graph.vocabulary)
+
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+        with _told(" cannot have an adapter"):
+            return self._adapting.prepare(products)
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
+        with _told(" cannot load an adapter"):
+            if self._adapting.load(slot, adapter):
+                self._forget_graphs()
+                self._stepped.clear()
+
+    def unload_adapter(self, slot: int) -> None:
+        with _told(" cannot unload an adapter"):
+            self._adapting.unload(slot)
 
     def close(self) -> None:
         with suppress(DeviceLost), ExitStack() as parts:  # of a device that is lost nothing is left to free
@@ -180,34 +200,35 @@ class CudaEngine:
         self._on_device.head_rows = rows
         self._logits = self._on_device.pinned(4 * rows * self._graph.vocabulary).view(np.float32)
 
-    def _submit(self, sees: Sequence[int], wanted: list[int], halved: bool) -> None:
+    def _submit(self, sees: Sequence[int], wanted: list[int], halved: bool, adapted: bool) -> None:
         """Submit a step whose operands have been sent, up to the staging for logits; see `submit_nodes`."""
         device, count = self._on_device, len(sees)
         places, chunks = self._inputs.places(count), micro_chunks(count, halved)
-        submit_nodes(device, transport(self._collectives), places, sees, wanted, chunks)
+        adapting = self._adapting if adapted else None
+        submit_nodes(device, transport(self._collectives), places, sees, wanted, chunks, adapting)
         if elements := len(wanted) * self._graph.vocabulary:
             source = device.values["logits"].address
             self._driver.copy(self._logits.ctypes.data, source, 4 * elements, self._stream.handle)
 
-    def _decode(self, count: int, farthest: int) -> None:
+    def _decode(self, count: int, farthest: int, adapted: bool) -> None:
         """Submit a step of one row of each of some sequences, none of which sees more than `farthest` positions.
 
         At first such a step is submitted node by node. Then it is captured, and replayed from then on. The parts of its
         attention are as many as twice the positions might need, so that it is seldom captured anew.
         """
         parts = min(MOST_PARTS, 1 << (parts_of(farthest) - 1).bit_length())
-        submit = partial(self._submit, [parts * PART] * count, list(range(count)), False)
-        summing = transport(self._collectives)
-        graph = self._graphs.get((summing, count, parts))
-        if graph is None and self._captures and (summing, count) in self._stepped:
+        submit = partial(self._submit, [parts * PART] * count, list(range(count)), False, adapted)
+        kind = transport(self._collectives), count, adapted
+        graph = self._graphs.get((*kind, parts))
+        if graph is None and self._captures and kind in self._stepped:
             graph = self._capture(submit)
             if graph is not None:
-                self._graphs[summing, count, parts] = graph
+                self._graphs[*kind, parts] = graph
         if graph is not None:
             self._stream.replay(graph)
         else:
             submit()
-            self._stepped.add((summing, count))
+            self._stepped.add(kind)
 
     def _capture(self, submit: Callable[[], None]) -> CudaGraph | None:
         if len(self._graphs) >= GRAPHS_KEPT:

@@ -57,7 +57,7 @@ class StepInputs:
         *starts, end = accumulate((each.nbytes for each in blocks), initial=tables)
         rotary = self._rotary.of([span.prompt for span in spans])
         firsts = [
-            (self._address + table, *turns, span.position)
+            (self._address + table, *turns, span.position, span.adapter)
             for table, turns, span in zip(starts, rotary, spans, strict=True)
         ]
         places = np.array(firsts, PLACE).repeat(rows)

@@ -254,11 +254,11 @@ extern "C" __global__ void fill(float* y, float value, i64 count) {
 // keys of a layer are f32[blocks, kv_heads, tokens, width], and so are its values: a block has so many positions. Where
 // a row stands is read from memory, so that a step that was captured once as a graph can be run for any sequences.
 
-// Of a row: the blocks of its sequence and its rotary tables, and its position.
+// Of a row: the blocks of its sequence and its rotary tables, its position, and the slot of its adapter or 0.
 struct Place {
     u64 blocks;  // i32[...]: which block has the first positions, which the next, and so on
     u64 cosines, sines;
-    i64 position;
+    i64 position, adapter;
     // Which element of a layer's keys or values is the first that one KV head has at some position.
     __device__ i64 cached(int at, int tokens, int kv_head, int kv_heads, int width) const {
         const i64 block = reinterpret_cast<const int*>(floats_at(blocks))[at / tokens];
@@ -392,4 +392,45 @@ extern "C" __global__ void combine(const float* partials, float* y, int y_stride
         sum = fmaf(each[2 + i], weight, sum);
     }
     y[row * y_stride + number % heads * width + i] = sum / total;
+}
+
+// -- adapters: y += up @ (down @ x), each row with the matrices of its own slot -----------------------------------------
+// A product has parts side by side, and a table AdaptedFactors[parts, slots] says what is in slots. The sum of a row depends on
+// its own adapter alone; a zero changes no bit of y.
+
+struct AdaptedFactors {
+    u64 down, up;  // f32[rank, columns] and f32[rank, width]
+    i64 rank;
+};
+
+struct AdaptedPart {
+    i64 begin, width;
+};
+
+// between: f32[rows, parts, most]
+extern "C" __global__ void adapt_down(const float* x, int x_stride, const Place* places, const AdaptedFactors* table,
+                                      float* between, int rows, int parts, int slots, int columns, int most) {
+    const i64 at = warp_number(), row = at / (parts * most);
+    if (row >= rows) return;
+    const int part = at / most % parts, r = at % most;
+    const AdaptedFactors& own = table[part * i64(slots) + places[row].adapter];
+    const float* down = floats_at(own.down) + r * i64(columns);
+    float total = 0;
+    const int end = r < own.rank ? columns : 0;
+    for (int i = threadIdx.x % WARP; i < end; i += WARP) total += down[i] * x[row * x_stride + i];
+    total = warp_sum(total);
+    if (threadIdx.x % WARP == 0) between[at] = total;
+}
+
+extern "C" __global__ void adapt_up(const float* between, const Place* places, const AdaptedFactors* table, const AdaptedPart* of,
+                                    float* y, int y_stride, int rows, int parts, int slots, int width, int most) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    int part = 0;
+    while (i >= of[part].begin + of[part].width) ++part;
+    const AdaptedFactors& own = table[part * i64(slots) + places[row].adapter];
+    const float* up = floats_at(own.up) + (i - of[part].begin);
+    float total = 0;
+    for (int r = 0; r < own.rank; ++r) total += up[r * of[part].width] * between[(row * parts + part) * most + r];
+    if (total != 0) y[row * y_stride + i] += total;
 }

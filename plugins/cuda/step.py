@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import onnx
 from onnx import numpy_helper
 
+from motley.plugins.adapters import ADAPTED
+from motley.plugins.cuda.adapting import Adapting, runs_of
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.kernels import (
@@ -81,6 +83,7 @@ def submit_nodes(
     sees: Sequence[int],
     rows: list[int],
     chunks: Sequence[slice],
+    adapting: Adapting | None,
 ) -> None:
     """Submit all nodes of a step, from ``hidden`` to ``logits``.
 
@@ -90,8 +93,9 @@ def submit_nodes(
         sees: how many positions each of the T rows of ``hidden`` sees, or more.
         rows: those that get logits.
         chunks: the micro-chunks that sums are cut in.
+        adapting: what adapters add to products; None: no row has one.
     """
-    step = _Step(graph, summing, places, sees, rows, chunks)
+    step = _Step(graph, summing, places, sees, rows, chunks, adapting)
     for node in graph.nodes:
         _SUBMITTERS[node.domain, node.op_type](step, node)
 
@@ -107,10 +111,12 @@ class _Step:
         sees: Sequence[int],
         rows: list[int],
         chunks: Sequence[slice],
+        adapting: Adapting | None,
     ) -> None:
         self._graph = graph
         self._summing = summing
         self._chunks = chunks
+        self._adapting = adapting
         self._places = places
         self._sees = sees
         self._tokens = len(sees)
@@ -166,6 +172,15 @@ class _Step:
             *rows_of(y),
             *integers(count, matrix.outputs, matrix.columns, matrix.shift),
         )
+
+    def adapt(self, node: onnx.NodeProto) -> None:
+        """Add what adapters make of the rows to a product, in its place."""
+        x, y = (self._graph.values[name] for name in node.input)
+        self._graph.values[node.output[0]] = y
+        if self._adapting is not None:
+            for index, row, count in runs_of(self._rows) if self._in_head else [(0, 0, self._tokens)]:
+                places = self._places + PLACE.itemsize * row
+                self._adapting.submit(node, x.after(index), y.after(index), places, count)
 
     def _quantised(self, name: str, x: View, coded: Coded) -> int:
         """The address of a value's rows, quantised for products by such codes; several of these have the same value."""
@@ -314,6 +329,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "RMSNormalization"): _Step.norm,
     ("", "Reshape"): _Step.reshape,
     ("", "Split"): _Step.split,
+    (DOMAIN, ADAPTED): _Step.adapt,
     (DOMAIN, "CachedAttention"): _Step.attention,
     (DOMAIN, "DistCollective"): _Step.all_reduce,
 }

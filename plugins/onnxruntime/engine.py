@@ -121,10 +121,11 @@ class OnnxRuntimeEngine:
         self._spans = [Spans(most_rows, len(self._ropes)) for _ in range(2)]
         self._windowed = [Spans(most_rows, len(self._ropes)) for _ in range(2)] if graph.blocks.windowed else []
         """The same with the blocks of layers that have their own."""
-        self._slots = AdapterSlots("onnxruntime", graph)
-        self._adapts = [part.adapt for part in parts if part.adapt]
+        self._slots = AdapterSlots("onnxruntime", graph, experts=True)
         self._adapted = [StepRows(most_rows) for _ in range(2)]
         self._adapted_head = StepRows(most_rows)
+        self._slots_of_rows = [np.zeros(most_rows, np.int32) for _ in range(2)]
+        """Of the adapters of the rows of each half."""
         self._recurring = [RecurrentSpans(most_rows) for _ in range(2)] if graph.states else []
         """The same as recurrent layers read them."""
         self._states = {spec.layer: allocated_slots(spec, graph.blocks.states) for spec in graph.states}
@@ -134,11 +135,14 @@ class OnnxRuntimeEngine:
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
         self._logits = np.empty((most_rows, graph.vocabulary), np.float32)
         rows, between = np.zeros((most_rows, graph.hidden), np.float32), Store(most_rows)
+        adapted, weights = StepRows(most_rows), lowered.initializers
         self._experts = {
-            segment.then.totals: LocalExperts(segment.then.experts, self._workshop, lowered.initializers, rows, between)
+            segment.then.totals: LocalExperts(segment.then.experts, self._workshop, weights, rows, between, adapted)
             for segment in segments
             if isinstance(segment.then, Mixture) and segment.then.experts
         }
+        self._adapts = [part.adapt for part in parts if part.adapt]
+        self._adapts += [adapt for experts in self._experts.values() for adapt in experts.adapts]
         gatherings = (each.then for each in segments if isinstance(each.then, Gathering))
         most = max((len(each.gathered) * self._workshop.width(each.gathered[0]) for each in gatherings), default=0)
         self._gathers = [np.zeros(most * most_rows, np.float32) for _ in range(GATHERINGS)]
@@ -238,6 +242,7 @@ class OnnxRuntimeEngine:
         for number, chunk in enumerate(chunks):
             parts = spans_of(spans, chunk)
             self._adapted[number].set(adapted[number])
+            self._slots_of_rows[number][:] = AdapterSlots.of_rows(adapted[number], self._max_rows)
             rows_of = [self._rows_of(span, row) for row, span in parts]
             if self._held is None:
                 self._spans[number].set(rows_of)
@@ -395,7 +400,7 @@ class OnnxRuntimeEngine:
                 case Gathering():
                     then = Bound(actions, parts=gathered[part])
                 case Mixture() as mixture:
-                    then = Bound(actions, mixture=self._mixture(mixture, places))
+                    then = Bound(actions, mixture=self._mixture(mixture, places, number))
                 case _:
                     continue
             steps.append(then)
@@ -426,7 +431,8 @@ class OnnxRuntimeEngine:
         holder.begin(layers, blocks.format)
         return HeldAttention(holder, blocks.count, layers, rows, self._graph.context)
 
-    def _mixture(self, mixture: Mixture, places: Mapping[str, Array]) -> BoundMixture:
+    def _mixture(self, mixture: Mixture, places: Mapping[str, Array], number: int) -> BoundMixture:
+        here = self._experts.get(mixture.totals)
         totals = [places[name] for name in mixture.totals]
         bases: list[F32 | float] = [places[name] for name in mixture.bases] or [0.0] * len(totals)
         return BoundMixture(
@@ -435,8 +441,10 @@ class OnnxRuntimeEngine:
             chosen=places[mixture.chosen],
             totals=totals,
             begin=[(total, base) for total, base in zip(totals, bases, strict=True) if not _same_place(total, base)],
-            compute=self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer)),
-            asks=mixture.totals not in self._experts,
+            compute=partial(here, self._slots_of_rows[number])
+            if here
+            else as_terms(partial(self._elsewhere, mixture.layer)),
+            asks=here is None,
         )
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:

@@ -14,14 +14,19 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
+from motley.plugins.adapters import rows_by_slot
 from motley.plugins.engine import F32
 from motley.plugins.mixture import I64, Sent, Terms, add_mixture, deal
+from motley.plugins.native.adapted import StepRows
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.sessions import Store, Workshop, compute
 from motley.plugins.segments import cut_into_segments
 
+Slots = npt.NDArray[np.int32]
+"""Of the adapters of some rows; 0: none."""
 MOST_BOUND = 16
 """Rows of an expert that stay bound: as many as there are sequences in a step."""
 
@@ -61,18 +66,26 @@ class LocalExperts:
         weights: Collection[str],
         rows: F32,
         store: Store,
+        adapted: StepRows,
     ) -> None:
         """
         Args:
             weights: the names of all initializers.
             rows: f32[max_rows, D], where each expert in its turn finds its rows of x.
             store: where each expert in its turn leaves its results.
+            adapted: the rows of an expert that adapters compute.
         """
         self._rows = rows
-        self._experts = [_LocalExpert(expert, workshop, weights, store) for expert in experts]
+        self._adapted = adapted
+        self._experts = [_LocalExpert(expert, workshop, weights, store, adapted) for expert in experts]
+        self.adapts = [adapt for expert in self._experts for adapt in expert.adapts]
+        """What adapters add to the products of the experts."""
 
-    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
+    def __call__(self, slots: Slots, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
+        """`slots`: of the adapters of the rows of x."""
         for own in sent:
+            if self.adapts:
+                self._adapted.set(rows_by_slot(slots[own.rows]))
             expert, count = self._experts[own.expert], len(own.rows)
             np.take(x, own.rows, axis=0, out=self._rows[:count])
             run = count if len(x) == 1 else expert.run_for(count)
@@ -83,9 +96,13 @@ class LocalExperts:
 class _LocalExpert:
     """One expert: f32[N, D] -> f32[N, D], or several of these."""
 
-    def __init__(self, graph: onnx.GraphProto, workshop: Workshop, weights: Collection[str], store: Store) -> None:
+    def __init__(
+        self, graph: onnx.GraphProto, workshop: Workshop, weights: Collection[str], store: Store, adapted: StepRows
+    ) -> None:
         self._chain = Chain(graph, graph.node, workshop, weights)
         self._store = store
+        self._adapted = adapted
+        self.adapts = self._chain.adapts
         self._bound: dict[int, tuple[list[Action], list[F32]]] = {}
         """By the number of rows."""
 
@@ -95,7 +112,7 @@ class _LocalExpert:
 
     def __call__(self, x: F32) -> list[F32]:
         """The expert's results for rows x, which are always in the same memory; valid until another expert computes."""
-        bound = self._bound.get(len(x)) or self._chain.bind(x, self._store)
+        bound = self._bound.get(len(x)) or self._chain.bind(x, self._store, self._adapted)
         if len(x) <= MOST_BOUND:
             self._bound[len(x)] = bound
         actions, results = bound
@@ -114,23 +131,29 @@ class Chain:
         self._workshop = workshop
         self._segments = cut_into_segments(nodes, weights, self._results)
         self._parts = workshop.make(self._segments)
+        self.adapts = [part.adapt for part in self._parts if part.adapt]
 
     def run_for(self, count: int) -> int:
         """How many rows are run for so many: the runtime's kernels want even numbers."""
         return count + count % 2 if any(part.run for part in self._parts) else count
 
-    def bind(self, x: F32, store: Store) -> tuple[list[Action], list[F32]]:
+    def bind(self, x: F32, store: Store, adapted: StepRows | None = None) -> tuple[list[Action], list[F32]]:
         """Bind the expert to its rows.
 
         Args:
             x: f32[N, D].
             store: has room for N rows or more.
+            adapted: the rows that adapters compute, where the graph has slots.
 
         Returns:
             What computes the results, and where these are: f32[N, D] each.
         """
         buffers = self._workshop.buffers(self._segments, store)
         places = {name: buffer[: len(x)] for name, buffer in buffers.items()} | {self._x: x}
-        binds = [bind for part in self._parts for bind in (part.run, part.then) if bind]
-        actions = [bind(places) for bind in binds]
+        places |= {each.product: places[each.y] for each in self.adapts}
+        actions: list[Action] = []
+        for part in self._parts:
+            actions += [bind(places) for bind in (part.run, part.then) if bind]
+            if part.adapt and adapted:
+                actions.append(part.adapt.bind(places, adapted))
         return actions, [places[name] for name in self._results]

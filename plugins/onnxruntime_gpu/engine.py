@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
-from motley.plugins.adapters import is_adapted
+from motley.plugins.adapters import is_adapted, unadapted
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
@@ -205,8 +205,8 @@ class WebGpuEngine:
         return Part(segment, session, inputs, outputs, read_back, zeros, attention, adapt)
 
     def _session_of(self, graph: GraphProto) -> ort.InferenceSession:
-        """The session of one expert."""
-        return self._session(graph.node, graph.input, graph.output)
+        """The session of one expert; adapters add nothing to what it multiplies with."""
+        return self._session(unadapted(graph.node), graph.input, graph.output)
 
     def _session(
         self, nodes: Sequence[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]

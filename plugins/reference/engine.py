@@ -21,7 +21,7 @@ import onnx
 import onnx.helper
 import onnx.inliner
 
-from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of
+from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of, rows_by_slot
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
@@ -51,6 +51,10 @@ INEXACT = (
 )
 _SPAN = " span"
 """The name under which the body of an attention finds the span that it is executed for; a graph has no such name."""
+
+
+STEP, HEAD, EXPERT = "step", "head", "expert"
+"""Whose rows an adapter adds to."""
 
 
 @dataclass
@@ -98,13 +102,13 @@ class ReferenceEngine(Interpreter):
         """Of this step."""
         self._spans: list[tuple[slice, Span]] = []
         """Of this step, with their rows."""
-        self._adapters = AdapterSlots("reference", graph)
-        self._adapted: dict[int, list[int]] = {}
-        """The rows of this step that each slot's adapter computes."""
-        self._adapted_head: dict[int, list[int]] = {}
-        """The same of those that get logits."""
-        self._in_head = False
-        """Whether nodes that are made ready come after the choice of these."""
+        self._adapters = AdapterSlots("reference", graph, experts=True)
+        self._adapted: dict[str, dict[int, list[int]]] = {}
+        """The rows that each slot's adapter computes: of this step, of those that get logits, of an expert's."""
+        self._slots_of_rows = np.zeros(0, np.int32)
+        """Of the rows whose experts are being computed."""
+        self._at = STEP
+        """Which of these rows nodes have that are being made ready."""
         self._factors: dict[int, Mapping[str, tuple[Array, Array]]] = {}
         """A and B on the device, transposed, by the slots and the names of the graph's parts."""
         self._rows = (0, graph.hidden)
@@ -135,9 +139,8 @@ class ReferenceEngine(Interpreter):
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
-        self._adapted = self._adapters.rows(spans)
-        self._adapted_head = self._adapters.rows(spans, head=True)
         count = len(hidden)
+        self._adapted = {STEP: self._adapters.rows(spans), HEAD: self._adapters.rows(spans, head=True)}
         self._rows = count, self._graph.hidden
         self._micro_chunks = micro_chunks(count, halved)
         self._spans = [(slice(row, row + span.rows), span) for row, span in spans_of(spans, slice(0, count))]
@@ -186,7 +189,8 @@ class ReferenceEngine(Interpreter):
 
     def prepared(self, node: onnx.NodeProto) -> Node:
         """A node, made ready; this engine computes attention, collectives and experts itself."""
-        self._in_head |= "rows" in node.input
+        if "rows" in node.input:
+            self._at = HEAD
         if node.domain == DOMAIN and is_attention(node.op_type):
             return self._prepared_attention(node)
         if node.domain == DOMAIN and node.op_type in RECURRENCES:
@@ -199,7 +203,7 @@ class ReferenceEngine(Interpreter):
             for part, width, _ in parts_of(node):
                 places[part] = slice(end, end + width)
                 end += width
-            return Node(partial(self._adapt, places, self._in_head), list(node.input), list(node.output), {})
+            return Node(partial(self._adapt, places, self._at), list(node.input), list(node.output), {})
         if is_experts(node):
             attributes = attributes_of(node)
             compute = (
@@ -292,9 +296,9 @@ class ReferenceEngine(Interpreter):
 
     # -- adapters ----------------------------------------------------------------------------------------------------
 
-    def _adapt(self, places: Mapping[str, slice], head: bool, xp: ArrayModule, x: Array, y: Array) -> Array:
+    def _adapt(self, places: Mapping[str, slice], at: str, xp: ArrayModule, x: Array, y: Array) -> Array:
         """What adapters make of a product y of x, given the columns of each of its parts."""
-        rows_of = self._adapted_head if head else self._adapted
+        rows_of = self._adapted[at]
         if not rows_of:
             return y
         adapted = y.copy()
@@ -316,6 +320,7 @@ class ReferenceEngine(Interpreter):
         totals = [base.copy() for base in bases] or [xp.zeros_like(x) for _ in range(results)]
         choices = self.device.to_host(chosen)
         for chunk in self._micro_chunks:
+            self._slots_of_rows = AdapterSlots.of_rows(self._adapted[STEP], len(x))[chunk]
             sent = [Sent(own.expert, xp.asarray(own.rows), xp.asarray(own.places)) for own in deal(choices[chunk])]
             add_mixture([total[chunk] for total in totals], x[chunk], weights[chunk], sent, compute)
         return totals if results > 1 else totals[0]
@@ -328,6 +333,7 @@ class ReferenceEngine(Interpreter):
             for own in sent:
                 expert = experts[own.expert]
                 values = {expert.x: x[own.rows]}
+                self._adapted[EXPERT] = rows_by_slot(self._slots_of_rows[self.device.to_host(own.rows)])
                 self.run(expert.nodes, values)
                 yield [values[name] for name in expert.results]
 
@@ -335,7 +341,11 @@ class ReferenceEngine(Interpreter):
 
     def _prepared_expert(self, graph: onnx.GraphProto) -> _Expert:
         results = [output.name for output in graph.output]
-        return _Expert(graph.input[0].name, results, self.prepared_nodes(graph.node, keep={*results}))
+        before, self._at = self._at, EXPERT
+        try:
+            return _Expert(graph.input[0].name, results, self.prepared_nodes(graph.node, keep={*results}))
+        finally:
+            self._at = before
 
     def _computed_elsewhere(self, layer: int) -> Terms:
         """Experts on other machines, which take and give arrays of the host."""

@@ -19,9 +19,10 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Linear
+from motley.daemon.models.description.operations import Experts, Linear
 from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
+from motley.daemon.weights.places import Tensor
 from motley.daemon.weights.quantise import ZERO_POINT, quantise, unpack
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Format
@@ -33,6 +34,19 @@ def matrices(model: Model) -> list[W]:
     """The matrices of a model's layers that an adapter may add to, but for routers."""
     linear = [each for layer in model.layers for each in layer.operations if isinstance(each, Linear)]
     return [w for each in linear for w in each.ws if not w.routes]
+
+
+def expert_matrices(model: Model) -> list[Tensor]:
+    """The matrices of all routed experts."""
+    return [
+        Tensor(w.name, w.shape, w.parts).of(number)
+        for each in model.operations
+        if isinstance(each, Experts)
+        for number in range(each.count)
+        for one in each.body
+        if isinstance(one, Linear)
+        for w in one.ws
+    ]
 
 
 def head_of(model: Model) -> W:
@@ -50,6 +64,7 @@ def write_adapter(
     only: Collection[str] = (),
     change: Callable[[dict[str, Any]], None] = lambda tensors: None,
     head: bool = False,
+    experts: bool = False,
     **config: Any,
 ) -> Path:
     """Write a random adapter of a model, in PEFT's format.
@@ -57,15 +72,18 @@ def write_adapter(
     Args:
         only: what the names of its modules end in; empty: all that there are.
         head: the head is adapted, too.
+        experts: all routed experts are.
         change: is called with the tensors before they are written.
         config: other keys of its config.
     """
     random = np.random.default_rng(seed)
     tensors = {}
-    modules = [(w.name.removesuffix(".weight"), w) for w in matrices(model)]
-    for module, w in [*modules, ("lm_head", head_of(model))] if head else modules:
+    shapes = [(w.name.removesuffix(".weight"), w.shape) for w in matrices(model)]
+    shapes += [("lm_head", head_of(model).shape)] * head
+    if experts:
+        shapes += [(each.name.removesuffix(".weight"), each.shape) for each in expert_matrices(model)]
+    for module, (out, inner) in shapes:
         if not only or module.endswith(tuple(only)):
-            out, inner = w.shape
             a, b = random.normal(size=(rank, inner)) / inner**0.5, random.normal(size=(out, rank)) * 0.3
             tensors[f"base_model.model.{module}.lora_A.weight"] = a.astype(dtype)
             tensors[f"base_model.model.{module}.lora_B.weight"] = b.astype(dtype)

@@ -314,8 +314,10 @@ class _RankNodes(RankSums):
         """f32[N, D] -> f32[N, D]{U_tp} for each leaf: this rank's slices of one expert, for the rows sent to it."""
         body = Nodes(self.holding, self.held, number)
         body.constants = self.constants
+        body.adapts = self.adapts
         graph = expert_body(body, operation)
         self.weights += body.weights
+        self.adapted |= body.adapted
         return graph
 
     def recurrence(self, operation: Recurrence) -> None:

@@ -245,7 +245,7 @@ def test_company_does_not_show(
             if round_ == 8:
                 for each in group.engines:
                     assert isinstance(each, CudaEngine)
-                    counts = {count for _, count, _ in each._graphs}
+                    counts = {count for _, count, *_ in each._graphs}
                     assert counts == ({1, 2, 3, 11} if captures else set())
     if quantisation == "fp32":
         assert error(np.concatenate(alone), case.logits[1:14]) < TOLERANCE
@@ -325,7 +325,7 @@ def test_a_step_is_captured_anew_where_positions_double(tmp_path: Path) -> None:
                 results.append([group.decode([0, 1], case.tokens[:2], [at, at // 2]) for at in positions])
                 (each,) = group.engines
                 assert isinstance(each, CudaEngine)
-                assert [parts for _, _, parts in each._graphs] == ([1, 2, 4] if captures else [])
+                assert [parts for *_, parts in each._graphs] == ([1, 2, 4] if captures else [])
     assert np.array_equal(*results)
 
 
