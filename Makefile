@@ -23,7 +23,7 @@ soak: $(VENV)/installed-dev
 # Training with torch, which the other targets leave out unless it is installed.
 train: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --editable ".[train]"
-	OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL) tests/training tests/e2e/test_training.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL) tests/training tests/e2e/faces/test_training.py
 
 # On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
 gpu: $(VENV)/installed-dev

@@ -48,6 +48,8 @@ class Worker:
     """Its node is cut off from the orchestrator; None: it is there, or lost."""
     died: bool = field(default=False, kw_only=True)
     """Its process has ended by itself: it was killed, or it crashed."""
+    loan: Loan | None = field(default=None, repr=False, kw_only=True)
+    """Where it reads the model, of which its node has no files."""
 
     @property
     def memory_bytes(self) -> int:
@@ -152,8 +154,6 @@ class Rank(Worker):
     steps: LatestSteps = field(default_factory=LatestSteps, repr=False)
     draft: Draft | None = None
     """A model that guesses tokens beside it."""
-    loan: Loan | None = field(default=None, repr=False)
-    """Where it reads the model, of which its node has no files."""
 
     @property
     def memory_bytes(self) -> int:

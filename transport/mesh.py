@@ -46,9 +46,10 @@ MAX_CORES = 4096
 """Cores with higher numbers are not known to ranks that look whether they share some."""
 MEASURE_S = 0.3
 """What all measuring should take together; it takes longer where few pings do not fit into that."""
-PINGING_S = 12e-3
-"""Longest time for the pings of a pair."""
-PINGS = range(4, 64)
+PINGING_S = 40e-3
+"""Longest time for the pings of a pair: long enough that its processors are free for one of them, also if others use
+them."""
+PINGS = range(4, 256)
 """The best of so many pings is near the truth also on a busy machine."""
 BURST_TRIALS = range(3, 6)
 """Bursts of one size, at least and at most."""

@@ -1,15 +1,17 @@
 """How well the planner's forecast holds: what it says of plans on this machine, beside what they take.
 
 A plan is some ranks with their shares, on processors of which each has a part of a core, behind an emulated network.
-What the forecast rests on is measured as nodes do it: how fast a core computes, with as many at work as the plan keeps
-busy, and the link between two ranks by connecting them. What is compared is the median token.
+What the forecast rests on is measured as nodes do it: how fast a core computes, and the link between two ranks by
+connecting them. Ranks that are to be on machines of their own share the memory of this one. They begin to compute
+together, after a sum, and whoever has the least is done first: so each is as fast as a core is with all at work for a
+while, then with fewer. What is compared is the median token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -26,6 +28,7 @@ from motley.daemon.machine.processor import usable_cores
 from motley.daemon.node.survey.describe import describe
 from motley.daemon.node.survey.speeds import measured_apart
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.choosing.stages import ranks_by_stage
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
 from motley.orchestrator.planning.cutting.shares import Candidate
 from motley.protocol import mesh_pb2 as pb
@@ -124,10 +127,10 @@ async def measure_forecasts(
     rows = []
     for number, case in enumerate(cases):
         progress(number, len(cases))
-        together = max(case.stages, default=len(case.shares))  # also with parts of cores: after a sum, all compute
-        busy = min(usable_cores(), together)
-        if busy not in speeds:
-            speeds[busy] = await _speed(busy)
+        together = max(case.stages, default=len(case.shares))
+        for busy in range(1, min(usable_cores(), together) + 1):
+            if busy not in speeds:
+                speeds[busy] = await _speed(busy)
         if case.link not in networks:
             networks[case.link] = await asyncio.to_thread(measure_link, case.link)
         mesh = MeshSpec(
@@ -140,7 +143,7 @@ async def measure_forecasts(
             pin=True,
             stages=case.staged(profile.layers),
         )
-        expected = _forecast(profile, quantisation, mesh, speeds[busy], networks[case.link], prompt, tokens)
+        expected = _forecast(profile, quantisation, mesh, speeds, networks[case.link], prompt, tokens)
         (report,) = await measure_latency(mesh, [prompt], tokens, vocabulary)
         measured = report.ms_per_token["p50"]
         predicted = 1e3 * expected.token_s
@@ -179,30 +182,53 @@ def _forecast(
     profile: pb.ModelProfile,
     quantisation: str,
     mesh: MeshSpec,
-    speed: ComputeSpeed,
+    speeds: Mapping[int, ComputeSpeed],
     link: tuple[float, float, float],
     prompt: int,
     tokens: int,
 ) -> Forecast:
-    held = "int8" if quantisation == "stored" else quantisation  # floats of a checkpoint become int8
-    own = next(each for each in speed.formats if each.format == held)
     size = len(mesh.weights)
     by_hand = [Candidate(str(rank), weight, 1 << 60) for rank, weight in enumerate(mesh.weights)]
     room = Caches(mesh.context, mesh.context).blocks(whole=False).room
     plans = staged_plans(mesh.stages, profile, by_hand, room)
-    candidates = [
-        replace(
-            offer,
-            speed=own.bytes_per_s * fraction,
-            row_speed=own.row_bytes_per_s * fraction,
-            call_s=speed.call_s / fraction,
-        )
-        for offer, fraction in zip(by_hand, mesh.fractions, strict=True)
-    ]
+    held = "int8" if quantisation == "stored" else quantisation  # floats of a checkpoint become int8
+    candidates: list[Candidate] = []
+    for ranks in ranks_by_stage(plans):
+        sizes = [plans[rank].weight_bytes for rank in ranks]
+        beside = {busy: speed.of(held) for busy, speed in speeds.items() if busy <= len(ranks)}
+        reading = beside_each_other(sizes, {busy: own.bytes_per_s for busy, own in beside.items()})
+        multiplying = beside_each_other(sizes, {busy: own.row_bytes_per_s for busy, own in beside.items()})
+        call_s = speeds[max(beside)].call_s
+        candidates += [
+            replace(
+                by_hand[rank],
+                speed=own * mesh.fractions[rank],
+                row_speed=own_rows * mesh.fractions[rank],
+                call_s=call_s / mesh.fractions[rank],
+            )
+            for rank, own, own_rows in zip(ranks, reading, multiplying, strict=True)
+        ]
     latency, bandwidth, frame_s = link
     network = Network([[latency] * size for _ in range(size)], [[bandwidth] * size for _ in range(size)], frame_s)
     work = Workload(position=prompt + tokens // 2, prompt=prompt)
     return forecast([profile] * size, candidates, plans, network, work)
+
+
+def beside_each_other(sizes: Sequence[float], speeds: Mapping[int, float]) -> list[float]:
+    """The bytes/s that each of some ranks gets which begin together.
+
+    Args:
+        sizes: bytes that each has to read.
+        speeds: bytes/s of each of so many ranks at work; of more than are there, as of the most that are.
+    """
+    found = [speeds[1]] * len(sizes)
+    seconds = read = 0.0
+    for done, rank in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+        seconds += (sizes[rank] - read) / speeds[min(max(speeds), len(sizes) - done)]
+        read = sizes[rank]
+        if read:
+            found[rank] = read / seconds
+    return found
 
 
 async def _speed(processes: int) -> ComputeSpeed:

@@ -58,6 +58,10 @@ class ComputeSpeed:
     formats: Sequence[FormatSpeed]
     call_s: float
 
+    def of(self, held: str) -> FormatSpeed:
+        """With weights in a format, one of those that were measured."""
+        return next(each for each in self.formats if each.format == held)
+
 
 def measure_compute_speed(threads: int) -> ComputeSpeed:
     """Measure with so many threads. Takes about two seconds and 200 MB; NumPy's own threads are to be set to as many

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from motley.orchestrator.planning.caches import Blocks, Caches
 from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan, plan_shares
 from motley.orchestrator.planning.setup import Setup
-from motley.protocol.mesh_pb2 import Assignment, ModelProfile, ModelSpec
+from motley.protocol.mesh_pb2 import Assignment, Loan, ModelProfile, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Draft:
         plan: all of it as one rank's share.
         context: the longest text that it can go on with, in tokens.
         blocks: of its caches: they have room for as many tokens as those of the session.
+        loan: where it is read, if its node has no files of it.
     """
 
     spec: ModelSpec
@@ -29,6 +30,7 @@ class Draft:
     plan: RankPlan
     context: int
     blocks: Blocks
+    loan: Loan | None = field(default=None, repr=False)
 
     @property
     def host_bytes(self) -> int:
@@ -51,6 +53,7 @@ class Draft:
             engine=self.setup.engine,
             cache_blocks=self.blocks.count,
             cache_block_tokens=self.blocks.tokens,
+            loan=self.loan,
         )
 
 

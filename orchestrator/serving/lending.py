@@ -1,27 +1,30 @@
-"""Has a node that has a model's files lend them to the ranks of a session whose nodes have none."""
+"""Has a node that has a model's files lend them to the workers of a session whose nodes have none."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.mesh.nodes import Node, what_became
+from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.copies import Copies, has_files, is_missing
 from motley.orchestrator.trust.certificates import issue_credentials
-from motley.orchestrator.workers import Rank
+from motley.orchestrator.workers import Worker
 from motley.protocol.mesh_pb2 import Credentials, Lend, Lent, Loan, ModelSpec, OrchestratorMessage
 
+A_NODE = 2
+"""Workers of one session that a node may have, which borrow: a rank, and an expert host."""
 LEND_S = 70.0
 """A node that has not said that it lends so long after it was asked is given up; it has 60 s to open the model."""
 
 
 @dataclass(frozen=True)
 class Loans:
-    """A model that is lent to ranks of one session, and the nodes that have none of their own.
+    """A model that is lent to workers of one session, and the nodes that have none of their own.
 
     Attributes:
         lent: by whom and where, without what is a borrower's own.
@@ -33,13 +36,11 @@ class Loans:
     borrowers: frozenset[str]
     credentials: Sequence[Credentials]
 
-    def give(self, ranks: Iterable[Rank]) -> None:
-        """Tell the ranks on these nodes where to read the model."""
-        for rank in ranks:
-            if rank.node_name in self.borrowers:
-                member = rank.index + 1
-                rank.loan = Loan(member=member, tls=self.credentials[member])
-                rank.loan.MergeFrom(self.lent)
+    def give(self, workers: Iterable[Worker]) -> None:
+        """Tell the workers on these nodes where to read the model."""
+        borrowing = [worker for worker in workers if worker.node_name in self.borrowers]
+        for member, worker in enumerate(borrowing, start=1):
+            worker.loan = _to(member, self.lent, self.credentials)
 
 
 class Lending:
@@ -73,7 +74,7 @@ class Lending:
             return None
         refused = []
         for lender in lenders:
-            loans = await self.ask(lender, spec.source, fingerprint, len(taking))
+            loans = await self.ask(lender, spec.source, fingerprint, A_NODE * len(taking))
             if not isinstance(loans, Lent):
                 lent, credentials = loans
                 return Loans(lent, borrowers, credentials)
@@ -84,6 +85,20 @@ class Lending:
             f"{names}: no files of model {spec.source!r}, and nobody lends them:{''.join(refused)}",
             "model",
         )
+
+    async def lend_draft(self, draft: Draft, owner: Node, borrower: Node) -> Draft:
+        """Have a draft model lent to the node that is to compute it, unless it is that node's own.
+
+        Raises:
+            ServingError: its owner cannot lend it.
+        """
+        if owner is borrower:
+            return draft
+        loans = await self.ask(owner, draft.spec.source, draft.profile.fingerprint, 1)
+        if isinstance(loans, Lent):
+            message = f"node {owner.name!r} does not lend the draft model to {borrower.name!r}: {loans.failure}"
+            raise refusal("model_missing", message, "draft_model")
+        return replace(draft, loan=_to(1, *loans))
 
     async def ask(
         self, lender: Node, source: str, fingerprint: str, borrowers: int
@@ -144,3 +159,10 @@ class Lending:
             return Lent(failure=f"it has not answered within {LEND_S:.0f} s")
         finally:
             del self._asked[order.id]
+
+
+def _to(member: int, lent: Loan, credentials: Sequence[Credentials]) -> Loan:
+    """A loan as one of its members is told of it."""
+    own = Loan(member=member, tls=credentials[member])
+    own.MergeFrom(lent)
+    return own

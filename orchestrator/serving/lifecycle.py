@@ -82,7 +82,9 @@ class Lifecycle:
                 caches = caches_of(request, profile)
                 draft = None
                 if request.draft_model:
-                    draft = await describe_draft(self._descriptions, session, participants[0], caches)
+                    first = participants[0]
+                    draft, owner = await describe_draft(self._descriptions, session, first, self._nodes, caches)
+                    draft = await self._lending.lend_draft(draft, owner, first.node)
                     self._carrier.check_planning(session)
                 self._sessions.rename(session, request.name or profile.name)
                 try:
@@ -97,8 +99,8 @@ class Lifecycle:
                     raise type(error)("\n".join([str(error), *more])) from error
                 reading = [*ranks, *(experts.hosts + experts.members if experts else ())]
                 involved = {participants[0].node.name, *(worker.node_name for worker in reading)}
-                if loans and not experts:  # whoever computes experts reads them whenever they move
-                    loans.give(ranks)
+                if loans:
+                    loans.give(reading)
                     involved -= loans.borrowers
                 check_copies(request.model, copies, dict.fromkeys(one.name for one in taking if one.name in involved))
                 session.known = ModelKnown(spec, profiles, copies)

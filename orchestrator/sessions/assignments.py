@@ -120,11 +120,11 @@ class Assignments:
         assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.engine
         if isinstance(worker, Rank):
             assignment.engine_options.update(self._request.options_of(worker.setup.engine))
-            if worker.loan:
-                assignment.loan.CopyFrom(worker.loan)
             if worker.draft:
                 assignment.draft.CopyFrom(worker.draft.assignment())
                 assignment.draft.engine_options.update(self._request.options_of(worker.draft.setup.engine))
+        if worker.loan:
+            assignment.loan.CopyFrom(worker.loan)
         if isinstance(worker, CacheHolder):
             assignment.holder_bytes = worker.blocks_bytes
         if isinstance(worker, Member):

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.draft import Draft, plan_draft
+from motley.orchestrator.serving.errors import DescriptionError, refusal
+from motley.orchestrator.serving.plans.copies import MISSING
 from motley.orchestrator.serving.plans.descriptions import Descriptions
 from motley.orchestrator.serving.plans.participants import Participant, draft_setup
 from motley.orchestrator.sessions.assignments import draft_spec
 from motley.orchestrator.sessions.session import Session
 
 
-async def describe_draft(descriptions: Descriptions, session: Session, first: Participant, caches: Caches) -> Draft:
-    """The model that is to guess tokens beside the rank of the first participant, which is rank 0.
+async def describe_draft(
+    descriptions: Descriptions, session: Session, first: Participant, there: Iterable[Node], caches: Caches
+) -> tuple[Draft, Node]:
+    """The model that is to guess tokens beside the rank of the first participant, which is rank 0, and the node that
+    has it: that one, or the first of those that are there.
 
     Raises:
-        ServingError: the node has no such model or engine, the model's tokenizer is not that of the session's, or the
-            session was closed meanwhile.
+        ServingError: no node has both the draft model and the session's, or that node has no such engine, the model's
+            tokenizer is not that of the session's, or the session was closed meanwhile.
     """
     setup = draft_setup(session.request, first)
     spec = draft_spec(session.request, setup.quantisation)
-    profile = await descriptions.describe_draft(session, spec, first.node)
-    return plan_draft(spec, profile, setup, caches)
+    missing = None
+    for node in [first.node, *(node for node in there if node is not first.node)]:
+        if not node.alive:
+            continue
+        try:
+            profile = await descriptions.describe_draft(session, spec, node)
+        except DescriptionError as error:
+            if error.failure.code != MISSING:
+                raise
+            missing = missing or error
+        else:
+            return plan_draft(spec, profile, setup, caches), node
+    raise missing or refusal("node_lost", f"node {first.node.name!r} is lost", "draft_model")

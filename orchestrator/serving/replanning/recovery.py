@@ -185,8 +185,8 @@ class Recovery:
         alive = [node for node in self._nodes if node.alive]
         fingerprint = session.profile.fingerprint
         lacking, borrowing = set[str](), set[str]()
-        have_borrowed = {rank.node_name for rank in session.ranks if rank.loan}
-        lenders = session.experts is None and any(has_files(copies, node.name, fingerprint) for node in alive)
+        have_borrowed = {worker.node_name for worker in session.workers if worker.loan}
+        lenders = any(has_files(copies, node.name, fingerprint) for node in alive)
         for node in alive:
             own = copies.get(node.name)
             would_fetch = own is not None and not own.HasField("failure") and not own.profile.fingerprint
@@ -226,7 +226,7 @@ class Recovery:
                 raise
             ranks, experts = await self._layouts.lay_out(session, request, *model, caches, None, avoid)
         if loans:
-            loans.give(ranks)
+            loans.give([*ranks, *(experts.hosts + experts.members if experts else ())])
         holders = self._layouts.place_holders(ranks, caches, session.profile, avoid)
         session.forecast = None if experts else forecast_of(ranks, known.profiles, request, self._nodes, self._links)
         commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
@@ -243,7 +243,8 @@ class Recovery:
         first = choose_participants(request, self._but(avoid))[0]
         try:
             async with asyncio.timeout(DRAFT_S):
-                return await describe_draft(self._descriptions, session, first, session.caches)
+                draft, owner = await describe_draft(self._descriptions, session, first, self._nodes, session.caches)
+                return await self._lending.lend_draft(draft, owner, first.node)
         except (ServingError, PlanError, TimeoutError) as error:
             _log.warning("session %s (%s) goes on without its draft model: %s", session.id, session.name, error)
             return None

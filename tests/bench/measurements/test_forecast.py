@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import motley.cli
 from motley.bench.measurements import forecast
-from motley.bench.measurements.forecast import CASES, SHORT, Case, Compared, measure_link, summary
+from motley.bench.measurements.forecast import CASES, SHORT, Case, Compared, beside_each_other, measure_link, summary
 from motley.bench.meshes.rank_over_link import Brake
 from motley.cli.app import app
 
@@ -48,6 +48,14 @@ def test_the_cases_are_what_is_to_be_measured() -> None:
     assert any(case.shares == (4, 1) for case in CASES)
     assert all(len(case.shares) == len(case.fractions) for case in CASES)
     assert max(SHORT) < len(CASES)
+
+
+def test_ranks_that_begin_together_slow_each_other_down_until_the_first_is_done() -> None:
+    speeds = {1: 10.0, 2: 6.0}
+    assert beside_each_other([6, 6], speeds) == [6, 6]
+    assert beside_each_other([6, 26], speeds) == pytest.approx([6, 26 / (1 + 2)])
+    assert beside_each_other([6, 6, 6], speeds) == [6, 6, 6], "more than were measured are as slow as the most"
+    assert beside_each_other([0, 20], speeds)[1] == 10, "who has nothing to read slows nobody down"
 
 
 def test_a_link_is_measured_as_it_is_emulated() -> None:

@@ -14,6 +14,9 @@ from contextlib import ExitStack, contextmanager
 
 CAN_BE_BUILT = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("bridge") is not None
 """Whether this process may make namespaces, and has the programs for it."""
+SHAPE = ("rate", "1gbit", "burst", "128kb", "latency", "20ms")
+"""Of each machine's link, in both directions: a home's Ethernet. (Its latency would take netem, which few kernels of
+containers have.)"""
 FORWARDING, DISABLED = "3", "0"
 """What a port of a switch does with packets: pass them on, or lose them."""
 
@@ -45,7 +48,8 @@ class House:
 
 @contextmanager
 def house(*machines: str) -> Iterator[House]:
-    """A house with these machines, each named by a few letters; it needs the right to make one (`CAN_BE_BUILT`)."""
+    """A house with these machines, each named by a few letters, at links of a Gbit/s; it needs the right to make one
+    (`CAN_BE_BUILT`)."""
     tag, subnet = f"m{os.getpid()}", f"198.18.{os.getpid() % 254 + 1}"
     built = House(tag, subnet)
     with ExitStack() as stack:
@@ -64,6 +68,8 @@ def house(*machines: str) -> Iterator[House]:
             _do(*built.on(machine), "ip", "address", "add", f"{subnet}.{number}/24", "dev", "eth0")
             for interface in ("lo", "eth0"):
                 _do(*built.on(machine), "ip", "link", "set", interface, "up")
+            _do("tc", "qdisc", "add", "dev", port, "root", "tbf", *SHAPE)
+            _do(*built.on(machine), "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *SHAPE)
         yield built
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from motley.bench.random_models.writing import synthesise
 from motley.cli.reaching.client import Client
 from motley.daemon.lending.mirror import FOLDER
+from motley.orchestrator.known_models.shapes import SHAPES
+from tests.e2e.answers.test_experts import SMALL
 from tests.e2e.losses.test_survival import GREEDY, SAMPLED, streamed, undisturbed
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model, mesh
 
@@ -57,8 +60,9 @@ async def test_a_model_is_fetched_from_the_hub_by_one_machine(tmp_path: Path) ->
 
 @pytest.mark.soak
 async def test_a_folder_on_one_machine_is_enough(tmp_path: Path) -> None:
-    """For rank 0, too, whose node has the tokenizer and the template from there. Nobody's text changes, neither when a
-    borrower dies in the middle of an answer, nor when the lender does, of which nothing more is needed then."""
+    """For rank 0, too, whose node has the tokenizer and the template from there, and the draft model. Nobody's text
+    changes, neither when a borrower dies in the middle of an answer, nor when the lender does, of which nothing more is
+    needed then."""
     owner = tmp_path / "owner"
     owner.mkdir()
     shutil.move(chatting_model(tmp_path), owner / "bard")
@@ -70,12 +74,12 @@ async def test_a_folder_on_one_machine_is_enough(tmp_path: Path) -> None:
             await there.join(name, cache=caches[name], models=models)
         own = await there.session(model=str(BUNDLED), nodes=["a", "b"], shares=[2, 3], exact=True, name="own")
         texts = [await undisturbed(there.url, {**body, "model": "own"}) for body in (GREEDY, SAMPLED)]
-        how: dict[str, Any] = {"model": "bard", "exact": True, "name": "lent", "shares": [2, 3]}
+        how: dict[str, Any] = {"model": "bard", "exact": True, "name": "lent", "shares": [2, 3], "draft_model": "bard"}
         await there.session(nodes=["b", "c"], **how)
         assert [await undisturbed(there.url, {**body, "model": "lent"}) for body in (GREEDY, SAMPLED)] == texts
         spoken = await chat(there, "lent")
         whole = (BUNDLED / "model.safetensors").stat().st_size
-        assert all(0 < taken(caches[name]) < whole for name in "bc")
+        assert 0 < taken(caches["c"]) < whole <= taken(caches["b"]), "b has all of the draft model besides"
 
         def die(name: str) -> None:
             workers = [one for one in there.nodes[name].family() if "motley.daemon.worker.process" in one.cmdline()]
@@ -88,3 +92,35 @@ async def test_a_folder_on_one_machine_is_enough(tmp_path: Path) -> None:
             await client.call("DELETE", f"/api/sessions/{own['id']}")
         await there.nodes.pop("a").kill()
         assert await undisturbed(there.url, {**SAMPLED, "model": "lent"}) == texts[1]
+
+
+async def test_expert_hosts_borrow_the_experts_that_they_hold(tmp_path: Path) -> None:
+    """The trunk and the hosts are on machines without files; when one is lost, the other fetches what is missing."""
+    owner, nowhere = tmp_path / "owner", tmp_path / "nowhere"
+    for folder in (owner, nowhere):
+        folder.mkdir()
+    synthesise(SHAPES["mixtral-quarter"] | SMALL, owner / "moe")
+    body = {**GREEDY, "max_tokens": 60}
+    async with mesh(tmp_path) as there:
+        caches = {name: tmp_path / f"cache-{name}" for name in "abc"}
+        for name, models in (("a", owner), ("b", nowhere), ("c", nowhere)):
+            await there.join(name, cache=caches[name], models=models)
+        how: dict[str, Any] = {"model": "moe", "experts": "parallel", "exact": True, "context": 512}
+        await there.session(nodes=["a"], name="own", **how)
+        made = await there.session(nodes=["b", "c"], name="lent", **how)
+        assert {host["node"] for host in made["hosts"]} == {"b", "c"}
+        own = await undisturbed(there.url, {**body, "model": "own"})
+        assert await undisturbed(there.url, {**body, "model": "lent"}) == own
+        whole = (owner / "moe" / "model.safetensors").stat().st_size
+        assert all(0 < taken(caches[name]) < whole for name in "bc")
+        trunk = made["ranks"][0]["node"]
+        (other,) = {"b", "c"} - {trunk}
+        before = taken(caches[trunk])
+
+        def die() -> None:
+            for process in there.nodes[other].family():
+                process.kill()
+
+        text, _ = await streamed(there.url, {**body, "model": "lent"}, 20, die)
+        assert text == own
+        assert taken(caches[trunk]) > before

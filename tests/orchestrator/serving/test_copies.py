@@ -95,19 +95,32 @@ async def test_ranks_without_the_model_borrow_it(taking: list[str], mesh: Any, f
     await mesh.serve(nodes=taking)
     (order,) = four["a"].lends
     assert not any(four[name].lends for name in "bcd")
-    assert (order.source, order.fingerprint, order.members) == ("bard", small_profile().fingerprint, len(taking) + 1)
-    certificates = {order.tls.certificate}
-    for rank, name in enumerate(taking):
+    assert (order.source, order.fingerprint) == ("bard", small_profile().fingerprint)
+    assert order.members > len(taking)
+    certificates, members = {order.tls.certificate}, {0}
+    for name in taking:
         (loan,) = loans_of(four[name])
         if name == "a":
             assert not loan.id
             continue
         assert (loan.id, loan.node, loan.address, loan.files) == (order.id, "a", "a:5000", "f1")
-        assert (loan.member, loan.members, loan.secret) == (rank + 1, order.members, order.secret)
+        assert (loan.members, loan.secret) == (order.members, order.secret)
+        assert loan.member < loan.members
+        members.add(loan.member)
         certificates.add(loan.tls.certificate)
-    assert len(certificates) == 3
+    assert len(certificates) == len(members) == 3
     _, body = await mesh.call("GET", "/api/sessions")
     assert "loan" not in str(body), "credentials are nobody's business"
+
+
+async def test_a_draft_model_is_borrowed_too(mesh: Any, four: dict[str, Any]) -> None:
+    """Of the first node that has it beside the model; the one that computes it has neither."""
+    await mesh.serve(nodes=["b", "a"], draft_model="small", context=100)
+    lent = {order.source: order for order in four["a"].lends}
+    assert lent.keys() == {"bard", "small"}
+    (assigned,) = [command.assign for command in four["b"].commands if command.WhichOneof("body") == "assign"]
+    assert (assigned.loan.id, assigned.draft.loan.id) == (lent["bard"].id, lent["small"].id)
+    assert not any(four[name].lends for name in "bcd")
 
 
 async def test_who_cannot_lend_is_passed_over(mesh: Any, four: dict[str, Any]) -> None:
