@@ -140,6 +140,8 @@ class Workshop:
         _share_arena()
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
         self._residual = Crossing(graph.hidden)
+        if isinstance(graph, RankGraph):
+            self._crossing["hidden"] = Crossing(graph.entering)
         self._graph = graph
         self._initializers = initializers
         self._threads = threads

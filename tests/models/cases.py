@@ -22,7 +22,7 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Heads
-from motley.daemon.models.description.model import EMBEDDING, Model
+from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Attend, Sum, WholeNorm
 from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
@@ -268,7 +268,7 @@ class LocalSession:
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model)) if isinstance(model, Path) else model
-        self._source, described = opened.source, opened.model
+        self._opened, described = opened, opened.model
         self._stages = stages_of(shares, len(described.layers))
         self._groups = [LocalGroup(len(stage.ranks)) for stage in self._stages]
         members = [group.member(place) for group in self._groups for place in range(group.size)]
@@ -281,7 +281,7 @@ class LocalSession:
                 declared = declare(*own, beside=set(each)) if len(set(each)) > 1 else declare(*own)
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
-                write_share(self._source, declared.weights, declared.share_bytes, share_file)
+                write_share(self._opened.source, declared.weights, declared.share_bytes, share_file)
                 far = None
                 if blocks.far:
                     far = FarFile(folder, blocks, declared.caches)
@@ -315,7 +315,7 @@ class LocalSession:
 
     def run(self, spans: Sequence[Span], tokens: Sequence[int], halved: bool = False) -> F32:
         """f32[R, V]: what a step gives, the ranks' slices side by side."""
-        hidden = self._source.rows(EMBEDDING, tokens)
+        hidden = self._opened.rows(tokens)
         through = [span._replace(wanted=span.rows) for span in spans]
         for stage in self._stages[:-1]:
             each = self._step(stage, hidden, through, halved)

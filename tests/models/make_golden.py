@@ -185,6 +185,12 @@ _GRANITE = {
     "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
 }
 """What published checkpoints call tensors."""
+_HY_V3 = {
+    ".mlp.gate.weight": ".mlp.router.gate.weight",
+    ".mlp.e_score_correction_bias": ".mlp.expert_bias",
+    ".shared_experts.": ".shared_mlp.",
+}
+"""The same of Hy3."""
 
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -203,6 +209,12 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             yield name.replace("model.", "model.language_model.", 1), value
         yield "model.visual.merger.norm.weight", torch.ones(16)
         yield "mtp.fc.weight", torch.ones(4, 8)
+        return
+    if family == "hy_v3":
+        for name, value in weights.items():
+            for today, published in _HY_V3.items():
+                name = name.replace(today, published)
+            yield name, value
         return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     if family == "granitemoehybrid":
