@@ -60,7 +60,7 @@ class LoadedRank:
         alike: prompts up to this length have the same rotary tables.
         share_bytes: of its weights, as they are stored.
         max_rows: the most tokens that a step may have.
-        hidden: D, the width of the residual.
+        expert_width: elements of the rows that experts on other machines get and send back.
         vocabulary: tokens that the model knows.
         recurrent: its layers keep states of sequences, so that one can begin with what is in the caches only where
             these are remembered.
@@ -72,7 +72,7 @@ class LoadedRank:
     alike: int
     share_bytes: int
     max_rows: int
-    hidden: int
+    expert_width: int
     vocabulary: int
     recurrent: bool = False
 
@@ -223,7 +223,7 @@ def load_rank(
                 alike=graph.alike,
                 share_bytes=share_bytes,
                 max_rows=options.max_rows,
-                hidden=graph.hidden,
+                expert_width=opened.model.expert_width,
                 vocabulary=opened.model.vocabulary,
                 recurrent=recurrent,
             )

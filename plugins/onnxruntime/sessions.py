@@ -152,6 +152,10 @@ class Workshop:
         """Products of one row, by the bits of their weights, until it is measured how far ahead they should fetch."""
         threads.workshops.add(self)
 
+    def know(self, values: Iterable[onnx.ValueInfoProto]) -> None:
+        """Take the widths of values that are declared elsewhere than for the whole graph."""
+        self._crossing.update({value.name: Crossing.declared(value) for value in values})
+
     def make(self, segments: Sequence[Segment]) -> list[Part]:
         """Make segments ready, and leave out those that have nothing to compute and nothing after them.
 

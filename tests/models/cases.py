@@ -44,12 +44,31 @@ TELLING = {
     *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
     *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
-    *("granite", "smollm3-biases-some-windows", "qwen3-next", "qwen3-5", "deepseek-v3", "gemma4-experts"),
+    *(
+        "granite",
+        "smollm3-biases-some-windows",
+        "qwen3-next",
+        "qwen3-5",
+        "deepseek-v3",
+        "gemma4-experts",
+        "gemma4-given-rows",
+    ),
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 MADE_OF_OTHERS = {
-    *("deepseek_v32", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_dense"),
+    *(
+        "deepseek_v32",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "exaone_moe",
+        "gemma2",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "hunyuan_v1_dense",
+    ),
+    *("hy_v3",),
     *("lfm2_moe", "minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),
 }
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""

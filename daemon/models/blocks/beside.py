@@ -52,9 +52,8 @@ class GivenRows:
         gain = W("model.per_layer_projection_norm.weight", axis)
         made = writer.norm(f"{at}.norm", writer.scaled(made, shape.hidden**-0.5), gain, shape.epsilon)
         both = writer.scaled(writer.add(made, writer.scaled(self.given(number), size**0.5)), 2**-0.5)
-        (gate,) = writer.linear(
-            f"{at}.gate", residual, W(f"{module}.per_layer_input_gate.weight", axis, shape.residual)
-        )
+        into = W(f"{module}.per_layer_input_gate.weight", axis, shape.residual)
+        (gate,) = writer.linear(f"{at}.gate", residual, into)
         opened = writer.gated(f"{at}.opened", gate, both, Activation.GELU_TANH)
         (x,) = writer.linear(f"{at}.output", opened, W(f"{module}.per_layer_projection.weight", shape.residual, axis))
         return writer.add(residual, norm(writer, shape, f"{at}.after", x, f"{module}.post_per_layer_input_norm.weight"))

@@ -131,6 +131,11 @@ class Model:
         return next((layer.experts for layer in self.layers if layer.experts), None)
 
     @property
+    def expert_width(self) -> int:
+        """Elements of the rows that experts read and make."""
+        return self.hidden if self.experts is None else self.experts.x.axis.size
+
+    @property
     def expert_layers(self) -> list[int]:
         """The layers that have experts."""
         return [number for number, layer in enumerate(self.layers) if layer.experts]

@@ -1,7 +1,7 @@
 """Gemma 4's text model: wide heads where a layer sees everything, whose keys may be values, and experts beside an MLP.
 
-Norms stand around every block as in Gemma 3, but their gains are whole. In the models for phones (E2B, E4B) each layer is
-given rows of a second table, and the last layers attend to keys and values of earlier ones.
+Norms stand around every block as in Gemma 3, but their gains are whole. In the models for phones (E2B, E4B)
+each layer is given rows of a second table, and the last layers attend to keys and values of earlier ones.
 """
 
 from __future__ import annotations
@@ -58,11 +58,9 @@ def gemma4(keys: Keys) -> Model:
     if windows[-1]:
         raise keys.refusal("layer_types", "a last layer of full_attention")
     ropes, context = _ropes(keys, shape.heads.size, wide.size)
-    last = [0] * 2  # the last layer with a window, and without, that has keys of its own
-    own_keys = shape.layers - keys.size("num_kv_shared_layers", 0, least=0)
-    for number in range(own_keys):
-        last[not windows[number]] = number
-    if own_keys < shape.layers and {bool(each) for each in windows[: max(own_keys, 0)]} != set(map(bool, windows)):
+    own_keys = shape.layers - keys.size("num_kv_shared_layers", 0, least=0, most=shape.layers - 1)
+    lenders = {window: number for number, window in enumerate(windows[:own_keys])}  # the last layer of each kind
+    if lenders.keys() != set(windows):
         raise keys.refusal("num_kv_shared_layers", "fewer, so that a layer of each kind has keys of its own")
     keys_are_values = keys.flag("attention_k_eq_v", False)
     cap = keys.number("final_logit_softcapping") if keys.get("final_logit_softcapping") is not None else 0.0
@@ -75,20 +73,14 @@ def gemma4(keys: Keys) -> Model:
         writer, module = begin(shape, number), f"model.layers.{number}"
         at, mlp_at, window = f"layers.{number}.attention", f"layers.{number}.dense", windows[number]
         x = norm(writer, shape, f"{at}.norm", writer.x, f"{module}.input_layernorm.weight")
-        borrows = last[not window] if number >= own_keys else None
+        borrows = lenders[window] if number >= own_keys else None
         heads = shape.heads if window else wide
         x = _attention(writer, shape, number, x, heads, window, keys_are_values and not window, borrows)
         x = norm(writer, shape, f"{at}.after", x, f"{module}.post_attention_layernorm.weight")
         residual = writer.add(writer.x, x)
         x = norm(writer, shape, f"{mlp_at}.norm", residual, f"{module}.pre_feedforward_layernorm.weight")
-        x = gated_mlp(
-            writer,
-            mlp_at,
-            x,
-            mlp_axis(columns * wider if number >= own_keys else columns),
-            usual_names(f"{module}.mlp"),
-            Activation.GELU_TANH,
-        )
+        own = mlp_axis(columns * (wider if number >= own_keys else 1))
+        x = gated_mlp(writer, mlp_at, x, own, usual_names(f"{module}.mlp"), Activation.GELU_TANH)
         if routed is not None:
             x = norm(writer, shape, f"{mlp_at}.own", x, f"{module}.post_feedforward_layernorm_1.weight")
             x = writer.add(routed.write(writer, shape, number, residual), x)
@@ -100,7 +92,13 @@ def gemma4(keys: Keys) -> Model:
         written = writer.layer(writer.times(f"layers.{number}.mlp.residual", residual, scalar))
         return written if rows is None else replace(written, given=rows.given(number))
 
-    made = model("gemma4", shape, layer, ropes, context, embedding_scale=shape.hidden**0.5, logits_cap=cap)
+    unused = [  # files have them
+        f"model.layers.{number}.self_attn.{part}"
+        for number in range(own_keys, shape.layers)
+        for part in ("k_proj.", "v_proj.", "k_norm.")
+    ]
+    scale = shape.hidden**0.5
+    made = model("gemma4", shape, layer, ropes, context, embedding_scale=scale, logits_cap=cap, ignored=unused)
     return made if rows is None else replace(made, beside=rows.table)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.experts import expert_count, experts, sparse_layers
+from motley.daemon.models.blocks.experts import expert_count, experts, sparse_layers, stacked_parts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import read_shape
@@ -28,13 +28,15 @@ def qwen3_vl_moe(keys: Keys) -> Model:
 
 
 def _stacked(number: int, hidden: int, columns: int) -> MlpNames:
-    """Experts' matrices as files of Qwen3-VL have them: those of a layer in two tensors, [E, D, 2F] and [E, F, D]."""
+    """Experts' matrices as files of Qwen3-VL have them, those of a layer in two tensors: published ones transposed,
+    [E, D, 2F] and [E, F, D], those that transformers 5 has saved not."""
+    usual = stacked_parts(f"model.layers.{number}.mlp.experts", hidden, columns)
     module = f"model.layers.{number}.mlp.experts"
     both, down = f"{module}.gate_up_proj[{{expert}}]", f"{module}.down_proj[{{expert}}]"
     parts = {
-        "gate": (Part(both, (hidden, 2 * columns), transposed=True),),
-        "up": (Part(both, (hidden, 2 * columns), columns, transposed=True),),
-        "down": (Part(down, (columns, hidden), transposed=True),),
+        "gate": (Part(both, (hidden, 2 * columns), transposed=True), *usual["gate"]),
+        "up": (Part(both, (hidden, 2 * columns), columns, transposed=True), *usual["up"]),
+        "down": (Part(down, (columns, hidden), transposed=True), *usual["down"]),
     }
     return usual_names(f"{module}.{{expert}}", parts=parts)
 

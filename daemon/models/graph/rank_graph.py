@@ -248,9 +248,8 @@ class _RankNodes(RankSums):
         model, rows = self.model, "hidden"
         if model.beside is not None:
             parts = [layer.given for layer in self.layers if layer.given is not None]
-            rows = next(
-                iter(self.split("hidden", {"hidden.rows": model.hidden} | {x.name: x.axis.size for x in parts}))
-            )
+            widths = {"hidden.rows": model.hidden} | {part.name: part.axis.size for part in parts}
+            rows = self.split("hidden", widths)[0]
             for part in parts:
                 self.given(part)
                 self.crosses(part.name, part.axis.size)
@@ -307,7 +306,7 @@ class _RankNodes(RankSums):
         totals = {leaf: f"{name}.{leaf.start}" if len(leaves) > 1 else name for leaf in leaves}
         self.node("Experts", [*self._routed(operation), *bases], *totals.values(), domain=DOMAIN, experts=bodies)
         for total in totals.values():
-            self.crosses(total, self.model.hidden)
+            self.crosses(total, operation.y.axis.size)
         self.terms[name] = totals
 
     def _experts_elsewhere(self, operation: Experts) -> None:
@@ -320,7 +319,7 @@ class _RankNodes(RankSums):
         name = self.node(
             "Experts", [*self._routed(operation), *base], operation.y.name, domain=DOMAIN, layer=operation.layer
         )
-        self.crosses(name, self.model.hidden)
+        self.crosses(name, operation.y.axis.size)
         self.given(operation.y)
 
     def _routed(self, operation: Experts) -> list[str]:
@@ -330,7 +329,7 @@ class _RankNodes(RankSums):
         if operation.scales_inputs:
             x = self.node("Mul", [x, weights], f"{operation.y.name}.x")
             weights = self.node("Div", [weights, weights], f"{operation.y.name}.ones")
-        self.crosses(x, self.model.hidden)
+        self.crosses(x, operation.x.axis.size)
         self.crosses(weights, count)
         self.crosses(chosen, count, TensorProto.INT64)
         return [x, weights, chosen]
