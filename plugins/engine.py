@@ -354,6 +354,13 @@ class RankGraph:
     """How many slots for adapters there are (`AdaptedEngine`), numbered from 1; 0: the graph has no Adapted nodes."""
     states: Sequence[StateSpec] = ()
     """The recurrent states of the layers of which this rank has heads."""
+    beside: int = 0
+    """Columns of the rows that a step begins with behind those of the residual."""
+
+    @property
+    def entering(self) -> int:
+        """Columns of the rows that a step begins with."""
+        return self.hidden + self.beside
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ def check_step(graph: RankGraph, hidden: F32, spans: Sequence[Span], most_rows: 
         EngineError: it cannot; the message says why.
     """
     rows = len(hidden)
-    if not 1 <= rows <= most_rows or hidden.shape[1:] != (graph.hidden,):
-        raise EngineError(f"a step takes f32[1..{most_rows}, {graph.hidden}], not f32{[*hidden.shape]}")
+    if not 1 <= rows <= most_rows or hidden.shape[1:] != (graph.entering,):
+        raise EngineError(f"a step takes f32[1..{most_rows}, {graph.entering}], not f32{[*hidden.shape]}")
     if not 1 <= len(spans) <= most_spans:
         raise EngineError(f"a step takes 1 to {most_spans} spans, not {len(spans)}")
     if sum(span.rows for span in spans) != rows:

@@ -122,7 +122,7 @@ class ExpertLoader:
         Raises:
             Exception: what `motley.daemon.loading.planned.open_planned` and `units` raise.
         """
-        return self._model.result().planned.opened.model.hidden if self._model.done() else None
+        return self._model.result().planned.opened.model.expert_width if self._model.done() else None
 
     @property
     def busy(self) -> bool:

@@ -80,19 +80,19 @@ class PlannedModel:
         label = Label(self.spec.source, self.quantisation, self.spec.block, elements / self.elements, expert)
         return cache.hold(key, label, size, write, progress)
 
-    def end_loan(self, matrix: str | None, progress: Progress) -> None:
-        """Have no more lent of the model than what is here, once all of a matrix is, whose rows are read later.
+    def end_loan(self, matrices: Sequence[str], progress: Progress) -> None:
+        """Have no more lent of the model than what is here, once all of some matrices are, whose rows are read later.
 
         Args:
-            matrix: its tensor; None: no rows of any are read later.
-            progress: told how far that is.
+            matrices: their tensors.
+            progress: told how far each is.
 
         Raises:
-            CheckpointError, LendingError: the rest of the matrix does not come.
+            CheckpointError, LendingError: the rest of a matrix does not come.
         """
         if self.borrower is None:
             return
-        if matrix is not None:
+        for matrix in matrices:
             self._read_through(matrix, progress)
         self.borrower.end()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from motley.daemon.models import reading
 from motley.daemon.models.cutting.holding import Formats
@@ -20,6 +22,7 @@ from motley.daemon.weights.checkpoints.safetensors_checkpoint import Safetensors
 from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles
 from motley.daemon.weights.located import Located
 from motley.daemon.weights.stored import Source
+from motley.plugins.engine import F32
 
 if TYPE_CHECKING:
     from motley.daemon.text.tokenizer import Tokenizer
@@ -32,6 +35,17 @@ class OpenModel:
     model: Model
     source: Source
     stored: Formats
+
+    def rows(self, tokens: Sequence[int]) -> F32:
+        """What a step of some tokens begins with: f32[T, D], their embeddings, and behind them the rows of
+        `Model.beside`.
+
+        Raises:
+            IndexError: there is no such token.
+            CheckpointError: a file cannot be read (any more).
+        """
+        tables = [self.source.rows(table.name, tokens) for table in self.model.tables]
+        return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
 
 
 def open_weights(path: Path, bring: Bring | None = None) -> TensorFiles:

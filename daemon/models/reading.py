@@ -80,7 +80,9 @@ def describe(keys: Keys) -> Model:
 def _text_keys(keys: Keys, kinds: Sequence[str]) -> Keys:
     """The keys of the text part of a model; some may stand beside it."""
     if keys.get("text_config") is None:
-        raise keys.refusal("text_config", "the keys of the text part")
+        if keys.get("hidden_size") is None:
+            raise keys.refusal("text_config", "the keys of the text part")
+        return Keys(keys.where, {**keys.values, "model_type": kinds[0]})  # as Qwen2.5-VL's files have them
     beside: dict[str, Any] = {
         key: keys.values[key] for key in ("eos_token_id", "tie_word_embeddings") if key in keys.values
     }

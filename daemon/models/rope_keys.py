@@ -51,6 +51,8 @@ _OWN: Mapping[str, frozenset[str]] = {
 }
 """The keys of each rope type, besides those that all have. ``factors`` is what GGUF files make of ``llama3``."""
 
+SECTIONS = frozenset({"mrope_section", "mrope_interleaved"})
+"""Which frequencies turn by rows and columns of an image: a text's positions are the same in all of them."""
 USUAL = ("default", "linear", "dynamic", "llama3", "yarn", "factors")
 """The rope types of a family that has no rule of its own."""
 
@@ -98,8 +100,9 @@ def rope_of(
         keys: of the model.
         rope: the object; `theta` and `partial` hold where it is silent.
     """
-    kind = rope.one_of("rope_type" if rope.says("rope_type") else "type", types, default="default")
-    known = _COMMON | _OWN[kind]
+    named = "rope_type" if rope.says("rope_type") else "type"
+    kind = "default" if rope.get(named) == "mrope" else rope.one_of(named, types, default="default")
+    known = _COMMON | SECTIONS | _OWN[kind]
     for key, value in rope.values.items():
         if key not in known and value is not None:
             raise rope.refusal(key, f"{', '.join(sorted(known))} with rope type {kind}")

@@ -311,7 +311,7 @@ def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> list[_Questi
     questions = _questions(graph, engine.most_spans)
     for question in questions:
         proctor.ask(question)
-        rows = noise(str(question), (question.tokens, graph.hidden))
+        rows = noise(str(question), (question.tokens, graph.entering))
         logits = engine.step(rows, question.spans(graph.blocks))
         proctor.check_all_called()
         if graph.vocabulary:
@@ -338,7 +338,15 @@ def _examined(graph: RankGraph) -> list[int]:
     for layer, kind in sorted(traits.items()):
         kinds.setdefault(repr(kind), []).append(layer)
     layers = sorted(traits)
-    return sorted({layers[len(layers) // 2], *(layer for kind in kinds.values() for layer in (kind[0], kind[-1]))})
+    chosen = sorted({layers[len(layers) // 2], *(layer for kind in kinds.values() for layer in (kind[0], kind[-1]))})
+    return sorted({*chosen, *(other for layer in chosen for other in _read_by(graph, layer))})
+
+
+def _read_by(graph: RankGraph, layer: int) -> set[int]:
+    """The layers before the one before it whose keys and values a layer reads."""
+    nodes = (node for node in graph.proto.graph.node if (found := _LAYER.match(node.name)) and int(found[1]) == layer)
+    read = (_LAYER.match(name) for node in nodes for name in node.input if not name.endswith(".residual"))
+    return {int(found[1]) for found in read if found} - {layer}
 
 
 def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:

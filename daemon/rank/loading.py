@@ -18,7 +18,6 @@ from motley.daemon.models.cutting.holding import has_floats
 from motley.daemon.models.cutting.profile import activations
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stages_of
-from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.adapters.on_rank import RankAdapters
@@ -61,7 +60,7 @@ class LoadedRank:
         alike: prompts up to this length have the same rotary tables.
         share_bytes: of its weights, as they are stored.
         max_rows: the most tokens that a step may have.
-        hidden: D, the width of the residual.
+        expert_width: elements of the rows that experts on other machines get and send back.
         vocabulary: tokens that the model knows.
         recurrent: its layers keep states of sequences, so that one can begin with what is in the caches only where
             these are remembered.
@@ -73,7 +72,7 @@ class LoadedRank:
     alike: int
     share_bytes: int
     max_rows: int
-    hidden: int
+    expert_width: int
     vocabulary: int
     recurrent: bool = False
 
@@ -163,7 +162,7 @@ def load_rank(
         loaded = partial(progress, declared.share_bytes, declared.share_bytes)
         with contextlib.ExitStack() as stack:
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
-            planned.end_loan(EMBEDDING if declared.stage.first else None, progress)
+            planned.end_loan([w.name for w in opened.model.tables if declared.stage.first], progress)
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
             with signs_of_life(loaded, ENGINE_S):
@@ -199,7 +198,7 @@ def load_rank(
                     stack.callback(adapters.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
-            embed: Embed = partial(opened.source.rows, EMBEDDING)
+            embed: Embed = opened.rows
             if peers.passage and not declared.stage.first:
                 embed = _taking(peers.passage, graph.hidden)
             executor = Executor(
@@ -224,7 +223,7 @@ def load_rank(
                 alike=graph.alike,
                 share_bytes=share_bytes,
                 max_rows=options.max_rows,
-                hidden=graph.hidden,
+                expert_width=opened.model.expert_width,
                 vocabulary=opened.model.vocabulary,
                 recurrent=recurrent,
             )

@@ -230,7 +230,7 @@ class Rank:
                 wrap=self._worker.wrap,
             ),
             daemon.placement,
-            hidden=loaded.hidden,
+            hidden=loaded.expert_width,
             wire_format=WireFormat(assignment.wire),
             look=look,
             tell=daemon.tell,

@@ -134,12 +134,13 @@ class OnnxRuntimeEngine:
         self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
         self._logits = np.empty((most_rows, graph.vocabulary), np.float32)
-        rows, between = np.zeros((most_rows, graph.hidden), np.float32), Store(most_rows)
+        mixtures = [each.then for each in segments if isinstance(each.then, Mixture) and each.then.experts]
+        width = self._workshop.width(mixtures[0].x) if mixtures else 0  # the same in all layers
+        rows, between = np.zeros((most_rows, width), np.float32), Store(most_rows)
         adapted, weights = StepRows(most_rows), lowered.initializers
         self._experts = {
-            segment.then.totals: LocalExperts(segment.then.experts, self._workshop, weights, rows, between, adapted)
-            for segment in segments
-            if isinstance(segment.then, Mixture) and segment.then.experts
+            then.totals: LocalExperts(then.experts, self._workshop, weights, rows, between, adapted)
+            for then in mixtures
         }
         self._adapts = [part.adapt for part in parts if part.adapt]
         self._adapts += [adapt for experts in self._experts.values() for adapt in experts.adapts]
@@ -334,7 +335,7 @@ class OnnxRuntimeEngine:
         fewest = min(blocks.count, blocks.windowed or blocks.count)
         count = min(EXACT_PROBE, self._max_rows, self._graph.context, fewest * blocks.tokens)
         table = np.arange(ceil(count / blocks.tokens), dtype=np.int32)
-        hidden = np.random.default_rng(0).normal(size=(count, self._graph.hidden)).astype(np.float32)
+        hidden = np.random.default_rng(0).normal(size=(count, self._graph.entering)).astype(np.float32)
 
         def outcome(chunk: int) -> list[F32]:
             """What this rank contributes and its logits, of all rows, computed `chunk` rows at a time."""

@@ -129,6 +129,7 @@ class Chain:
         """`nodes`: those of the graph, lowered; `weights`: the names of all initializers."""
         self._x, self._results = graph.input[0].name, [output.name for output in graph.output]
         self._workshop = workshop
+        workshop.know([*graph.input, *graph.output])
         self._segments = cut_into_segments(nodes, weights, self._results)
         self._parts = workshop.make(self._segments)
         self.adapts = [part.adapt for part in self._parts if part.adapt]

@@ -140,6 +140,8 @@ class Workshop:
         _share_arena()
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
         self._residual = Crossing(graph.hidden)
+        if isinstance(graph, RankGraph):
+            self._crossing["hidden"] = Crossing(graph.entering)
         self._graph = graph
         self._initializers = initializers
         self._threads = threads
@@ -149,6 +151,10 @@ class Workshop:
         self.products: dict[int, list[Product]] = {}
         """Products of one row, by the bits of their weights, until it is measured how far ahead they should fetch."""
         threads.workshops.add(self)
+
+    def know(self, values: Iterable[onnx.ValueInfoProto]) -> None:
+        """Take the widths of values that are declared elsewhere than for the whole graph."""
+        self._crossing.update({value.name: Crossing.declared(value) for value in values})
 
     def make(self, segments: Sequence[Segment]) -> list[Part]:
         """Make segments ready, and leave out those that have nothing to compute and nothing after them.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.description.axes import Value, W
-from motley.daemon.models.description.model import Model
+from motley.daemon.models.description.model import EMBEDDED, Model
 from motley.daemon.models.description.operations import (
     Activation,
     Add,
@@ -50,8 +50,14 @@ def logits_by_the_book(model: Model, weights: Mapping[str, npt.NDArray[Any]], to
     """f64[T, V]: the logits after each of some tokens, which are one prompt."""
     book = _Book(model, {name: each.astype(np.float64) for name, each in weights.items()})
     rows = book.weights[model.embedding.name][tokens] * model.embedding_scale
+    values: Values = {EMBEDDED: rows}
+    if model.beside is not None:
+        given = [layer.given for layer in model.layers if layer.given]
+        parts = np.split(book.weights[model.beside.name][tokens], len(given), axis=1)
+        values |= dict(zip((each.name for each in given), parts, strict=True))
     for layer in model.layers:
-        rows = book.run(layer.operations, {layer.x.name: rows}, layer.y)
+        values[layer.x.name] = rows
+        rows = book.run(layer.operations, values, layer.y)
     return book.run(model.head, {model.head_x.name: rows}, model.logits)
 
 

@@ -21,7 +21,7 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Heads
-from motley.daemon.models.description.model import EMBEDDING, Model
+from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Attend, Sum, WholeNorm
 from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
@@ -43,12 +43,31 @@ TELLING = {
     *("gemma3-softcaps", "glm4-moe-qk-norm", "gpt-oss-mxfp4", "llama-biases-odd-sizes", "llama-llama3-rope-tied"),
     *("llama-mqa", "mistral-window", "mixtral-fused-window", "olmo2", "olmoe-clipped-normalised", "phi3-longrope"),
     *("qwen2-moe", "qwen2-some-windows", "qwen3-biases-some-windows", "qwen3-moe-not-normalised"),
-    *("granite", "smollm3-biases-some-windows", "qwen3-next", "qwen3-5", "deepseek-v3", "gemma4-experts"),
+    *(
+        "granite",
+        "smollm3-biases-some-windows",
+        "qwen3-next",
+        "qwen3-5",
+        "deepseek-v3",
+        "gemma4-experts",
+        "gemma4-given-rows",
+    ),
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 MADE_OF_OTHERS = {
-    *("deepseek_v32", "ernie4_5", "ernie4_5_moe", "exaone4", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_dense"),
+    *(
+        "deepseek_v32",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "exaone_moe",
+        "gemma2",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+        "hunyuan_v1_dense",
+    ),
+    *("hy_v3",),
     *("lfm2_moe", "minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),
 }
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
@@ -250,7 +269,7 @@ class LocalSession:
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
         opened = self._files.enter_context(open_model(model)) if isinstance(model, Path) else model
-        self._source, described = opened.source, opened.model
+        self._opened, described = opened, opened.model
         self._stages = stages_of(shares, len(described.layers))
         self._groups = [LocalGroup(len(stage.ranks)) for stage in self._stages]
         members = [group.member(place) for group in self._groups for place in range(group.size)]
@@ -263,7 +282,7 @@ class LocalSession:
                 declared = declare(*own, beside=set(each)) if len(set(each)) > 1 else declare(*own)
                 share_file = folder / f"rank{rank}" / SHARE_FILE
                 share_file.parent.mkdir(parents=True)
-                write_share(self._source, declared.weights, declared.share_bytes, share_file)
+                write_share(self._opened.source, declared.weights, declared.share_bytes, share_file)
                 far = None
                 if blocks.far:
                     far = FarFile(folder, blocks, declared.caches)
@@ -297,7 +316,7 @@ class LocalSession:
 
     def run(self, spans: Sequence[Span], tokens: Sequence[int], halved: bool = False) -> F32:
         """f32[R, V]: what a step gives, the ranks' slices side by side."""
-        hidden = self._source.rows(EMBEDDING, tokens)
+        hidden = self._opened.rows(tokens)
         through = [span._replace(wanted=span.rows) for span in spans]
         for stage in self._stages[:-1]:
             each = self._step(stage, hidden, through, halved)

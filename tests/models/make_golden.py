@@ -119,7 +119,7 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
 
 def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tensor | None:
     """A tensor of a family that needs other magnitudes than most, for its text to be lively; None: as with most."""
-    if family.startswith("gemma3"):
+    if family.startswith(("gemma2", "gemma3")):
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise - 1
         if "norm" in name:  # what is drawn is a norm's distance from 1; queries and keys get longer
@@ -185,6 +185,12 @@ _GRANITE = {
     "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
 }
 """What published checkpoints call tensors."""
+_HY_V3 = {
+    ".mlp.gate.weight": ".mlp.router.gate.weight",
+    ".mlp.e_score_correction_bias": ".mlp.expert_bias",
+    ".shared_experts.": ".shared_mlp.",
+}
+"""The same of Hy3."""
 
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -203,6 +209,12 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             yield name.replace("model.", "model.language_model.", 1), value
         yield "model.visual.merger.norm.weight", torch.ones(16)
         yield "mtp.fc.weight", torch.ones(4, 8)
+        return
+    if family == "hy_v3":
+        for name, value in weights.items():
+            for today, published in _HY_V3.items():
+                name = name.replace(today, published)
+            yield name, value
         return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     if family == "granitemoehybrid":

@@ -5,7 +5,7 @@ Source: Yang et al. 2024, Gated Delta Networks, https://arxiv.org/abs/2412.06464
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from motley.daemon.models.blocks.attention import attention
@@ -37,18 +37,15 @@ Mlp = Callable[[Writer, int, Value], Value]
 """Writes a layer's MLP, or its experts, given its number and the normalised rows."""
 
 
-def hybrid(
-    family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool, ignored_rope: Collection[str] = ()
-) -> Model:
+def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool) -> Model:
     """Describe a model of gated DeltaNet layers with a layer of gated attention after every three of them.
 
     Args:
         mlp: reads what the keys say of MLPs.
         fused: files have all projections of a key head side by side, ``in_proj_qkvz`` and ``in_proj_ba``.
-        ignored_rope: see `read_rope`.
     """
     shape = read_shape(keys, norm_offset=1.0)
-    rope, context = read_rope(keys, shape.heads.size, partial=0.25, ignored=ignored_rope)
+    rope, context = read_rope(keys, shape.heads.size, partial=0.25)
     attends = _attending_layers(keys, shape.layers)
     keys.only("attn_output_gate", True)
     bias = keys.flag("attention_bias", False)

@@ -104,7 +104,7 @@ def profile(
         trunk_fixed_bytes=trunk_fixed,
         host_fixed_bytes=RUNTIME_BYTES + 4 * activations(model),
         adapter_elements=adapter_elements(model),
-        layer_costs=_costs(each),
+        layer_costs=[] if model.whole else _costs(each),  # without them nobody plans stages
     )
 
 
@@ -164,7 +164,7 @@ class _Count:
         for each in operations:
             for w in weights_of(each):
                 self._add(w, shares)
-            if isinstance(each, Attend):
+            if isinstance(each, Attend) and not each.borrowed:
                 heads = _largest_group(each.heads, False, self._cut.kv_groups)
                 a_token = (1 if each.v is None else 2) * heads * cached_bytes(self._cache_format, each.heads.size)
                 if shares:

@@ -33,15 +33,22 @@ from motley.daemon.weights.places import Part, Tensor
 EMBEDDING = "model.embed_tokens.weight"
 """The table whose rows, by token, are a graph's input: f32[vocabulary, D]."""
 HEAD = "lm_head.weight"
+EMBEDDED = "embeddings"
+"""The name of the embeddings that a step begins with, scaled, where layers read them."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Some operations from a residual to a residual, f32[T, D] both."""
+    """Some operations from a residual to a residual, f32[T, D] both.
+
+    Attributes:
+        given: the layer's part of the rows of `Model.beside`; None: it reads none.
+    """
 
     x: Value
     y: Value
     operations: tuple[Operation, ...]
+    given: Value | None = None
 
     @property
     def experts(self) -> Experts | None:
@@ -70,6 +77,8 @@ class Model:
         eos: tokens that end a text.
         embedding: the table f32[vocabulary, D] whose rows are looked up.
         embedding_scale: what these are multiplied by.
+        beside: a second table f32[words, layers * P], by token, each layer of which is given P columns; None: there is
+            none.
         layers: in order.
         head: from `head_x`, the residuals of the rows that are asked for, to `logits`.
         ropes: rotary embeddings by name, as `Attend.rope` calls them.
@@ -91,6 +100,18 @@ class Model:
     embedding_scale: float = 1.0
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
+    beside: W | None = None
+
+    @property
+    def tables(self) -> tuple[W, ...]:
+        """The tables whose rows, by token, a step begins with, side by side."""
+        return (self.embedding,) if self.beside is None else (self.embedding, self.beside)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its layers need more than a residual of those before: they cannot be cut apart."""
+        borrows = any(layer.attention is not None and layer.attention.borrowed for layer in self.layers)
+        return borrows or self.beside is not None
 
     @property
     def tied(self) -> bool:
@@ -108,6 +129,11 @@ class Model:
     def experts(self) -> Experts | None:
         """The experts of the first layer that has any; None: no layer has."""
         return next((layer.experts for layer in self.layers if layer.experts), None)
+
+    @property
+    def expert_width(self) -> int:
+        """Elements of the rows that experts read and make."""
+        return self.hidden if self.experts is None else self.experts.x.axis.size
 
     @property
     def expert_layers(self) -> list[int]:
@@ -131,7 +157,8 @@ class Model:
 
 def tensors(model: Model) -> Iterator[Tensor]:
     """Every tensor that a model wants, those of all experts apart; a tied head is the embedding table."""
-    found = [*model.embedding.tensors(), *(each for layer in model.layers for each in _tensors(layer.operations))]
+    found = [*(each for table in model.tables for each in table.tensors())]
+    found += [*(each for layer in model.layers for each in _tensors(layer.operations))]
     found += [tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name]
     for tensor in found:
         elsewhere = (
@@ -172,7 +199,7 @@ def expected_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 def parameters(model: Model) -> int:
     """Elements of all tensors."""
-    return sum(prod(tensor.shape) for tensor in tensors(model))
+    return sum(map(prod, expected_shapes(model).values()))
 
 
 def products(model: Model) -> Iterator[tuple[Linear | HeadLinear, int | None]]:

@@ -114,6 +114,8 @@ class Attend:
         chunked: positions are cut in chunks of `window` from 0 on, and a row sees those of its own up to itself.
         warmth: None: queries do not grow with their positions.
         gains: f32[head size] twice, what the elements of rotated queries and keys are multiplied by; None: nothing.
+        borrowed: `layer` is an earlier one, whose keys and values k and v are: its cache has them already, and to write
+            them again changes nothing.
     """
 
     layer: int
@@ -130,6 +132,7 @@ class Attend:
     chunked: bool = False
     warmth: Warmth | None = None
     gains: tuple[W, W] | None = None
+    borrowed: bool = False
 
 
 @dataclass(frozen=True)

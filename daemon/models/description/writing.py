@@ -183,6 +183,7 @@ class Writer:
         chunked: bool = False,
         warmth: Warmth | None = None,
         gains: tuple[W, W] | None = None,
+        borrowed: bool = False,
     ) -> Value:
         """Causal attention to the cache of a layer, see `Attend`."""
         for value, axis in ((q, query_axis(heads)), (k, key_axis(heads)), (v, key_axis(heads))):
@@ -196,7 +197,7 @@ class Writer:
                 raise ShardingError(f"{name}: heads of {heads.size} elements cannot have a gain of {gain.shape}")
         y = Value(name, q.axis, Placement.SHARDED)
         return self._made(
-            Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks, chunked, warmth, gains)
+            Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks, chunked, warmth, gains, borrowed)
         )
 
     def head_parts(self, name: str, x: Value, *parts: tuple[str, Axis]) -> tuple[Value, ...]:

@@ -17,7 +17,7 @@ def exaone4(keys: Keys) -> Model:
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size)
     window = keys.size("sliding_window", 0 if keys.says("sliding_window") else DEFAULT_WINDOW)
-    windows = _windows(keys, shape.layers, window)
+    windows = exaone4_windows(keys, shape.layers, window)
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:
@@ -41,7 +41,7 @@ def exaone4(keys: Keys) -> Model:
     return model("exaone4", shape, layer, {"main": rope}, context)
 
 
-def _windows(keys: Keys, layers: int, window: int) -> list[int]:
+def exaone4_windows(keys: Keys, layers: int, window: int) -> list[int]:
     """The window of each layer: by ``layer_types``, or of all but the last one of each ``sliding_window_pattern``.
 
     Where the former is there the latter says nothing: published configs have it in letters, ``LLLG``.

@@ -1,4 +1,7 @@
-"""GLM-4.5 and 4.6: experts in groups, chosen by sigmoids with a correction, after some layers with an MLP."""
+"""GLM-4.5 and 4.6: experts in groups, chosen by sigmoids with a correction, after some layers with an MLP.
+
+Solar Open has such experts in every layer, and heads that turn whole.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,20 @@ from motley.daemon.models.rope_keys import read_rope
 
 def glm4_moe(keys: Keys) -> Model:
     """Describe a model of type ``glm4_moe``."""
+    return _described("glm4_moe", keys, 10000.0, 0.5)
+
+
+def solar_open(keys: Keys) -> Model:
+    """Describe a model of type ``solar_open``."""
+    columns = keys.size("moe_intermediate_size", 1280)
+    silent = {"first_k_dense_replace": 0, "moe_intermediate_size": columns, "intermediate_size": columns}
+    return _described("solar_open", keys.filled(silent), 1e6, 1.0)
+
+
+def _described(family: str, keys: Keys, theta: float, partial: float) -> Model:
+    """`theta` and `partial`: of the rotary embedding where the keys are silent."""
     shape = read_shape(keys, epsilon=1e-5)
-    rope, context = read_rope(keys, shape.heads.size, partial=0.5)
+    rope, context = read_rope(keys, shape.heads.size, theta, partial)
     no_windows(keys, shape.layers)
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
@@ -50,9 +65,7 @@ def glm4_moe(keys: Keys) -> Model:
 
     # Layers beyond the last one predict tokens further ahead.
     further = range(shape.layers, shape.layers + keys.size("num_nextn_predict_layers", 1, least=0))
-    return model(
-        "glm4_moe", shape, layer, {"main": rope}, context, ignored=[f"model.layers.{each}." for each in further]
-    )
+    return model(family, shape, layer, {"main": rope}, context, ignored=[f"model.layers.{each}." for each in further])
 
 
 def corrected_routing(keys: Keys, number: int, count: int) -> Routing:

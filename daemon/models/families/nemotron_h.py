@@ -1,6 +1,6 @@
 """Nemotron-H: each layer is one block: Mamba2, attention without rotation, an MLP without a gate, or experts.
 
-Source: https://arxiv.org/abs/2504.03624. Nemotron 3's experts in a smaller latent space are refused by name.
+Source: https://arxiv.org/abs/2504.03624.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def nemotron_h(keys: Keys) -> Model:
     shape = replace(read_shape(keys, head_dim=128, kv_heads=True), epsilon=epsilon)
     keys.only("mlp_hidden_act", "relu2")
     keys.only("mamba_hidden_act", "silu")
-    for absent in ("sliding_window", "moe_latent_size"):
-        keys.only(absent)
+    keys.only("sliding_window")
     for false in ("attention_bias", "mlp_bias", "mamba_proj_bias"):
         keys.only(false, False)
     of = _mamba(keys)
@@ -49,6 +48,7 @@ def nemotron_h(keys: Keys) -> Model:
         before = "hidden" if number == 0 else f"layers.{number - 1}.{_block(kinds[number - 1])}.residual"
         writer, module = Writer(Value(before, shape.residual)), f"model.layers.{number}"
         x = norm(writer, shape, f"layers.{number}.{_block(kind)}.norm", writer.x, f"{module}.input_layernorm.weight")
+        residual = writer.x
         match kind:
             case "linear_attention":
                 y = mamba(writer, shape, number, x, of, f"{module}.mixer")
@@ -57,8 +57,8 @@ def nemotron_h(keys: Keys) -> Model:
             case "mlp":
                 y = _mlp(writer, f"layers.{number}.mlp", x, plain, f"{module}.mixer")
             case _:
-                y = _experts(writer, shape, number, x, keys)
-        return writer.layer(writer.add(writer.x, y))
+                residual, y = _experts(writer, shape, number, x, keys)
+        return writer.layer(writer.add(residual, y))
 
     described = model("nemotron_h", shape, layer, {}, keys.size("max_position_embeddings", 4096), ignored=["mtp."])
     called = Part("model.embeddings.weight", (shape.vocabulary, shape.hidden))
@@ -109,9 +109,13 @@ def _mlp(writer: Writer, at: str, x: Value, columns: Axis, module: str, parts: d
     return writer.linear(f"{at}.down", squared, W(f"{module}.down_proj.weight", x.axis, columns, parts=down))[0]
 
 
-def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: experts without gates, and one that all rows go through."""
-    at, module, hidden = f"layers.{number}.mlp", f"model.layers.{number}.mixer", shape.hidden
+def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) -> tuple[Value, Value]:
+    """f32[T, D] -> f32[T, D] and what is to be added, f32[T, D]{U_tp} or f32[T, D]: experts without gates.
+
+    One more expert is for all rows. In the larger models experts read and make rows that are narrower, and one matrix
+    before them and one behind them are everyone's.
+    """
+    at, module = f"layers.{number}.mlp", f"model.layers.{number}.mixer"
     count = expert_count(keys, "n_routed_experts", "num_local_experts")
     keys.only("n_shared_experts", 1)
     columns = keys.size("moe_intermediate_size")
@@ -119,12 +123,21 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) ->
     x = writer.replicated(x)
     route = writer.route(f"{at}.router", x, router, corrected_routing(keys, number, count))
     shared = shared_axis(keys.size("moe_shared_expert_intermediate_size"), "moe_shared_expert_intermediate_size")
-    base = _mlp(writer, f"{at}.shared", x, shared, f"{module}.shared_experts")
-    body = Writer(Value(f"{at}.experts.{{expert}}.x", shape.residual))
+    latent = keys.size("moe_latent_size", 0, least=0)
+    shared_at = f"layers.{number}.shared" if latent else f"{at}.shared"
+    base = _mlp(writer, shared_at, x, shared, f"{module}.shared_experts")
+    axis = Axis(Kind.PLAIN, latent, "moe_latent_size") if latent else shape.residual
+    if latent:
+        (x,) = writer.linear(f"{at}.narrow", x, W(f"{module}.fc1_latent_proj.weight", axis, shape.residual))
+    body = Writer(Value(f"{at}.experts.{{expert}}.x", axis))
     parts = {
-        "up": Part(f"{module}.experts.up_proj[{{expert}}]", (columns, hidden)),
-        "down": Part(f"{module}.experts.down_proj[{{expert}}]", (hidden, columns)),
+        "up": Part(f"{module}.experts.up_proj[{{expert}}]", (columns, axis.size)),
+        "down": Part(f"{module}.experts.down_proj[{{expert}}]", (axis.size, columns)),
     }
     one = f"{module}.experts.{{expert}}"
     result = _mlp(body, f"{at}.experts.{{expert}}", body.x, expert_axis(columns), one, parts)
-    return writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base)
+    if not latent:
+        return writer.x, writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base)
+    mixed = writer.experts(f"{at}.mixture", number, x, route, count, (body, result))
+    out = W(f"{module}.fc2_latent_proj.weight", shape.residual, axis)
+    return writer.add(writer.x, base), writer.linear(f"{at}.wide", mixed, out)[0]

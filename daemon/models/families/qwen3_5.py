@@ -10,9 +10,6 @@ from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.keys import Keys
 
-SECTIONS = ("mrope_section", "mrope_interleaved")
-"""Which frequencies turn by rows and columns of an image: a text's positions are the same in all of them."""
-
 
 def qwen3_5(keys: Keys) -> Model:
     """Describe a model of type ``qwen3_5_text``."""
@@ -22,7 +19,7 @@ def qwen3_5(keys: Keys) -> Model:
         columns = mlp_axis(keys.size("intermediate_size"))
         return lambda writer, number, x: mlp(writer, number, x, columns)
 
-    return hybrid("qwen3_5", keys, feeding, fused=False, ignored_rope=SECTIONS)
+    return hybrid("qwen3_5", keys, feeding, fused=False)
 
 
 def qwen3_5_moe(keys: Keys) -> Model:
@@ -35,4 +32,4 @@ def qwen3_5_moe(keys: Keys) -> Model:
         routing = Routing(keys.size("num_experts_per_tok"), normalised=True)
         return lambda writer, number, x: experts(writer, shape, number, x, count, columns, routing, shared=shared)
 
-    return hybrid("qwen3_5_moe", keys, feeding, fused=False, ignored_rope=SECTIONS)
+    return hybrid("qwen3_5_moe", keys, feeding, fused=False)

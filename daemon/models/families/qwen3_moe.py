@@ -1,21 +1,48 @@
-"""Qwen3 MoE: Qwen3 with experts; some layers may have an MLP."""
+"""Qwen3 MoE: Qwen3 with experts; some layers may have an MLP. Qwen3-VL has its experts' matrices stacked."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.experts import expert_count, experts, sparse_layers
+from motley.daemon.models.blocks.experts import expert_count, experts, sparse_layers, stacked_parts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
-from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.mlp import MlpNames, mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.weights.places import Part
 
 
 def qwen3_moe(keys: Keys) -> Model:
     """Describe a model of type ``qwen3_moe``."""
+    return _described("qwen3_moe", keys, lambda number, hidden, columns: None)
+
+
+def qwen3_vl_moe(keys: Keys) -> Model:
+    """Describe a model of type ``qwen3_vl_moe_text``."""
+    return _described("qwen3_moe", keys.filled({"norm_topk_prob": True, "rope_theta": 5e6}), _stacked)
+
+
+def _stacked(number: int, hidden: int, columns: int) -> MlpNames:
+    """Experts' matrices as files of Qwen3-VL have them, those of a layer in two tensors: published ones transposed,
+    [E, D, 2F] and [E, F, D], those that transformers 5 has saved not."""
+    usual = stacked_parts(f"model.layers.{number}.mlp.experts", hidden, columns)
+    module = f"model.layers.{number}.mlp.experts"
+    both, down = f"{module}.gate_up_proj[{{expert}}]", f"{module}.down_proj[{{expert}}]"
+    parts = {
+        "gate": (Part(both, (hidden, 2 * columns), transposed=True), *usual["gate"]),
+        "up": (Part(both, (hidden, 2 * columns), columns, transposed=True), *usual["up"]),
+        "down": (Part(down, (columns, hidden), transposed=True), *usual["down"]),
+    }
+    return usual_names(f"{module}.{{expert}}", parts=parts)
+
+
+def _described(family: str, keys: Keys, named: Callable[[int, int, int], MlpNames | None]) -> Model:
+    """`named`: what a layer's experts are called, by its number, D and the columns of an expert; None: as usual."""
     shape = read_shape(keys)
     rope, context = read_rope(keys, shape.heads.size)
     no_windows(keys, shape.layers)
@@ -31,10 +58,10 @@ def qwen3_moe(keys: Keys) -> Model:
             number,
             lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, qk_norm=True),
             lambda writer, x: (
-                experts(writer, shape, number, x, count, columns, routing)
+                experts(writer, shape, number, x, count, columns, routing, names=named(number, shape.hidden, columns))
                 if plain is None or sparse[number]
                 else mlp(writer, number, x, plain)
             ),
         )
 
-    return model("qwen3_moe", shape, layer, {"main": rope}, context)
+    return model(family, shape, layer, {"main": rope}, context)

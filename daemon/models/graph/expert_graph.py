@@ -81,4 +81,4 @@ def build_expert_graph(
         graph.name += f".slice.{slice_}.of.{slices}"
     placed, share_bytes = lay_out(nodes.weights)
     graph.initializer.extend(nodes.initializers(placed))
-    return DeclaredExpert(whole_model(graph), placed, share_bytes, model.hidden)
+    return DeclaredExpert(whole_model(graph), placed, share_bytes, model.expert_width)

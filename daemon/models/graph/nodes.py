@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from motley.daemon.models.cutting.holding import FLOATS, Formats
-from motley.daemon.models.description.axes import Axis, Placement, Value, W
+from motley.daemon.models.description.axes import Axis, Kind, Placement, Value, W
 from motley.daemon.models.description.operations import (
     Activation,
     Add,
@@ -244,6 +244,7 @@ class Nodes:
         product = self.matmul(name, self.read(linear.x), pieces, biases, only, linear.ws[0].routes)
         if only:
             self._made[linear.ys[0].name] = product
+            self._tell_width(linear.ys[0])
             return
         widths = {self.named(y.name): self.width(y.axis) for y in linear.ys}
         self.split(product, widths)
@@ -316,6 +317,10 @@ class Nodes:
         caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")[: 1 + len(values)]]
         rope = "none" if attend.rope is None else attend.rope
         operands = [*map(self.read, (attend.q, attend.k, *values)), *caches, "position"]
+        if attend.borrowed:
+            for value in (attend.k, *values):
+                self.crosses(self.read(value), self.width(value.axis))
+        made = f"{self.named(attend.y.name)}.borrowed" if attend.borrowed else ""
         operands += [f"cos_cache.{rope}", f"sin_cache.{rope}"]
         function, more = attention_of(attend)
         own = {"sinks": attend.sinks} if attend.sinks is not None else {}
@@ -329,7 +334,7 @@ class Nodes:
             function.name,
             operands,
             attend.y.name,
-            *(f"{cache}.out" for cache in caches),
+            *(f"{made}.{cache}.out".removeprefix(".") for cache in caches),
             domain=DOMAIN,
             q_heads=self.width(attend.q.axis) // heads.size,
             kv_heads=self.width(attend.k.axis) // heads.size,
@@ -414,6 +419,12 @@ class Nodes:
     def _make(self, y: Value, op: str, inputs: list[str], norm: Norm | None = None) -> None:
         attributes: dict[str, Any] = {"axis": -1, "epsilon": norm.epsilon} if norm else {}
         self._made[y.name] = self.node(op, inputs, self.named(y.name), **attributes)
+        self._tell_width(y)
+
+    def _tell_width(self, y: Value) -> None:
+        """Declare a value that is neither a residual nor cut, so that whoever reads it knows how wide it is."""
+        if y.axis.kind is Kind.PLAIN:
+            self.crosses(self._made[y.name], y.axis.size)
 
     def matmul(
         self, name: str, x: str, pieces: list[Piece], bias: list[Piece], output: str = "", floats: bool = False

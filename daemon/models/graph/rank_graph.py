@@ -38,7 +38,8 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stage_of, validate_stage
 from motley.daemon.models.cutting.states import state_spec
 from motley.daemon.models.cutting.units import Units, units
-from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.axes import Value
+from motley.daemon.models.description.model import EMBEDDED, Layer, Model
 from motley.daemon.models.description.operations import Attend, Experts, Recurrence, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes
@@ -74,6 +75,8 @@ class Declared:
     """The ranks that have its layers, and which these are."""
     hidden: int
     """D, elements of the residual."""
+    beside: int
+    """See `RankGraph.beside`."""
     words: range
     """The rows of the head that this rank has."""
     width: int
@@ -105,6 +108,7 @@ class Declared:
             alike=self.alike,
             caches=self.caches,
             hidden=self.hidden,
+            beside=self.beside,
             vocabulary=self.width,
             context=self.context,
             blocks=self.blocks,
@@ -154,6 +158,11 @@ def build_rank_graph(
         raise ConfigError(f"a context of {context} tokens is not possible; this model has {model.context} at most")
     cut = cut or units(model, quantisation, block, stored, exact, beside)
     stage = stage_of(shares, rank, len(model.layers))
+    if model.whole and not (stage.first and stage.last):
+        raise ConfigError(
+            f"models of type {model.family} like this one cannot be cut in stages: their layers read what layers far"
+            " before them have made. Plan the session with one stage"
+        )
     among = [shares[other] for other in stage.ranks]
     validate_stage(cut, stage, among)
     blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)
@@ -179,26 +188,25 @@ class _RankNodes(RankSums):
     def build(self, context: int, blocks: CacheBlocks, adapters: int, embeds: bool) -> Declared:
         """Lower the stage's layers, and what follows them."""
         model = self.model
-        self.given(self.layers[0].x, "hidden")  # whichever layer of a whole model it is
-        if self.stage.first and model.embedding_scale != 1.0:
-            scale = self.floats(model.embedding_scale)
-            self.given(self.layers[0].x, self.node("Mul", ["hidden", scale], "hidden.scaled"))
+        self._begin()
         self.adapts = adapters > 0
         for layer in self.layers:
             self._lower_layer(layer)
         width = self._lower_end(self.read(self.layers[-1].y), embeds)
 
+        beside = sum(layer.given.axis.size for layer in self.layers if layer.given is not None)
         placed, share_bytes = lay_out(self.weights)
         attentions = [layer.attention for layer in self.layers]
         recurrences = [each for layer in self.layers if (each := layer.recurrence) is not None]
-        caches = [spec for attend in attentions if attend is not None and (spec := self._cache(attend)).heads]
+        own = [attend for attend in attentions if attend is not None and not attend.borrowed]
+        caches = [spec for attend in own if (spec := self._cache(attend)).heads]
         ropes = _tables_of(model, self.layers) if caches else {}
         alike = _alike(ropes, context)
         graph = helper.make_graph(
             self.nodes,
             f"{model.family} rank {self.rank} of {self.size}",
             inputs=[
-                declared_value("hidden", "T", model.hidden),
+                declared_value("hidden", "T", model.hidden + beside),
                 declared_value("position", 1, kind=TensorProto.INT64),
                 declared_value("rows", "R", kind=TensorProto.INT64),
                 *(
@@ -224,6 +232,7 @@ class _RankNodes(RankSums):
             caches=caches,
             stage=self.stage,
             hidden=model.hidden,
+            beside=beside,
             words=self.words,
             width=width,
             words_per_unit=self.cut.vocabulary_rows,
@@ -233,6 +242,21 @@ class _RankNodes(RankSums):
             adapted=self.adapted,
             states=[state_spec(each, self.width) for each in recurrences if self.has(each.y)],
         )
+
+    def _begin(self) -> None:
+        """Lower what is before the layers: rows that enter taken apart where they are of two tables, and scaled."""
+        model, rows = self.model, "hidden"
+        if model.beside is not None:
+            parts = [layer.given for layer in self.layers if layer.given is not None]
+            widths = {"hidden.rows": model.hidden} | {part.name: part.axis.size for part in parts}
+            rows = self.split("hidden", widths)[0]
+            for part in parts:
+                self.given(part)
+                self.crosses(part.name, part.axis.size)
+        if self.stage.first and model.embedding_scale != 1.0:
+            rows = self.node("Mul", [rows, self.floats(model.embedding_scale)], "hidden.scaled")
+        self.given(self.layers[0].x, rows)  # whichever layer of a whole model it is
+        self.given(Value(EMBEDDED, self.layers[0].x.axis), rows)
 
     def _lower_end(self, residual: str, embeds: bool) -> int:
         """Lower what follows the layers, which end with this residual; how wide a row of the result is, 0: none."""
@@ -282,7 +306,7 @@ class _RankNodes(RankSums):
         totals = {leaf: f"{name}.{leaf.start}" if len(leaves) > 1 else name for leaf in leaves}
         self.node("Experts", [*self._routed(operation), *bases], *totals.values(), domain=DOMAIN, experts=bodies)
         for total in totals.values():
-            self.crosses(total, self.model.hidden)
+            self.crosses(total, operation.y.axis.size)
         self.terms[name] = totals
 
     def _experts_elsewhere(self, operation: Experts) -> None:
@@ -295,7 +319,7 @@ class _RankNodes(RankSums):
         name = self.node(
             "Experts", [*self._routed(operation), *base], operation.y.name, domain=DOMAIN, layer=operation.layer
         )
-        self.crosses(name, self.model.hidden)
+        self.crosses(name, operation.y.axis.size)
         self.given(operation.y)
 
     def _routed(self, operation: Experts) -> list[str]:
@@ -305,7 +329,7 @@ class _RankNodes(RankSums):
         if operation.scales_inputs:
             x = self.node("Mul", [x, weights], f"{operation.y.name}.x")
             weights = self.node("Div", [weights, weights], f"{operation.y.name}.ones")
-        self.crosses(x, self.model.hidden)
+        self.crosses(x, operation.x.axis.size)
         self.crosses(weights, count)
         self.crosses(chosen, count, TensorProto.INT64)
         return [x, weights, chosen]
