@@ -5,8 +5,10 @@ The collectives are built on it (`motley.transport.collectives`).
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -180,6 +182,12 @@ class Endpoint:
             finally:
                 if self._pulse is not None:
                     self._pulse.close()
+
+    def interrupt(self) -> None:
+        """Let a call that another thread is in fail at once, as if all peers had gone; `close` it afterwards."""
+        for link in list(self._links.values()):
+            with suppress(OSError):  # it is gone already
+                link.socket.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ So a collective belongs *in* the stream, in one submission order::
 event when it is done, is wrong however fast the worker is: by then the consumer's wait has been submitted, as a no-op,
 and the consumer reads what was there before. Nothing fails; the text is fluent nonsense.
 
-`Stream` and `Event` are the contract. `motley.transport.cuda` has CUDA streams behind it, with pinned staging, three
+`Stream` and `Event` are the contract. `motley.transport.cuda` has CUDA streams behind it, with pinned staging, several
 forms of the host step, and an all-reduce that sums on the device; the tests have streams of the host, which make the
 rule testable without a GPU.
 """

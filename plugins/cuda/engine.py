@@ -7,17 +7,20 @@ A step is submitted as a whole, node by node, and waited for once: the kernels o
 and between them the collectives as `motley.transport.cuda` orders them. Products of few rows by 4- and 8-bit codes
 quantise the rows first, and have the bits that the CPU engine gives them. A table on the device says where each row
 finds its sequence, so rows of one step may be of any sequences. Steps that decode, which have one row of each sequence,
-are captured: those of equally many rows as one CUDA graph, host steps included. They are run from it for whichever
-sequences, where the driver and the form of the host step allow that. Activations, keys, values and sums are float32.
+are captured: those of equally many rows as one CUDA graph, host steps included, or as a graph between any two of these
+(`HostStep.SPLIT`). They are run from it for whichever sequences, where the driver allows that. Activations, keys,
+values and sums are float32.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
+from time import perf_counter
 
 import numpy as np
 
@@ -28,6 +31,7 @@ from motley.plugins.cuda.inputs import StepInputs
 from motley.plugins.cuda.kernels import MOST_PARTS, PART, parts_of
 from motley.plugins.cuda.rotary import RotaryTables
 from motley.plugins.cuda.step import FEW_ROWS, submit_nodes, submitted_nodes
+from motley.plugins.cuda.trial import Trial
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
@@ -68,7 +72,8 @@ def _told(where: str = "") -> Iterator[None]:
 
 
 class CudaEngine:
-    """See `motley.plugins.engine.Engine`. ``extra``: ``host_step`` = function, spinning or memory; else the quickest.
+    """See `motley.plugins.engine.Engine`. ``extra``: ``host_step`` = function, spinning, memory or split; else
+    they are tried while tokens are decoded, and the one stays that makes the quickest steps.
 
     Raises:
         EngineMemoryError: too little memory.
@@ -109,8 +114,8 @@ class CudaEngine:
         """Captured decode steps, by what they are summed through, their rows, whether any has an adapter, and the parts
         of their attention."""
         self._stepped: set[tuple[Collectives, int, bool]] = set()
-        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can be
-        captured: their memory is allocated and their kernels are loaded."""
+        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can
+        be captured: their memory is allocated and their kernels are loaded."""
         self._memory = ExitStack()
         try:
             with _told():
@@ -131,10 +136,9 @@ class CudaEngine:
         form = options.extra.get("host_step")
         if form is not None and form not in set(HostStep):
             raise EngineError(f"engine 'cuda' has no host step {form!r}; it has: {', '.join(HostStep)}")
-        if form is None:
-            form = next(iter(measure_host_steps(driver))) if self._collectives.size > 1 else HostStep.FUNCTION
+        self._trial = Trial([HostStep(form)] if form else self._usable_forms(driver))
         nodes = submitted_nodes(self._graph.proto.graph)
-        self._stream = CudaStream(driver, HostStep(form), name="compute")
+        self._stream = CudaStream(driver, self._trial.form, name="compute")
         self._memory.callback(self._stream.close)
         rows = self._max_rows
         multiply = open_gemm if rows > FEW_ROWS else None
@@ -165,11 +169,14 @@ class CudaEngine:
             if len(wanted) > self._on_device.head_rows:
                 self._open_head(self._max_rows)
             self._inputs.send(hidden, spans)
+            began = perf_counter()
             if len(sees) == len(spans) == len(wanted) <= FEW_ROWS:
                 self._decode(len(spans), max(sees), adapted)
             else:
                 self._submit(sees, wanted, halved, adapted)
             self._on_device.finish()
+            if len(sees) == 1 and self._trial.took(perf_counter() - began):
+                self._change_form()
         return self._logits[: len(wanted) * self._graph.vocabulary].reshape(len(wanted), self._graph.vocabulary)
 
     def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
@@ -192,6 +199,19 @@ class CudaEngine:
             parts.callback(self._stream.close)  # first: nothing is freed that is still read
 
     # -- work --------------------------------------------------------------------------------------------------------
+
+    def _usable_forms(self, driver: Driver) -> list[HostStep]:
+        if self._collectives.size == 1:
+            return [HostStep.FUNCTION]  # of which there are none
+        if sys.platform == "win32":
+            return [HostStep.SPLIT]
+        return [*measure_host_steps(driver), HostStep.SPLIT]
+
+    def _change_form(self) -> None:
+        told = ", ".join(f"{form} {1e3 * seconds:.2f} ms" for form, seconds in self._trial.least_s.items())
+        log.info("the next steps call the host by form %r; the quickest steps so far: %s", str(self._trial.form), told)
+        self._forget_graphs()
+        self._stream.call_host_by(self._trial.form)
 
     def _open_head(self, rows: int) -> None:
         """Make room for the logits of so many rows. They are wide: at first there is room for decoded tokens only."""

@@ -163,11 +163,15 @@ class Process:
             job.result()
 
     def end(self, handle: int, *, aborts: bool) -> None:
-        """``ncclCommDestroy``: after what its streams still hold; ``ncclCommAbort``: before."""
+        """``ncclCommDestroy``: after what its streams still hold; ``ncclCommAbort``: before, and what runs fails."""
         comm = self._comms.pop(handle)
         if comm.device is not None and not aborts:
             for stream in comm.streams:
                 comm.device.synchronise(stream)
+        if aborts and comm.lock.locked() and isinstance(comm.ranks, Communicator):
+            comm.ranks.interrupt()  # whoever is in a call lets go of the lock
+        if aborts and not comm.is_owned:
+            return
         with comm.lock:
             if comm.is_owned:
                 comm.mesh.close()

@@ -107,8 +107,6 @@ def test_many_sums_of_one_buffer_stay_in_order(gpu: CudaDriver, run_ranks: Run, 
 
 
 def test_captured_sums_are_taken_anew_at_every_run(gpu: CudaDriver, run_ranks: Run, form: HostStep) -> None:
-    if form is HostStep.MEMORY:
-        pytest.skip("its host steps cannot be captured")
     work = partial(captured_sums, driver=gpu, form=form, layers=50, runs=20)
     assert run_ranks(2, work) == [expected_sums(layers=50, runs=20)] * 2
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.transport import Communicator, PeerLost, UsageError
-from motley.transport.cuda.host_step import HostStep
+from motley.transport.cuda.host_step import ASYNCHRONOUS, HostStep
 from motley.transport.cuda.stream import CudaEvent, CudaStream, DeviceArray
 from motley.transport.streams import Event, Stream, ordered_collective
 from tests.transport.cuda.host_driver import HostDriver
@@ -62,7 +62,7 @@ class Streams(ExitStack):
         return result
 
 
-@pytest.fixture(params=[None, *HostStep], ids=lambda form: form or "host")
+@pytest.fixture(params=[None, *ASYNCHRONOUS], ids=lambda form: form or "host")
 def form(request: pytest.FixtureRequest) -> HostStep | None:
     kind: HostStep | None = request.param
     return kind
@@ -132,7 +132,7 @@ def test_a_wait_captures_the_recording_that_was_there_at_submission(streams: Str
         event.synchronise(DEADLINE_S)
 
 
-@pytest.mark.parametrize("form", [None, *HostStep], ids=lambda form: form or "host")  # no fixture beside Hypothesis
+@pytest.mark.parametrize("form", [None, *ASYNCHRONOUS], ids=lambda form: form or "host")  # no fixture beside Hypothesis
 @given(
     program=st.lists(
         st.tuples(st.sampled_from(["work", "record", "wait"]), st.integers(0, 2), st.integers(0, 2)), max_size=30

@@ -1,16 +1,22 @@
-"""How a CUDA stream calls the host: three forms behind one interface.
+"""How a CUDA stream calls the host: four forms behind one interface.
 
 ================  ===================================================================================================
 form              what happens at the step's place in the stream
 ================  ===================================================================================================
 function          `cuLaunchHostFunc`: the driver wakes a thread of its own, which calls the function
 spinning          `cuLaunchHostFunc_v2`: the same thread spins until it is called (CUDA 13.2)
-memory            the stream writes a number to pinned memory and waits for the answer there; a thread of ours spins
+memory            the stream raises a flag in pinned memory and waits for another one there; a thread of ours spins
+split             nothing: the caller waits for the stream, and runs the step itself before it submits what follows
 ================  ===================================================================================================
 
-Whichever it is, the work runs on another thread than the caller's, and must not call CUDA. It needs the interpreter's
-lock, so nobody may hold that while waiting for a stream, or the two would wait for each other for ever: whoever waits
-for a stream here asks again and again whether it has come so far, and lets go of the lock in between.
+With all but the last one the work runs on another thread than the caller's, and must not call CUDA. The driver may call
+host functions of all streams of a process one after another, so those of streams that wait for each other (ranks that
+are threads of one process) must have one of the last two forms. No wait on the GPU is longer than it computes with
+*split*: Windows ends what keeps a GPU of its displays for 2 s.
+
+The work needs the interpreter's lock, so nobody may hold that while waiting for a stream, or the two would wait for
+each other for ever: whoever waits for a stream here asks again and again whether it has come so far, and lets go of the
+lock in between.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from queue import SimpleQueue
@@ -26,7 +32,6 @@ from typing import Protocol
 
 from ..links.waiting import give_way
 from .driver import Driver, Handle
-from .errors import CudaError
 
 SPIN_S = 2e-3
 """How long a wait spins before it sleeps..."""
@@ -34,6 +39,10 @@ NAP_S = 50e-6
 """...for so long at a time."""
 CLOSE_S = 10.0
 """How long closing waits for the thread to end: the work that runs has a deadline of its own."""
+LET_GO_S = 1.0
+"""How long steps that a stream has not come to are waited for when it is closed."""
+COME_S = 1200.0
+"""How long a stream may take to come to a step that its caller waits for."""
 
 Work = Callable[[], None]
 
@@ -44,24 +53,36 @@ class HostStep(StrEnum):
     FUNCTION = "function"
     SPINNING = "spinning"
     MEMORY = "memory"
+    SPLIT = "split"
+
+
+ASYNCHRONOUS = (HostStep.FUNCTION, HostStep.SPINNING, HostStep.MEMORY)
+"""The forms with which a stream goes on without its caller."""
 
 
 class HostSteps(Protocol):
-    """The host steps of one stream."""
+    """The host steps of one stream.
+
+    Attributes:
+        splits: a step is never in a captured graph: it runs between that and the next one.
+    """
+
+    splits: bool
 
     def submit(self, work: Work) -> None:
         """Have `work` called at this place in the stream, which goes on when it returns. It raises nothing."""
         ...
 
     def capture(self, work: Work) -> Callable[[], object]:
-        """Have `work` called at this place of the graph that the stream is capturing, whenever that runs.
+        """Have `work` called at this place of the graph that the stream is capturing, or at its end, whenever it runs.
 
         Returns:
             What lets go of `work`, to be called when the graph is gone.
-
-        Raises:
-            CudaError: steps of this form cannot be captured.
         """
+        ...
+
+    def launched(self, works: Sequence[Work]) -> None:
+        """Say that a graph has just been submitted in which these steps were captured."""
         ...
 
     def close(self) -> None:
@@ -77,11 +98,15 @@ def open_host_steps(form: HostStep, driver: Driver, stream: Handle) -> HostSteps
     """
     if form is HostStep.MEMORY:
         return StreamMemory(driver, stream)
+    if form is HostStep.SPLIT:
+        return BetweenLaunches(driver, stream)
     return HostFunctions(driver, stream, spinning=form is HostStep.SPINNING)
 
 
 class HostFunctions:
     """`HostSteps` that the driver calls, each with a ticket in a pointer's place, by which its work is found."""
+
+    splits = False
 
     def __init__(self, driver: Driver, stream: Handle, *, spinning: bool) -> None:
         self._driver = driver
@@ -107,6 +132,9 @@ class HostFunctions:
     def capture(self, work: Work) -> Callable[[], object]:
         return partial(self._works.pop, self._launch(work))
 
+    def launched(self, works: Sequence[Work]) -> None:
+        pass  # the driver calls them
+
     def close(self) -> None:
         # Nothing to end. Steps of a stream that is stuck keep their function alive: they may still be called.
         if self._works:
@@ -130,57 +158,94 @@ _called_for_ever: list[HostFunctions] = []
 
 
 class StreamMemory:
-    """`HostSteps` that are asked for and answered in two words of pinned memory, without the driver's help.
+    """`HostSteps` that are asked for and answered by two flags in pinned memory, without the driver's help.
 
-    The stream writes the step's ticket as the *request* and waits until the *answer* has come to it; the thread does
-    the opposite. Tickets count around.
+    The stream raises the *request* and waits for the *answer*, which it takes back; the thread does the opposite. As
+    nothing of that depends on the step, it can be captured and run again.
     """
+
+    splits = False
 
     def __init__(self, driver: Driver, stream: Handle) -> None:
         self._driver = driver
         self._stream = stream
-        self._ticket = 0
         self._memory = driver.allocate_pinned(8)
         self._words = self._memory.host.data.cast("I")  # request, answer
-        self._due: SimpleQueue[tuple[int, Work] | None] = SimpleQueue()
-        self._closing = False
+        self._due: SimpleQueue[Work | None] = SimpleQueue()
+        self._closing_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="host steps", daemon=True)
         self._thread.start()
 
     def submit(self, work: Work) -> None:
-        ticket = (self._ticket + 1) & 0xFFFFFFFF
-        request, answer = self._memory.device, self._memory.device + 4
-        self._driver.write_value(self._stream, request, ticket)
-        self._driver.wait_value(self._stream, answer, ticket)
-        self._ticket = ticket
-        self._due.put((ticket, work))
+        self._ask()
+        self._due.put(work)
 
     def capture(self, work: Work) -> Callable[[], object]:
-        raise CudaError("a host step by stream memory operations cannot be captured: its tickets are never the same")
+        self._ask()
+        return lambda: None
+
+    def launched(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._due.put(work)
 
     def close(self) -> None:
-        self._closing = True
+        self._closing_since = time.monotonic()
         self._due.put(None)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
             raise TimeoutError(f"a host step did not end within {CLOSE_S:g} s")
-        # Should the stream still stand at a wait, it is let go on; it has read the answer before the memory is freed,
-        # which waits for it.
-        self._words[1] = self._ticket
         self._words.release()
         self._driver.free_pinned(self._memory)
 
+    def _ask(self) -> None:
+        request, answer = self._memory.device, self._memory.device + 4
+        self._driver.write_value(self._stream, request, 1)
+        self._driver.wait_value(self._stream, answer, 1)
+        self._driver.write_value(self._stream, answer, 0)
+
     def _run(self) -> None:
-        while (step := self._due.get()) is not None:
-            ticket, work = step
+        while (work := self._due.get()) is not None:
             pause = Pause()
-            while self._words[0] != ticket:
-                if self._closing:
+            while not self._words[0]:
+                since = self._closing_since
+                if since is not None and time.monotonic() > since + LET_GO_S:
                     return
                 pause()
+            self._words[0] = 0
             work()
-            self._words[1] = ticket
-            del step, work  # at rest it holds on to nobody's buffers
+            self._words[1] = 1
+            del work  # at rest it holds on to nobody's buffers
+
+
+class BetweenLaunches:
+    """`HostSteps` that the caller runs when the stream has come to them."""
+
+    splits = True
+
+    def __init__(self, driver: Driver, stream: Handle) -> None:
+        self._driver = driver
+        self._stream = stream
+        self._event = driver.create_event()
+
+    def submit(self, work: Work) -> None:
+        self._driver.record(self._event, self._stream)
+        give_up_at = time.monotonic() + COME_S
+        pause = Pause()
+        while not self._driver.reached(self._event):
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"a stream did not come to a host step within {COME_S:g} s")
+            pause()
+        work()
+
+    def capture(self, work: Work) -> Callable[[], object]:
+        return lambda: None
+
+    def launched(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self.submit(work)
+
+    def close(self) -> None:
+        self._driver.destroy_event(self._event)
 
 
 class Pause:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..errors import UsageError
 from .driver import Driver, Handle
 from .errors import CudaError
-from .host_step import CLOSE_S, HostStep, Pause, open_host_steps
+from .host_step import ASYNCHRONOUS, CLOSE_S, HostStep, Pause, open_host_steps
 
 Array = npt.NDArray[Any]
 
@@ -92,11 +92,12 @@ class CudaGraph:
     """Work that a `CudaStream` has recorded and can run again and again; see `CudaStream.capture`.
 
     Attributes:
-        host_steps: how many are in it.
+        launches: the driver's graphs, in order, each with the host steps in it, or after it where these are split off.
+        steps: those of the graph that is being recorded.
     """
 
-    handle: Handle = None
-    host_steps: int = 0
+    launches: list[tuple[Handle, list[Callable[[], None]]]] = field(default_factory=list)
+    steps: list[Callable[[], None]] = field(default_factory=list)
     parts: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
@@ -107,7 +108,8 @@ class CudaGraph:
 class CudaStream:
     """`motley.transport.streams.Stream` of `DeviceArray`s. One thread submits.
 
-    Use it as a context, which ends with `synchronise` (unless an error is on its way) and `close`.
+    Use it as a context, which ends with `synchronise` (unless an error is on its way) and `close`. With the split form
+    of the host step, `submit` and `replay` return when the steps have run.
 
     Staging is pinned memory (`Driver.allocate_pinned`): copies to and from other memory would wait.
     """
@@ -154,9 +156,12 @@ class CudaStream:
                 self._failure = place, error
             self._doing = "nothing"
 
-        if self._capturing is not None:
-            self._capturing.parts.callback(self._host_steps.capture(run))
-            self._capturing.host_steps += 1
+        if (graph := self._capturing) is not None:
+            graph.parts.callback(self._host_steps.capture(run))
+            graph.steps.append(run)
+            if self._host_steps.splits:
+                self._end_launch(graph)
+                self.driver.begin_capture(self.handle)
             return
         self._pending.append(self._next_place())
         try:
@@ -184,7 +189,7 @@ class CudaStream:
         """Record what `submit` submits here, without running it: copies, kernels and host steps, and no events.
 
         Raises:
-            CudaError: the driver, or this form of the host step, cannot do that. The stream goes on as before.
+            CudaError: the driver cannot do that. The stream goes on as before.
         """
         self._check_open()
         self.driver.begin_capture(self.handle)
@@ -194,8 +199,7 @@ class CudaStream:
                 submit()
             finally:
                 self._capturing = None
-                graph.handle = self.driver.end_capture(self.handle)
-                graph.parts.callback(self.driver.destroy_graph, graph.handle)
+                self._end_launch(graph)
         except BaseException:
             graph.close()
             raise
@@ -206,14 +210,22 @@ class CudaStream:
     def replay(self, graph: CudaGraph) -> None:
         """Run, in order, what this stream has captured."""
         self._check_open()
-        places = [self._next_place() for _ in range(graph.host_steps)]
-        self._pending.extend(places)
-        try:
-            self.driver.launch_graph(graph.handle, self.handle)
-        except BaseException:
-            for _ in places:
-                self._pending.pop()
-            raise
+        for handle, steps in graph.launches:
+            places = [self._next_place() for _ in steps]
+            self._pending.extend(places)
+            try:
+                self.driver.launch_graph(handle, self.handle)
+                self._host_steps.launched(steps)
+            except BaseException:
+                for _ in places:
+                    self._pending.pop()
+                raise
+
+    def call_host_by(self, form: HostStep) -> None:
+        """Call the host in another way from now on. The stream must have come to its end, and have no graphs."""
+        self._check_open()
+        self._host_steps.close()
+        self._host_steps = open_host_steps(form, self.driver, self.handle)
 
     def record(self, event: CudaEvent) -> None:
         self._check_open()
@@ -277,6 +289,13 @@ class CudaStream:
                 raise TimeoutError(f"{self} did not come to its last host step within {deadline_s:g} s")
             pause()
 
+    def _end_launch(self, graph: CudaGraph) -> None:
+        """End what the driver records, as one of the graph's launches."""
+        handle = self.driver.end_capture(self.handle)
+        graph.parts.callback(self.driver.destroy_graph, handle)
+        graph.launches.append((handle, graph.steps))
+        graph.steps = []
+
     def _record(self, event: CudaEvent) -> None:
         self.driver.record(event._handle, self.handle)
         event._recorded = self, self._next_place()
@@ -318,14 +337,14 @@ def _told(array: DeviceArray | Array) -> str:
 
 
 def measure_host_steps(driver: Driver) -> dict[HostStep, float]:
-    """Seconds that a host step which does nothing takes, for each form that works here; the quickest comes first.
+    """Seconds that an empty host step takes, for each asynchronous form that works here; the quickest comes first.
 
     Raises:
         CudaError: none works.
     """
     seconds: dict[HostStep, float] = {}
     failures: list[str] = []
-    for form in HostStep:
+    for form in ASYNCHRONOUS:
         try:
             with CudaStream(driver, form, name=form) as stream:
                 stream.submit(lambda: None, "the first step")

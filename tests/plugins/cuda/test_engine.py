@@ -28,7 +28,7 @@ from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.daemon.worker.failures import failure_of
-from motley.plugins.cuda import device_graph, kernels, step
+from motley.plugins.cuda import device_graph, kernels, step, trial
 from motley.plugins.cuda import engine as cuda
 from motley.plugins.cuda.cublas import Cublas, load_cublas
 from motley.plugins.cuda.engine import CudaEngine
@@ -176,11 +176,17 @@ def test_blocks_in_any_order_give_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "captures"), [("function", True), ("spinning", True), ("memory", True), ("function", False)]
+    ("form", "captures"),
+    [(None, True), ("function", True), ("spinning", True), ("memory", True), ("split", True), ("function", False)],
 )
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_captured_step_is_the_same_step(ranks: int, form: str, captures: bool, tmp_path: Path) -> None:
-    """At every position, with sequences that take turns; where nothing can be captured, without a word."""
+def test_a_captured_step_is_the_same_step(
+    ranks: int, form: str | None, captures: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every position, with sequences that take turns; where nothing can be captured, without a word. Without a form,
+    all have been tried before the last step."""
+    monkeypatch.setattr(trial, "UNTOLD", 2)
+    monkeypatch.setattr(trial, "COUNTED", 1)
     case = known_cases()[0]
     shares = uneven_shares(units(case.model, "fp32", 32), ranks)
     drivers = []
@@ -189,7 +195,7 @@ def test_a_captured_step_is_the_same_step(ranks: int, form: str, captures: bool,
         drivers.append(HostDriver(captures=captures))
         return CudaEngine(graph, collectives, options, drivers[-1], None)
 
-    options = EngineOptions(extra={"host_step": form})
+    options = EngineOptions(extra={"host_step": form} if form else {})
     with LocalSession(case.folder, engine, shares, tmp_path, options=options) as group:
         for sequence in (0, 1):
             group.step(case.tokens[:2], 0, sequence=sequence)
@@ -202,7 +208,8 @@ def test_a_captured_step_is_the_same_step(ranks: int, form: str, captures: bool,
         assert error(group.step(case.tokens[15:16], 15), case.logits[15:16]) < TOLERANCE
         for each in group.engines:
             assert isinstance(each, CudaEngine)
-            assert len(each._graphs) == (captures and form != "memory")
+            assert len(each._graphs) == captures
+            assert set(each._trial.least_s) == set(HostStep if form is None and ranks > 1 else ())
     assert [driver.live for driver in drivers] == [0] * ranks
 
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from ctypes import byref, c_int, c_size_t, c_void_p
@@ -28,9 +29,9 @@ from motley.plugins.nccl import rendezvous
 from motley.plugins.nccl.binding import Process, Settings, _Comm
 from motley.plugins.nccl.codes import DATA_TYPES, Reduction, result_of
 from motley.plugins.nccl.operations import Call, Kind
-from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
+from motley.transport import Communicator, Listener, Membership, PeerLost, Plain, connect_mesh
 from motley.transport.cuda.errors import CudaError
-from motley.transport.cuda.host_step import HostStep
+from motley.transport.cuda.host_step import ASYNCHRONOUS, HostStep
 from tests.transport.cuda.host_driver import HostDriver
 
 SCRIPT = Path(__file__).with_name("nccl_rank.py")
@@ -464,7 +465,7 @@ def test_whoever_can_sum_gets_a_handle_for_sums_alone(lib: ctypes.CDLL) -> None:
     assert lib.ncclCommDestroy(child) == SUCCESS
 
 
-@pytest.mark.parametrize("form", HostStep)
+@pytest.mark.parametrize("form", ASYNCHRONOUS)
 def test_calls_on_a_devices_streams_take_their_order(meshes: list[Communicator], form: HostStep) -> None:
     """What a kernel before the call writes is what is summed, and the caller does not wait for it."""
     driver = HostDriver()
@@ -518,6 +519,32 @@ def test_calls_on_a_devices_streams_take_their_order(meshes: list[Communicator],
         driver.free(buffers[rank])
         driver.free_pinned(pinned[rank])
     assert driver.live == 0
+
+
+def test_an_abort_breaks_the_call_that_waits(meshes: list[Communicator]) -> None:
+    """Rank 1 never comes: the call would hold the communicator for its whole deadline."""
+    memory = _Comm(1, 0, 2)
+    process = Process(Settings(None, False, None), lambda *_: ctypes.addressof(memory))
+    handle, buffer = process.bind(meshes[0], None), np.ones(3, np.float32)
+    address = buffer.ctypes.data
+    call = Call(Kind.ALL_REDUCE, buffer.dtype, Reduction.SUM, 0, 3, address, address, 0, handle, 0, 0)
+    locked, failed = process._comms[handle].lock, list[BaseException]()
+
+    def run() -> None:
+        try:
+            process.run([call])
+        except BaseException as error:
+            failed.append(error)
+
+    waiting = threading.Thread(target=run)
+    waiting.start()
+    while not locked.locked():
+        waiting.join(0.01)
+    began = time.monotonic()
+    process.end(handle, aborts=True)
+    waiting.join(60)
+    assert time.monotonic() - began < 10 < meshes[0].deadline_s
+    assert [type(error) for error in failed] == [PeerLost]
 
 
 def test_a_stream_that_is_captured_is_refused() -> None:
