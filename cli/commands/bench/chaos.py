@@ -57,7 +57,7 @@ def chaos(
     seed: Annotated[int, typer.Option(help="Of what is done when to whom.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Kill, stop, end, restart and cut off machines while they answer, and compare each answer with an undisturbed one."""
+    """Kill, stop, end, restart and cut off machines while they answer; compare each answer with an undisturbed one."""
     report = run(_chaos(minutes, events, machines, clients, tokens, seed))
     if as_json:
         print(json.dumps(report))
