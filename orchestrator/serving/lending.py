@@ -14,6 +14,7 @@ from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.copies import Copies, has_files, is_missing
 from motley.orchestrator.trust.certificates import issue_credentials
 from motley.orchestrator.workers import Worker
+from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import Credentials, Lend, Lent, Loan, ModelSpec, OrchestratorMessage
 
 A_NODE = 2
@@ -37,8 +38,19 @@ class Loans:
     credentials: Sequence[Credentials]
 
     def give(self, workers: Iterable[Worker]) -> None:
-        """Tell the workers on these nodes where to read the model."""
+        """Tell the workers on these nodes where to read the model.
+
+        Raises:
+            ServingError: they are too many.
+        """
         borrowing = [worker for worker in workers if worker.node_name in self.borrowers]
+        if len(borrowing) >= len(self.credentials):
+            raise refusal(
+                "model_missing",
+                f"{len(borrowing)} ranks and expert hosts are on nodes without files of the model; a node lends them to"
+                f" {len(self.credentials) - 1} at most: put the files on some of these nodes",
+                "model",
+            )
         for member, worker in enumerate(borrowing, start=1):
             worker.loan = _to(member, self.lent, self.credentials)
 
@@ -74,7 +86,8 @@ class Lending:
             return None
         refused = []
         for lender in lenders:
-            loans = await self.ask(lender, spec.source, fingerprint, A_NODE * len(taking))
+            most = A_NODE * sum(node.name in borrowers for node in taking)
+            loans = await self.ask(lender, spec.source, fingerprint, min(most, MAX_RANKS - 1))
             if not isinstance(loans, Lent):
                 lent, credentials = loans
                 return Loans(lent, borrowers, credentials)

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
+import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -34,9 +37,13 @@ DOWN_S = (0.0, 5.0)
 """Seconds for which the orchestrator is gone."""
 CUTS_S = (1.0, 3.0, 10.0)
 """Seconds for which the control plane is cut: shorter and longer than nodes wait."""
+CUT_S = 10.0
+"""A connection is broken so soon."""
 LEAVE_S = 5.0
 """A daemon that was asked to leave, and does, has ended so soon."""
 JOIN_S = 60.0
+CAN_CUT = hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("ss") is not None
+"""Whether connections of other processes can be broken here: by root, on Linux."""
 ORCHESTRATOR = "the orchestrator"
 WORKER = "motley.daemon.worker.process"
 
@@ -50,7 +57,7 @@ def chaos(
     seed: Annotated[int, typer.Option(help="Of what is done when to whom.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
-    """Kill, stop, end and restart machines while they answer, and compare every answer with an undisturbed one."""
+    """Kill, stop, end, restart and cut off machines while they answer; compare each answer with an undisturbed one."""
     report = run(_chaos(minutes, events, machines, clients, tokens, seed))
     if as_json:
         print(json.dumps(report))
@@ -112,6 +119,8 @@ class _Deeds:
             "end": self._end,
             "ask to leave": self._ask_to_leave,
         }
+        if CAN_CUT:
+            to_machine["cut the links of"] = self._cut_links
         to_orchestrator: dict[str, Do] = {"restart": self._restart, "stand still": self._stand_still}
         return {**dict.fromkeys(names, to_machine), ORCHESTRATOR: to_orchestrator}
 
@@ -119,6 +128,20 @@ class _Deeds:
         for process in _workers(self._mesh.daemons[name].pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+
+    async def _cut_links(self, name: str) -> None:
+        """Break all connections between a daemon's workers and those of others, though all of them are well.
+
+        Raises:
+            CliError: they do not break.
+        """
+        workers = _workers(self._mesh.daemons[name].pid)
+        cut = _connections(workers)
+        for port, peer in cut:
+            filters = ("state", "established", "sport", "=", f":{port}", "dport", "=", f":{peer}")
+            await asyncio.to_thread(subprocess.run, ["ss", "-K", *filters], capture_output=True, timeout=CUT_S)
+        if cut & _connections(workers):
+            raise CliError("connections cannot be cut here: this kernel does not let `ss -K` end them")
 
     async def _kill(self, name: str) -> None:
         kill_daemon(self._mesh.daemons[name].pid)
@@ -188,6 +211,16 @@ def _workers(daemon: int) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             if WORKER in process.cmdline():
                 found.append(process)
+    return found
+
+
+def _connections(processes: Sequence[psutil.Process]) -> set[tuple[int, int]]:
+    """The connections that processes have over TCP: the ports of this side and of the other."""
+    found = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            there = [each for each in process.net_connections("tcp") if each.status == psutil.CONN_ESTABLISHED]
+            found |= {(each.laddr.port, each.raddr.port) for each in there if each.raddr}
     return found
 
 

@@ -59,6 +59,8 @@ class _Request:
         number: among those that were made together, from 0 on.
         deltas: of all that were made together, that have not been taken.
         answered: whether there have been tokens.
+        first_s: how long after it began the first ones came.
+        replayed: whether there had been tokens when the leader was asked last.
         untaken: bytes of its deltas that have not been taken.
         held: whether the leader was told to compute no more of it for now.
         asked: whether there is a leader that was asked; else it waits for one.
@@ -78,6 +80,8 @@ class _Request:
     deltas: asyncio.Queue[tuple[_Request, Delta]] = field(repr=False)
     kept: KeptAnswer | None = field(default=None, repr=False)
     answered: bool = False
+    first_s: float = 0.0
+    replayed: bool = False
     untaken: int = 0
     held: bool = False
     asked: bool = False
@@ -119,6 +123,7 @@ class _Request:
         """Tokens of it have come at `now` seconds."""
         if not self.answered:
             self.span.event("first token")
+            self.first_s = now - self.began
         (self.tally.gap_s if self.answered else self.tally.first_s).add(now - self.token_at)
         self.answered, self.token_at = True, now
 
@@ -221,6 +226,8 @@ class Requests:
             if request.beside is not None:
                 request.beside.tokens += len(delta.ids)
         ends = bool(delta.finish) or delta.HasField("failure")
+        if delta.finish and request.replayed:
+            delta.prefill_s = request.first_s  # what the leader tells is of the replay
         if ends or delta.ids or delta.text:
             request.put(delta)
         if ends:
@@ -251,6 +258,7 @@ class Requests:
             request.generate.request_id = secrets.token_hex(8)
             self._requests[request.id] = request
             request.asked = request.held = False
+            request.replayed = request.answered
         return asked
 
     def suspend(self, session: Session) -> None:

@@ -1,12 +1,15 @@
-"""A machine that is cut off from the network for a few seconds, again and again, while an answer is streamed."""
+"""A machine that is cut off from the network for a few seconds, again and again, or stands still, while an answer is
+streamed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -138,15 +141,37 @@ async def test_answers_go_on_without_a_machine_that_is_cut_off_for_longer(
         await stream.grow(200)
         await asyncio.sleep(until - asyncio.get_running_loop().time())
         home.bring_back(machine)
-        async with asyncio.timeout(BACK_S):
-            while not await all_alive(client):  # noqa: ASYNC110  the API tells it, and no event
-                await asyncio.sleep(0.2)
+        assert (await whole_again(stream, client))["epoch"] > 1
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("machine", ["a", "c"])
+async def test_answers_go_on_without_a_machine_that_stands_still(tmp_path: Path, machine: str) -> None:
+    """As one that sleeps, and wakes: nothing of it ends, nor does anybody hear of it."""
+    async with streamed(tmp_path) as (_, there), Client(there.url) as client:
+        stream = Stream(client)
         await stream.grow(60)
-        await stream.end()
-        assert stream.whole
-        (session,) = await client.sessions()
-        assert session["state"] == "ready"
-        assert session["epoch"] > 1
+        stopped = there.nodes[machine].family()
+        for process in stopped:
+            process.suspend()
+        await stream.grow(200)
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        assert (await whole_again(stream, client))["epoch"] > 1
+
+
+async def whole_again(stream: Stream, client: Client) -> dict[str, Any]:
+    """The session once all machines are in the mesh again, and the answers that were asked for have come."""
+    async with asyncio.timeout(BACK_S):
+        while not await all_alive(client):  # noqa: ASYNC110  the API tells it, and no event
+            await asyncio.sleep(0.2)
+    await stream.grow(60)
+    await stream.end()
+    assert stream.whole
+    (session,) = await client.sessions()
+    assert session["state"] == "ready"
+    return dict(session)
 
 
 async def all_alive(client: Client) -> bool:

@@ -21,9 +21,8 @@ async def two_words_at_a_time(generate: Generate) -> AsyncIterator[Delta]:
     done = len(generate.written)
     for number, word in enumerate(WORDS[done : done + 2], start=done):
         last = number == len(WORDS) - 1
-        yield Delta(
-            text=word, ids=[number], finish="stop" if last else "", prompt_tokens=2, completion_tokens=number + 1
-        )
+        told = {"finish": "stop", "prefill_s": 1000.0} if last else {}
+        yield Delta(text=word, ids=[number], prompt_tokens=2, completion_tokens=number + 1, **told)
     if done + 2 < len(WORDS):
         await asyncio.Event().wait()
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from motley.orchestrator.serving.errors import ServingError
+from motley.orchestrator.serving.lending import Loans
 from motley.orchestrator.serving.plans import descriptions
 from motley.orchestrator.serving.plans.copies import check_copies, is_missing
-from motley.protocol.mesh_pb2 import Describe, Described, Failure, ModelProfile
+from motley.orchestrator.workers import Worker
+from motley.protocol.mesh_pb2 import Credentials, Describe, Described, Failure, Loan, ModelProfile
 
 from ..conftest import small_profile
 
@@ -96,7 +98,7 @@ async def test_ranks_without_the_model_borrow_it(taking: list[str], mesh: Any, f
     (order,) = four["a"].lends
     assert not any(four[name].lends for name in "bcd")
     assert (order.source, order.fingerprint) == ("bard", small_profile().fingerprint)
-    assert order.members > len(taking)
+    assert order.members > 2, "one of them lends"
     certificates, members = {order.tls.certificate}, {0}
     for name in taking:
         (loan,) = loans_of(four[name])
@@ -111,6 +113,19 @@ async def test_ranks_without_the_model_borrow_it(taking: list[str], mesh: Any, f
     assert len(certificates) == len(members) == 3
     _, body = await mesh.call("GET", "/api/sessions")
     assert "loan" not in str(body), "credentials are nobody's business"
+
+
+def test_who_borrows_is_told_how_and_one_too_many_is_refused() -> None:
+    loans = Loans(Loan(id="l"), frozenset({"b"}), [Credentials(key=bytes([number])) for number in range(3)])
+    workers = [Worker(index, "", name, 0) for index, name in enumerate("abb")]
+    loans.give(workers)
+    assert [worker.loan and (worker.loan.id, worker.loan.member, worker.loan.tls.key) for worker in workers] == [
+        None,
+        ("l", 1, b"\1"),
+        ("l", 2, b"\2"),
+    ]
+    with pytest.raises(ServingError, match="lends them to 2 at most"):
+        loans.give([*workers, Worker(3, "", "b", 0)])
 
 
 async def test_a_draft_model_is_borrowed_too(mesh: Any, four: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -45,6 +46,20 @@ async def test_a_stream_goes_on_when_the_node_of_rank_0_is_lost(mesh: Any, trio:
     (loss,) = body["losses"]
     assert (loss["epoch"], loss["node"], loss["code"]) == (1, "pc", "node_lost")
     assert not any(command.epoch == 1 for command in of_kind(trio[1], "assign")[1:])
+
+
+async def test_the_first_token_came_when_it_came_before_the_loss(mesh: Any, trio: list[Any]) -> None:
+    """And not when the next leader told its first, which has the tokens before to compute again."""
+    await mesh.serve()
+    words = 0
+    async with mesh.http.post("/v1/completions", json=STREAM) as response:
+        async for line in response.content:
+            words += b'"text"' in line
+            if words == 2 and trio[0].generated and not trio[1].generated:
+                await trio[0].leave()
+            if b'"ttft_ms"' in line:
+                timings = json.loads(line.removeprefix(b"data: "))["timings"]
+    assert 0 < timings["ttft_ms"] < 100_000
 
 
 async def test_named_nodes_that_are_left_come_first_and_others_after_them(mesh: Any, trio: list[Any]) -> None:
