@@ -109,8 +109,8 @@ class CudaEngine:
         """Captured decode steps, by what they are summed through, their rows, whether any has an adapter, and the parts
         of their attention."""
         self._stepped: set[tuple[Collectives, int, bool]] = set()
-        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can be
-        captured: their memory is allocated and their kernels are loaded."""
+        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can
+        be captured: their memory is allocated and their kernels are loaded."""
         self._memory = ExitStack()
         try:
             with _told():
