@@ -119,14 +119,6 @@ class AdapterSlots:
             begin += span.wanted if head else span.rows
         return {slot: own for slot, own in rows.items() if own}
 
-    @staticmethod
-    def of_rows(rows: Mapping[int, Sequence[int]], count: int) -> npt.NDArray[np.int32]:
-        """i32[count]: the slot of each row of a step, given the rows of each slot."""
-        slots = np.zeros(count, np.int32)
-        for slot, own in rows.items():
-            slots[own] = slot
-        return slots
-
     def _check_product(self, part: str, product: AdapterProduct) -> None:
         if part not in self._shapes:
             raise EngineError(f"an adapter is of {part!r}, which engine {self._engine!r} does not multiply with here")
@@ -144,3 +136,11 @@ class AdapterSlots:
 def rows_by_slot(slots: npt.NDArray[np.int32]) -> dict[int, list[int]]:
     """The rows of each adapter, by its slot, given the slot of each row of some, such as those that one expert gets."""
     return {int(slot): np.flatnonzero(slots == slot).tolist() for slot in np.unique(slots) if slot}
+
+
+def slots_of_rows(rows: Mapping[int, Sequence[int]], count: int) -> npt.NDArray[np.int32]:
+    """i32[count]: the slot of each row of a step, given the rows of each slot."""
+    slots = np.zeros(count, np.int32)
+    for slot, own in rows.items():
+        slots[own] = slot
+    return slots

@@ -21,7 +21,8 @@ in place of ``experts``, the experts are on other machines, and `Collectives.exp
 nobody else reads it. Only graphs with `RankGraph.adapters` have such nodes. The attribute ``columns`` is K; ``parts``
 and ``widths`` name what lies side by side in the N columns, and how many columns each has. To row t of a part it adds
 ``up @ (down @ x[t])``, with the `AdapterProduct` that the row's adapter (`Span.adapter`) has for the part's name; to
-rows without an adapter, and to parts that the adapter leaves alone, it adds nothing.
+rows without an adapter, and to parts that the adapter leaves alone, it adds nothing. In the graph of an expert, a row's
+adapter is that of the row of x which the expert was given.
 
 The operators of layers with a recurrent state are stated in `motley.plugins.recurrent`.
 

@@ -31,34 +31,43 @@ from motley.training.tensors import tensors_of, write_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_MATRIX = re.compile(re.escape(_PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_LENGTHS = "lengths"
+_MATRIX = re.compile(
+    re.escape(_PREFIX) + r"(?P<module>.+)\.lora_(?:(?P<side>[AB])\.weight|magnitude_vector(?:\.weight)?)"
+)
 
 
 def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Change]]:
     """Read a PEFT folder: its config, and what it does to which module.
 
     Raises:
-        TrainingError: it is none, is damaged, or is no plain LoRA.
+        TrainingError: it is none, is damaged, or is neither LoRA nor DoRA.
     """
     try:
         config = json.loads((folder / CONFIG).read_bytes())
     except (OSError, ValueError) as error:
         raise TrainingError(f"{folder / CONFIG}: no adapter in PEFT's format: {error}") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA" or config.get("use_dora"):
-        raise TrainingError(f"{folder}: not a plain LoRA adapter; others cannot be merged")
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise TrainingError(f"{folder}: not a LoRA adapter; others cannot be merged")
+    sided = {"A", "B", _LENGTHS} if config.get("use_dora") else {"A", "B"}
     sides: dict[str, dict[str, F32]] = {}
     for name, values in tensors_of(folder / WEIGHTS).items():
         match = _MATRIX.fullmatch(name)
         if match is None:
             raise TrainingError(f"{folder}: {name} is no matrix of LoRA of a linear module, and cannot be merged")
-        sides.setdefault(match["module"], {})[match["side"]] = values.astype(np.float32)
+        sides.setdefault(match["module"], {})[match["side"] or _LENGTHS] = values.astype(np.float32)
     changes = {}
     for module, pair in sides.items():
-        if set(pair) != {"A", "B"} or pair["A"].shape[0] != pair["B"].shape[1]:
-            raise TrainingError(f"{folder}: {module}: LoRA's two matrices do not fit each other")
+        lengths = pair.get(_LENGTHS)
+        if set(pair) != sided or pair["A"].shape[0] != pair["B"].shape[1]:
+            raise TrainingError(f"{folder}: {module}: LoRA's matrices do not fit each other")
+        if lengths is not None and lengths.shape != pair["B"].shape[:1]:
+            raise TrainingError(f"{folder}: {module}: DoRA's lengths do not fit LoRA's matrices")
         experts = pair["A"].shape[0] // int(config["r"]) if config.get("target_parameters") else 1
+        if lengths is not None and experts > 1:
+            raise TrainingError(f"{folder}: {module}: DoRA of experts in one tensor cannot be merged")
         for name, a, b in _of_experts(module, pair["A"], pair["B"], experts):
-            changes[name] = Change(a, np.float32(_scale(config, module, a.shape[0])) * b)
+            changes[name] = Change(a, np.float32(_scale(config, module, a.shape[0])) * b, lengths)
     if not changes:
         raise TrainingError(f"{folder}: the adapter changes nothing")
     return config, changes
@@ -160,6 +169,11 @@ def merge(
         raise TrainingError(
             f"{folders[0]}: changes experts of which checkpoints have other tensors: merge without --into"
         )
+    scaled = any(change.lengths is not None for changes in adapters for change in changes.values())
+    if scaled and (into is None or len(folders) > 1 or how is not How.LINEAR):
+        raise TrainingError(
+            f"{folders[0]}: what DoRA makes of a matrix depends on that: merge it by itself, --into its model"
+        )
     if how is How.LOSS and not weights:
         weights = weights_of_losses([_held_out_loss(folder) for folder in folders])
     shares = normalised(weights, len(folders))
@@ -176,7 +190,12 @@ def merge(
         return dare(adapters, shares, density, seed, name) if how is How.DARE else mean[name].dense
 
     if into is not None:
-        _write_into(into, out, names, change, transposed=bool(config.get("fan_in_fan_out")))
+        alone = adapters[0] if scaled else None
+
+        def changed(name: str, whole: F32) -> F32:
+            return alone[name].applied(whole) if alone else whole + change(name)
+
+        _write_into(into, out, names, changed, transposed=bool(config.get("fan_in_fan_out")))
         return 0.0
     together = sum(max(each.a.shape[0] for each in adapter.values()) for adapter in adapters)
     made = {name: nearest_of_rank(change(name), rank or together) for name in names}
@@ -193,7 +212,7 @@ def _held_out_loss(folder: Path) -> float:
 
 
 def _write_into(
-    model: Path, out: Path, names: Sequence[str], change: Callable[[str], F32], *, transposed: bool
+    model: Path, out: Path, names: Sequence[str], changed_of: Callable[[str, F32], F32], *, transposed: bool
 ) -> None:
     files = sorted(model.glob("*.safetensors"))
     shards = {file: tensors_of(file) for file in files}
@@ -207,11 +226,15 @@ def _write_into(
         for file, tensors in shards.items():
             changed: dict[str, Any] = dict(tensors)
             for tensor in tensors.keys() & places.keys():
-                added = change(places[tensor])
-                added = added.T if transposed else added
-                if added.shape != tensors[tensor].shape:
+                whole = tensors[tensor].astype(np.float32)
+                try:
+                    new = changed_of(places[tensor], whole.T if transposed else whole)
+                except ValueError:
+                    new = whole[:0]
+                new = new.T if transposed else new
+                if new.shape != whole.shape:
                     raise TrainingError(f"{model}: {tensor} is of another shape than the adapters' {places[tensor]}")
-                changed[tensor] = (tensors[tensor].astype(np.float32) + added).astype(tensors[tensor].dtype)
+                changed[tensor] = new.astype(tensors[tensor].dtype)
             write_tensors(partial / file.name, changed)
 
 

@@ -37,15 +37,25 @@ class Change:
     Attributes:
         a: f32[R, K].
         b: f32[N, R].
+        lengths: f32[N], which the rows of the result then get (DoRA, arXiv 2402.09353); None: they keep theirs.
     """
 
     a: F32
     b: F32
+    lengths: F32 | None = None
 
     @property
     def dense(self) -> F32:
         """The change itself, f32[N, K]."""
         return self.b @ self.a
+
+    def applied(self, whole: F32) -> F32:
+        """What a matrix f32[N, K] becomes."""
+        changed = whole + self.dense
+        if self.lengths is None:
+            return changed
+        scaled: F32 = changed * (self.lengths / np.linalg.norm(changed, axis=1))[:, None]
+        return scaled
 
 
 Changes = Mapping[str, Change]

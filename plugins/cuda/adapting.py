@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -42,16 +43,20 @@ class _Product:
     columns: int
 
 
-class _OnDevice:
-    """An adapter in the device's memory, which is given back with it, or by `free`.
+class _Memory:
+    """Memory of the device that an adapter has, given back when nothing refers to it, or by `free`."""
 
-    Attributes:
-        factors: a `FACTORS` for each part that it has.
-    """
-
-    def __init__(self, driver: Driver, address: int, factors: Mapping[str, tuple[int, int, int]]) -> None:
-        self.factors = factors
+    def __init__(self, driver: Driver, address: int) -> None:
         self.free = weakref.finalize(self, _free, driver, address)
+
+
+class _Factors(NamedTuple):
+    """What an adapter has for a part: the values of a `FACTORS`, and the memory in which its matrices are."""
+
+    down: int
+    up: int
+    rank: int
+    memory: _Memory
 
 
 class Adapting:
@@ -79,8 +84,8 @@ class Adapting:
             self._products[node.output[0]] = _Product(len(self._parts), widths, columns[0])
             self._parts |= {name: len(self._parts) + number for number, name in enumerate(names)}
             shapes += [(end - width, width) for end, width in zip(np.cumsum(widths), widths, strict=True)]
-        self._prepared = weakref.WeakSet[_OnDevice]()
-        self._loaded: dict[int, _OnDevice] = {}
+        self._memory = weakref.WeakSet[_Memory]()
+        self._loaded: dict[int, PreparedAdapter] = {}
         self.most = 0
         if not shapes:
             return
@@ -104,13 +109,15 @@ class Adapting:
         driver = self._device.stream.driver
         driver.attach()
         there = driver.allocate(max(1, size))
+        memory = _Memory(driver, there)
+        self._memory.add(memory)
         factors = {}
         try:
             staging = driver.allocate_pinned(max(4, size))
             try:
                 floats, at = staging.host[:size].view(np.float32), 0
                 for part, (down, up) in fitting.items():
-                    factors[part] = there + 4 * at, there + 4 * (at + down.size), len(down)
+                    factors[part] = _Factors(there + 4 * at, there + 4 * (at + down.size), len(down), memory)
                     for matrix in (down, up.T):
                         floats[at : at + matrix.size].reshape(matrix.shape)[...] = matrix
                         at += matrix.size
@@ -123,11 +130,9 @@ class Adapting:
             finally:
                 driver.free_pinned(staging)
         except BaseException:
-            driver.free(there)
+            memory.free()
             raise
-        prepared = _OnDevice(driver, there, factors)
-        self._prepared.add(prepared)
-        return PreparedAdapter(prepared, size)
+        return PreparedAdapter(factors, size)
 
     def load(self, slot: int, adapter: PreparedAdapter) -> bool:
         """See `motley.plugins.engine.AdaptedEngine.load_adapter`.
@@ -136,14 +141,14 @@ class Adapting:
             Whether `most` has grown: what was captured before computes too little.
         """
         self._slots.check(slot)
-        own: _OnDevice = adapter.parts
+        own: Mapping[str, _Factors] = adapter.parts
         self._table[:, slot] = 0
-        for part, factors in own.factors.items():
-            self._table[self._parts[part], slot] = factors
+        for part, each in own.items():
+            self._table[self._parts[part], slot] = each[:3]
         self._send_table()
-        self._loaded[slot] = own
+        self._loaded[slot] = adapter
         self._slots.taken.add(slot)
-        largest = max((rank for _, _, rank in own.factors.values()), default=0)
+        largest = max((each.rank for each in own.values()), default=0)
         if largest <= self.most:
             return False
         self.most = 1 << (largest - 1).bit_length()
@@ -196,7 +201,7 @@ class Adapting:
 
     def close(self) -> None:
         """Give back the memory of all adapters."""
-        for each in list(self._prepared):
+        for each in list(self._memory):
             each.free()
 
     def _send_table(self) -> None:

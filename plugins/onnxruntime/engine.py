@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from motley.plugins.adapters import AdapterSlots
+from motley.plugins.adapters import AdapterSlots, slots_of_rows
 from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import (
     CACHE_FORMATS,
@@ -243,7 +243,7 @@ class OnnxRuntimeEngine:
         for number, chunk in enumerate(chunks):
             parts = spans_of(spans, chunk)
             self._adapted[number].set(adapted[number])
-            self._slots_of_rows[number][:] = AdapterSlots.of_rows(adapted[number], self._max_rows)
+            self._slots_of_rows[number][:] = slots_of_rows(adapted[number], len(self._slots_of_rows[number]))
             rows_of = [self._rows_of(span, row) for row, span in parts]
             if self._held is None:
                 self._spans[number].set(rows_of)

@@ -83,8 +83,10 @@ class LocalExperts:
 
     def __call__(self, slots: Slots, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
         """`slots`: of the adapters of the rows of x."""
+        self._adapted.set({})
+        adapts = bool(self.adapts and slots.any())
         for own in sent:
-            if self.adapts:
+            if adapts:
                 self._adapted.set(rows_by_slot(slots[own.rows]))
             expert, count = self._experts[own.expert], len(own.rows)
             np.take(x, own.rows, axis=0, out=self._rows[:count])

@@ -21,7 +21,7 @@ import onnx
 import onnx.helper
 import onnx.inliner
 
-from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of, rows_by_slot
+from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of, rows_by_slot, slots_of_rows
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
@@ -320,7 +320,7 @@ class ReferenceEngine(Interpreter):
         totals = [base.copy() for base in bases] or [xp.zeros_like(x) for _ in range(results)]
         choices = self.device.to_host(chosen)
         for chunk in self._micro_chunks:
-            self._slots_of_rows = AdapterSlots.of_rows(self._adapted[STEP], len(x))[chunk]
+            self._slots_of_rows = slots_of_rows(self._adapted[STEP], len(x))[chunk]
             sent = [Sent(own.expert, xp.asarray(own.rows), xp.asarray(own.places)) for own in deal(choices[chunk])]
             add_mixture([total[chunk] for total in totals], x[chunk], weights[chunk], sent, compute)
         return totals if results > 1 else totals[0]

@@ -25,6 +25,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "rank_pattern": {"k_proj": 2, r"layers\.1\.mlp\.down_proj": 7},
         "alpha_pattern": {"down_proj": 3, "self_attn.q_proj": 10},
     },
+    "stacked": {
+        "r": 3,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    },
     "some layers": {"r": 2, "lora_alpha": 3, "target_modules": ["gate_proj", "k_proj"], "layers_to_transform": [1]},
 }
 """Of adapters, by names of ours."""

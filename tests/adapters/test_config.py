@@ -80,7 +80,7 @@ def test_ranks_and_scales(tmp_path: Path) -> None:
         ({"init_lora_weights": "pissa"}, 'init_lora_weights = "pissa"'),
         ({"modules_to_save": ["lm_head"]}, r'modules_to_save = \["lm_head"\]'),
         ({"trainable_token_indices": [3]}, r"trainable_token_indices = \[3\]"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
+        ({"target_parameters": "mlp.experts.down_proj"}, "target_parameters"),
         ({"layer_replication": [[0, 4]]}, "layer_replication"),
         ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
         ({"use_something_new": 1}, "use_something_new = 1"),

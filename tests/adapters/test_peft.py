@@ -54,11 +54,12 @@ def test_every_family_with_a_fresh_adapter(case: Case, tmp_path: Path) -> None:
     from tests.adapters.peft_models import SETTINGS, make_adapter, peft_logits
 
     if case.model.experts:
-        names = ["attention"]  # the others are of routed experts, too
+        stacked = case.model.family in ("olmoe", "gpt_oss")  # as rows, and as columns that alternate
+        names = ["attention", "stacked"] if stacked else ["attention"]
     elif case.model.family == "phi3":
         names = ["all", "fused"]
     else:
-        others = sorted({*SETTINGS} - {"all", "fused"})
+        others = sorted({*SETTINGS} - {"all", "fused", "stacked"})
         names = ["all", others[golden_cases().index(case) % len(others)]]
     for name in names:
         adapter = tmp_path / name

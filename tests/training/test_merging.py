@@ -179,7 +179,7 @@ def test_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
         read_adapter(tmp_path)
     adapter = write(tmp_path, "a", 1)
     (adapter / "adapter_config.json").write_text(json.dumps(CONFIG | {"peft_type": "IA3"}))
-    with pytest.raises(TrainingError, match="not a plain LoRA"):
+    with pytest.raises(TrainingError, match="not a LoRA adapter"):
         read_adapter(adapter)
     adapter = write(tmp_path, "b", 1)
     data = (adapter / "adapter_model.safetensors").read_bytes()
@@ -301,3 +301,31 @@ def test_training_takes_more_for_larger_batches_and_longer_examples() -> None:
         return need_bytes(BUNDLED, [example], Settings(batch=batch))
 
     assert RUNTIME_BYTES + 4 * 2.6e6 < need(1, 10) < need(4, 10) == need(1, 40)
+
+
+def test_dora_is_folded_into_a_model_and_nowhere_else(tmp_path: Path) -> None:
+    """As PEFT does it: rows get the lengths that the adapter says."""
+    name = "model.layers.0.self_attn.q_proj"
+    whole = tensors_of(BUNDLED / "model.safetensors")[f"{name}.weight"].astype(np.float32)
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, whole.shape[1])).astype(np.float32), rng.normal(size=(len(whole), 2)).astype(np.float32)
+    lengths = rng.uniform(0.5, 2, len(whole)).astype(np.float32)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | {"use_dora": True}))
+    prefix = f"base_model.model.{name}.lora_"
+    matrices = {f"{prefix}A.weight": a, f"{prefix}B.weight": b, f"{prefix}magnitude_vector": lengths}
+    write_tensors(folder / "adapter_model.safetensors", matrices)
+    merge([folder], How.LINEAR, tmp_path / "model", into=BUNDLED)
+    got = tensors_of(tmp_path / "model" / "model.safetensors")[f"{name}.weight"]
+    changed = whole + 3 * b @ a
+    expected = changed / np.linalg.norm(changed, axis=1, keepdims=True) * lengths[:, None]
+    np.testing.assert_allclose(
+        got.astype(np.float32), expected, rtol=2e-2 if got.dtype != np.float32 else 1e-5, atol=1e-5
+    )
+    for refused in ({}, {"into": BUNDLED, "how": How.DARE}):
+        with pytest.raises(TrainingError, match="DoRA"):
+            merge([folder], refused.pop("how", How.LINEAR), tmp_path / "other", **refused)
+    write_tensors(folder / "adapter_model.safetensors", matrices | {f"{prefix}magnitude_vector": lengths[:-1]})
+    with pytest.raises(TrainingError, match="DoRA's lengths do not fit"):
+        read_adapter(folder)

@@ -273,7 +273,7 @@ def _summed_bias(w: W) -> int:
 
 def adapter_elements(model: Model) -> int:
     """Elements of a LoRA adapter of all matrices of the layers that may have one, for each unit of its rank: a column
-    and a row for each. Experts have none."""
+    and a row for each. Routed experts, of which there may be very many, are not counted."""
     linear = (each for layer in model.layers for each in layer.operations if isinstance(each, Linear))
     return sum(w.out.size + w.in_.size for each in linear for w in each.ws if w.in_ is not None)
 

@@ -145,7 +145,7 @@ def build_rank_graph(
         beside: how other ranks hold the matrices, which their units suit too.
         blocks: of the KV caches; None: as many of the usual size as one sequence may need.
         adapters: how many slots for adapters there are. They may add to every product of the layers and the head with
-            a matrix of the model, but those of routed experts.
+            a matrix of the model, those of routed experts here included.
         cut: the units that shares are of, where the model is some layers of another; None: the model's own.
         embeds: nothing follows the head's norm: the results are its rows, the same on all ranks, and no rank has a
             weight of the head.
