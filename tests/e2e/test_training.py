@@ -74,7 +74,7 @@ async def three_machines(folder: Path, models: Path | None = None, **memory: str
         yield there
 
 
-async def until(there: Mesh, job: str, what: str, true: Any, seconds: float = 120.0) -> dict[str, Any]:
+async def until(there: Mesh, job: str, what: str, true: Any, seconds: float = 240.0) -> dict[str, Any]:
     """A job, once something is true of it."""
     async with Client(there.url) as client, asyncio.timeout(seconds):
         while True:
