@@ -201,7 +201,9 @@ def described(job: dict[str, Any]) -> list[str]:
             words += f", step {latest['step']:.0f} of {latest['steps']:.0f}"
             if losses:
                 words += f", loss {losses[0]:.3f} to {losses[-1]:.3f} {sparkline(losses, CURVE)}"
-            words += f", {latest['tokens_per_s']:.0f} tokens/s, {short_bytes(int(latest['peak_bytes']))} of memory"
+            if latest["tokens_per_s"]:  # who has some layers of a chain sees no tokens
+                words += f", {latest['tokens_per_s']:.0f} tokens/s"
+            words += f", {short_bytes(int(latest['peak_bytes']))} of memory"
         lines.append(words)
     result = job["result"]
     if result:

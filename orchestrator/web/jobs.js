@@ -24,7 +24,7 @@ function memberRow({ node, state, why, latest, memory_bytes: given, curve: point
     h("div", {}, h("p", {}, swatch(node), h("b", {}, node)), quiet(joined(state, why))),
     latest && h("div", {},
       h("p", {}, `step ${latest.step} of ${latest.steps}`),
-      quiet(joined(losses.length > 0 && `loss ${losses.at(-1).loss.toFixed(3)}`, `${scaled(latest.tokens_per_s, "tokens/s")}`)),
+      quiet(joined(losses.length > 0 && `loss ${losses.at(-1).loss.toFixed(3)}`, latest.tokens_per_s > 0 && scaled(latest.tokens_per_s, "tokens/s"))),
       h("progress", { class: colour(node), value: latest.step, max: latest.steps, "aria-label": `${node}: steps done` }),
       quiet(`${scaled(latest.peak_bytes, "B")} of memory used at most, ${scaled(given, "B")} given`)),
     latest && curve(node, points, latest.steps));

@@ -313,6 +313,56 @@ def test_a_model_in_float16_is_learnt_as_in_float32(data: Path, tmp_path: Path) 
     assert {value.dtype for value in adapter.values()} == {torch.float32}
 
 
+PEAK = """
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from motley.training.examples import Example
+from motley.training.memory.freeing import give_back_what_is_free
+from motley.training.settings import Settings
+from motley.training.training import train_on
+
+folder = Path(sys.argv[1])
+tokens = np.random.default_rng(0).integers(0, 8000, (8, 128))
+examples = [Example(row, np.append(row[1:], -100)) for row in tokens]
+settings = Settings(steps=2, batch=1, context=128, half=True)
+give_back_what_is_free()
+train_on(folder / "small", examples, [], folder / "warm", settings)  # loads what torch uses
+before = psutil.Process().memory_info().rss
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+train_on(folder / "large", examples, [], folder / "out", settings)
+lines = Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+print(peak - before)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is begun anew on Linux only")
+def test_a_model_in_float16_takes_at_most_six_and_a_half_times_its_weights(tmp_path: Path) -> None:
+    """From loading to the adapter; of AdamW and activations, too."""
+    import torch
+    import transformers
+
+    sizes = {}
+    for name, layers, width in (("small", 1, 64), ("large", 12, 512)):
+        heads = {"num_attention_heads": width // 32, "num_key_value_heads": width // 64}
+        shape = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers, **heads}
+        config = transformers.LlamaConfig(vocab_size=8000, tie_word_embeddings=True, **shape)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+        sizes[name] = 2 * sum(weight.numel() for weight in model.parameters())
+        model.save_pretrained(tmp_path / name)
+    said = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, timeout=10 * DEADLINE_S
+    )
+    assert said.returncode == 0, said.stderr
+    assert int(said.stdout.splitlines()[-1]) < 6.5 * sizes["large"]
+
+
 def test_a_truncated_graph_trains_the_last_layers_as_the_whole_one_begins_to(data: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

@@ -67,8 +67,7 @@ class Owners:
                 point = go_a_step(self._leader, self._model, learnt, settings, step, own)
                 if leads != MAIN:
                     record.told(point)
-                    state = self._leader.state() if due else None
-                    send(self._mesh, [vars(point), state], self._ranks[MAIN])
+                    send(self._mesh, [vars(point), self._leader.state() if due else None], self._ranks[MAIN])
             elif self._own == MAIN:
                 told, state = receive(self._mesh, self._ranks[leads])
                 point = Point(**told)

@@ -363,14 +363,22 @@ async def test_a_training_is_a_card_with_curves(browser: Browser, there: Mesh) -
         {**trains, "member": 1, "node": "b", "latest": {**points[-1], "peak_bytes": 7e8}, "curve": points},
         {**trains, "member": 2, "node": "c", "state": "waiting", "why": "'game' has it", "latest": None, "curve": []},
     ]
-    told = {"id": "12345678", "name": "letters", "model": "bard", "mode": "merge", "owner": "a", "state": "running"}
-    job = {**told, "why": None, "result": None, "served_as": None, "members": members}
+    told = {"id": "12345678", "name": "letters", "model": "bard", "mode": "chain", "owner": "a", "state": "running"}
+    job = {**told, "others": ["d"], "why": None, "result": None, "served_as": None, "members": members}
     async with page_of(browser, there) as page:
         await page.route("**/api/jobs", lambda route: route.fulfill(json={"jobs": [job]}))
         card = page.locator("#jobs > article")
         await card.wait_for()
         words = await card.inner_text()
-        for shown in ("letters", "running", "a has the data", "step 30 of 40", "loss 0.133", "700 MB", "'game' has it"):
+        for shown in (
+            "letters",
+            "running",
+            "a, d have data of their own",
+            "step 30 of 40",
+            "loss 0.133",
+            "700 MB",
+            "'game' has it",
+        ):
             assert shown in words
         label = await card.locator("svg").get_attribute("aria-label")
         assert label == "Loss on b: 4.000 at step 1, 0.133 at step 30"

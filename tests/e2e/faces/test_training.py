@@ -23,6 +23,8 @@ for _name in ("torch", "transformers", "peft"):
 
 DOCUMENTS = Path(__file__).parents[2] / "training" / "documents.txt"
 """Another author's text than the bundled model's."""
+ALICE = DOCUMENTS.with_name("alice.txt")
+"""Another one's, and longer: Lewis Carroll's first book of Alice, of 1865."""
 SETTINGS = ("--batch", "4", "--rate", "5e-3", "--context", "64", "--warm-up", "2", "--rank", "4")
 
 
@@ -72,9 +74,9 @@ async def three_machines(folder: Path, models: Path | None = None, **memory: str
         yield there
 
 
-async def until(there: Mesh, job: str, what: str, true: Any) -> dict[str, Any]:
+async def until(there: Mesh, job: str, what: str, true: Any, seconds: float = 240.0) -> dict[str, Any]:
     """A job, once something is true of it."""
-    async with Client(there.url) as client, asyncio.timeout(120):
+    async with Client(there.url) as client, asyncio.timeout(seconds):
         while True:
             told = await client.call("GET", f"/api/jobs/{job}")
             if true(told):
@@ -219,6 +221,36 @@ async def test_two_owners_of_data_lead_in_turn_and_both_have_the_adapter(tmp_pat
     for node in "ab":
         examples = read_data(BUNDLED, texts[node], Settings(context=64)).learnt[:6]
         assert not is_shown(examples, sent, every=24), node
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+async def test_perplexity_falls_alike_in_one_process_by_merging_and_in_a_chain(tmp_path: Path) -> None:
+    """On what is held out of a book, within 2 %."""
+    from motley.training.settings import Settings
+    from motley.training.training import train
+
+    text, data = ALICE.read_text()[:60_000], tmp_path / "alice.jsonl"
+    data.write_text("\n".join(json.dumps({"text": text[at : at + 200]}) for at in range(0, len(text), 200)))
+    settings = Settings(steps=60, batch=8, rate=2e-3, context=96, held_out=0.1)
+    alone = await asyncio.to_thread(train, BUNDLED, data, tmp_path / "alone", settings)
+    assert alone.perplexity is not None
+    fall = alone.perplexity[0] - alone.perplexity[1]
+    assert fall > 0.5 * alone.perplexity[0]
+    told = ("--steps", "60", "--batch", "8", "--rate", "2e-3", "--context", "96", "--held-out-share", "0.1")
+    async with three_machines(tmp_path, a="4GB", b="4GB", c="4GB") as there:
+        for mode in ("merge", "chain"):
+            words = ("--out", str(tmp_path / mode), "--mode", mode, "--nodes", "b,c", "--detach", "--json")
+            lease = str(tmp_path / "a" / "lease.json")
+            said = await in_thread(
+                "train", str(BUNDLED), str(data), *words, *told, "--url", there.url, MOTLEY_LEASE=lease
+            )
+            assert said[0] == 0, said[2]
+            number = json.loads(said[1].splitlines()[-1])["id"]
+            done = await until(there, number, "it is done", lambda job: job["state"] == "done", seconds=900.0)
+            before, after = done["result"]["perplexity"]
+            assert before == pytest.approx(alone.perplexity[0], rel=1e-4)
+            assert before - after == pytest.approx(fall, rel=0.02), mode
 
 
 async def _removed(folder: Path) -> None:

@@ -172,7 +172,8 @@ async def test_what_cannot_be_is_refused_by_name(mesh: Any, new_node: Any) -> No
     assert await refused() == (409, "node 'box' cannot train: it lacks torch: pip install 'motley[train]'")
     assert (await refused(nodes=["tv"]))[1].startswith("no live node is named 'tv'; live nodes: attic, box, pc")
     assert (await refused(nodes=["attic"]))[1].startswith("node 'attic' cannot train: its Motley is older")
-    assert await refused(nodes=["pc"], mode="chain") == (400, "a chain wants a node beside the one that has the data")
+    assert await refused(nodes=["pc"], mode="chain") == (400, "a chain wants a node beside those that have the data")
+    assert (await refused(nodes=["pc"], others={"pc": "1" * 32}))[1].startswith("only a chain has others with data")
     assert (await refused(nodes=["pc", "pc"]))[0] == 400
     assert (await refused(ticket="../../etc"))[0] == 400
     assert (await refused(data="/home"))[1].startswith("data is not a known parameter")
