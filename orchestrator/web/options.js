@@ -3,7 +3,7 @@
 
 export const OPTIONS = [
   { name: "model", label: "Model", kind: "text", wide: true, required: "",
-    placeholder: "owner/name at huggingface.co, a folder, or a .gguf file" },
+    placeholder: "qwen3-8b, owner/name, a folder or .gguf" },
   { name: "quantisation", label: "Quantisation", kind: "text", choices: ["stored", "fp32", "fp16", "int8", "int4"],
     hint: "int4 takes the least memory, and is the fastest; stored: as the files have it" },
   { name: "context", label: "Context, tokens", kind: "number", min: 1, placeholder: "4096",

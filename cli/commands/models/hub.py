@@ -27,7 +27,9 @@ def search(
 ) -> None:
     """Search the Hugging Face hub, and say which of the models Motley can run."""
     from huggingface_hub import HfApi
+    from huggingface_hub.utils.logging import set_verbosity_error
 
+    set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         found = list(
             HfApi().list_models(
