@@ -192,6 +192,7 @@ class CudaEngine:
         log.info("the next steps call the host by form %r; the quickest steps so far: %s", str(self._trial.form), told)
         self._forget_graphs()
         self._stream.call_host_by(self._trial.form)
+        self._captures = True
 
     def _open_head(self, rows: int) -> None:
         """Make room for the logits of so many rows. They are wide: at first there is room for decoded tokens only."""
