@@ -8,7 +8,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := -n $(shell expr $(CORES) + 1)
 PACKAGES := bench cli daemon orchestrator plugins protocol training transport
 
-.PHONY: demo test soak train gpu lint format docs protocol nccl wheels clean
+.PHONY: demo test soak train gpu gpu-carry lint format docs protocol nccl wheels clean
 
 demo: $(VENV)/installed
 	$(BIN)/motley demo
@@ -25,10 +25,24 @@ train: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --editable ".[train]"
 	OMP_NUM_THREADS=1 $(BIN)/pytest $(PARALLEL) tests/training tests/e2e/faces/test_training.py
 
-# On a machine with an NVIDIA GPU: its tests and measurements, to bench/results.
+# On a machine with an NVIDIA GPU: its tests and measurements, in nine minutes, to bench/results.
 gpu: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --quiet --editable ".[gpu]"
 	$(BIN)/python -m motley.bench.reports.gpu
+
+# The same for a machine without a network that has CuPy, cuda-bindings, pytest and their company under Python GPU_PYTHON:
+# makes build/gpu, some 16 MB. Take the tree there with it and with the C libraries, and in the tree:
+#   python3 -m pip install --quiet --no-index --no-deps --target build/gpu build/gpu/*.whl
+#   PYTHONPATH=build/gpu python3 -m motley.bench.reports.gpu --out SOMEWHERE
+GPU_PYTHON ?= 3.12
+gpu-carry: $(VENV)/installed-dev
+	rm -rf build/gpu && mkdir -p build/gpu/motley
+	for package in $(PACKAGES); do ln -sfn ../../../$$package build/gpu/motley/$$package; done
+	$(BIN)/python -c "from setuptools import setup; setup()" --quiet egg_info --egg-base build/gpu
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/gpu --python-version $(GPU_PYTHON) \
+		$(foreach glibc,17 28 34,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64 \
+		cffi cryptography llguidance platformdirs "protobuf>=7.35" pycparser pydantic==2.14.4 pydantic-core==2.50.5 \
+		annotated-types typing-inspection
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -42,8 +42,9 @@ BURST = 20
 PROMPT, ANSWER = 32, 64
 LONG, LONG_TIMES = 512, 3
 """Tokens of a prompt whose rate is told, and how often it is given: sizes of chunks are tried meanwhile."""
-REQUESTS = (1, 2, 4, 8)
+REQUESTS = (1, 8, 32)
 """That are answered at once."""
+ROWS_AT_ONCE = (*TOKENS, 16)
 VOCABULARY = 256
 """Token ids of the prompt are below it."""
 
@@ -61,17 +62,19 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
             memory.callback(driver.free, address)
             return ctypes.c_void_p(address)
 
-        most = max(TOKENS)
+        most = max(ROWS_AT_ONCE)
         x, y, weights = allocate(4 * most * columns), allocate(4 * most * rows), allocate(4 * rows * columns)
         scales = allocate(4 * rows * columns // BLOCK)
         null, integer = ctypes.c_void_p(0), ctypes.c_int
-        blocks = -(-rows * WARP // ((CODED_ROWS if coded else ROWS) * THREADS))
+        warps = -(-rows // (CODED_ROWS if coded else ROWS))
 
         def run(tokens: int, times: int) -> None:
-            kernel, first = f"matmul_{kind}_{tokens}", columns
+            together = min(tokens, max(TOKENS))
+            blocks = -(-warps * (tokens // together) * WARP // THREADS)
+            kernel, first = f"matmul_{kind}_{together}", columns
             numbers = [tokens, rows, columns, BLOCK.bit_length() - 1]
             if coded:
-                kernel, first = coded.products(tokens, zeros=False), coded.stretches
+                kernel, first = coded.products(together, zeros=False), coded.stretches
                 numbers = [tokens, rows, coded.row_bytes, coded.block_shift, columns // BLOCK]
             arguments: list[Any] = [x, integer(first), weights, scales, null, null, y, integer(rows)]
             arguments += map(integer, numbers)
@@ -80,7 +83,7 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
             stream.synchronise(60.0)
 
         rates = {}
-        for tokens in TOKENS:
+        for tokens in ROWS_AT_ONCE:
             run(tokens, 1)
             began = perf_counter()
             run(tokens, launches)

@@ -1,190 +1,221 @@
-"""`make gpu`: the GPU's tests, and how fast this device is (`motley.bench.measurements.gpu_speed`).
+"""`make gpu`: first contact with an NVIDIA GPU, from what is least to what is most. Not yet run on a GPU.
 
-Writes one JSON file and one page to ``bench/results``; what could not be measured is in them with the reason. Not yet
-run on a GPU.
+Each step is a process of its own, so that one that crashes, or never ends, is a line of the result like any other.
+Lines are appended to ``gpu.jsonl`` as they come; the page beside it, ``gpu.md``, says of each step what to look at. All
+of them together take no longer than `MOST_S`: what there is no time left for says so.
+
+``--step NAME`` does one of them here and prints its result; so ``--under "ncu --set basic"`` runs steps under another
+program, a profiler or a checker.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
-from motley.bench.measurements.gpu_speed import BITS, LONG, REQUESTS, SIZES, all_reduce_us, matmul_bandwidth, speed
-from motley.bench.random_models.writing import synthesise
-from motley.orchestrator.known_models.shapes import SHAPES
-from motley.plugins.cuda.kernels import TOKENS
-from motley.protocol.wording import counted
-from motley.transport.cuda.driver import CudaDriver
-from motley.transport.cuda.errors import CudaError
-from motley.transport.cuda.host_step import HostStep
-from motley.transport.cuda.stream import measure_host_steps
+from motley.bench.measurements import gpu_contact
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
-TESTS_S = 300.0
-MODELS = {"tinyllama-1.1b": ("fp16", "int4"), "mistral-7b": ("fp16",)}
-"""Shapes, and how they are held."""
-RANKS = (1, 2)
-PARTS = ("p50", "compute", "wire", "wait", "lead")
+MOST_S = 530.0
+TOLD = 3000
+"""Characters that are kept of what a failed step has said."""
+PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cublas", "torch")
 
 Result = dict[str, Any]
 
 
-def attempt(what: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns, or ``{"failed": ...}`` with the reason."""
-    print(f"{what} ...", flush=True)
-    try:
-        return work()
-    except Exception as error:  # whatever one measurement meets, the others go on
-        print(f"{what}: {error}", file=sys.stderr)
-        return {"failed": f"{type(error).__name__}: {error}"}
+class Step(NamedTuple):
+    """One step of first contact.
 
-
-def run_tests() -> Result:
-    """Whether `tests/gpu` passes here, its last line, and why what was skipped was.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer than `TESTS_S`.
+    Attributes:
+        work: gives its result, in a process of its own.
+        most_s: how long it may take.
+        look_at: what its result says, and what it should be.
     """
-    tests = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", "tests/gpu"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TESTS_S,
+
+    work: Callable[[], Any]
+    most_s: float
+    look_at: str
+
+
+def device() -> Result:
+    """Which GPU, which driver, which packages, and who else uses it."""
+    asked = "name,driver_version,memory.total,memory.used,clocks.max.sm,power.limit,compute_mode"
+    said = _output(["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader"])
+    users = _output(["nvidia-smi", "--query-compute-apps=pid,name,used_memory", "--format=csv,noheader"])
+    return {"gpu": said, "used by": users, "python": sys.version.split()[0], "packages": _versions()}
+
+
+def run_tests(chosen: Sequence[str], under: Sequence[str] = ()) -> Result:
+    """Whether some tests of `tests/gpu` pass here, the last line, and why some failed or were skipped.
+
+    Args:
+        chosen: arguments of pytest.
+        under: a program that runs it.
+    """
+    # Without the settings of the project, which want plugins and make errors of any package's warnings.
+    options = ["-q", "-n0", "-rfEs", "--import-mode=importlib", "-p", "no:cacheprovider", "--timeout=60"]
+    command = [*under, sys.executable, "-m", "pytest", "-o", "addopts=", "-W", "default", *options, *chosen]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    print(said.stdout[-TOLD:], said.stderr[-TOLD:], file=sys.stderr)
+    lines = said.stdout.splitlines() or [""]
+    told = [line[:300] for line in lines if line.startswith(("SKIPPED", "FAILED", "ERROR"))]
+    return {"passed": said.returncode == 0, "summary": lines[-1], "told": told[:40]}
+
+
+def checked_replays() -> Result:
+    """Captured sums, run again and again, under NVIDIA's memory checker."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        return {"skipped": "compute-sanitizer is not on the PATH"}
+    under = [program, "--tool", "memcheck", "--error-exitcode", "9", "--target-processes", "all"]
+    return run_tests(["tests/gpu/test_collectives.py", "-k", "captured"], under)
+
+
+STEPS: Mapping[str, Step] = {
+    "device": Step(device, 30, "the driver must be 580 or newer; nobody else should use the GPU"),
+    "calls": Step(gpu_contact.calls, 60, "the first call that is not 'ok' is what to mend first"),
+    "host steps": Step(gpu_contact.host_steps, 60, "us of an empty step; 10 to 20 wanted, and one form at least"),
+    "sums": Step(partial(run_tests, ["tests/gpu/test_collectives.py"]), 120, "bits of the host; order; replays"),
+    "checked replays": Step(checked_replays, 90, "no error of the checker: nothing is used after it is freed"),
+    "products": Step(partial(run_tests, ["tests/gpu/test_products.py"]), 60, "bits of the CPU engine"),
+    "logits": Step(
+        partial(run_tests, ["tests/gpu/test_engine.py", "-k", "transformers and memory or waves or spans or narrow"]),
+        120,
+        "golden models, within 1e-4; waves from one graph each have the bits that rows have alone",
+    ),
+    "bandwidth": Step(gpu_contact.bandwidth, 60, "share of a copy's bytes/s; int4 at one row: 0.7 or more wanted"),
+    "pytorch": Step(gpu_contact.pytorch, 60, "the same product by PyTorch: what is possible here"),
+    "sums of processes": Step(gpu_contact.sums, 120, "us per sum of two ranks on one GPU: 44 of them in a token"),
+    "tinyllama int4": Step(partial(gpu_contact.tokens, "tinyllama-1.1b", "int4", (1, 2)), 150, "ms per token"),
+    "tinyllama fp16": Step(
+        partial(gpu_contact.tokens, "tinyllama-1.1b", "fp16", (1, 2)), 150, "two ranks: 8 ms per token or less wanted"
+    ),
+    "prompts": Step(partial(run_tests, ["tests/gpu/test_engine.py", "-k", "cublas"]), 90, "within 1e-4"),
+    "split": Step(
+        partial(run_tests, ["tests/gpu/test_engine.py", "-k", "transformers and split or 10_000"]), 120, "the fallback"
+    ),
+    "nccl": Step(partial(run_tests, ["tests/gpu/test_nccl.py"]), 60, "calls of NCCL in a stream's order"),
+    "mistral int4": Step(partial(gpu_contact.tokens, "mistral-7b", "int4", (1,)), 240, "0.55 of the bandwidth wanted"),
+    "others": Step(
+        partial(run_tests, ["tests/gpu/test_engine.py", "-k", "reference or tensorrt"]), 120, "skipped without TensorRT"
+    ),
+}
+
+
+def run(name: str, seconds: float, under: Sequence[str] = ()) -> Result:
+    """Do a step in a process of its own; its result, or what its last words were."""
+    step = STEPS[name]
+    command = [*under, sys.executable, "-m", "motley.bench.reports.gpu", "--step", name]
+    began = monotonic()
+    line: Result = {"step": name, "look_at": step.look_at, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    print(tests.stdout, tests.stderr)
-    lines = tests.stdout.splitlines() or [""]
-    skipped = [line for line in lines if line.startswith("SKIPPED")]
-    return {"passed": tests.returncode == 0, "summary": lines[-1], "skipped": skipped}
-
-
-def measure_sums(forms: Iterable[HostStep]) -> Result:
-    """Time sums of two processes on one GPU: us by form of the host step and by bytes, or why one failed."""
-    rows = {}
-    for form in forms:
-        rows[str(form)] = attempt(f"all_reduce, {form}", partial(all_reduce_us, form, captured=False))
-        if form is not HostStep.MEMORY:
-            name = f"{form}, captured"
-            rows[name] = attempt(f"all_reduce, {name}", partial(all_reduce_us, form, captured=True))
-    return rows
-
-
-def measure_tokens(shape: str, quantisations: Sequence[str]) -> Result:
-    """How fast a random model of a shape is on this GPU (`speed`), by quantisation and number of ranks."""
-    rows = {}
-    with TemporaryDirectory(prefix="motley-gpu-") as folder:
-        model = Path(folder, shape)
-        synthesise(SHAPES[shape], model)
-        for quantisation in quantisations:
-            for ranks in RANKS:
-                name = f"{shape}, {quantisation}, {counted(ranks, 'rank')}"
-                with TemporaryDirectory(prefix="shares-", dir=folder) as shares:
-                    os.environ["MOTLEY_CACHE"] = shares
-                    rows[name] = attempt(name, partial(speed, model, quantisation, ranks))
-    return rows
-
-
-def page(result: Result) -> str:
-    """The result for people, in Markdown."""
-    device, bandwidth = result["device"], result["matmul_bytes_per_s"]
-    fastest = max((rates[1] for rates in bandwidth.values() if "failed" not in rates), default=None)
-
-    def bound(row: Result) -> str:
-        return f"{1e9 * row['weights_mb'] / fastest:.2f}" if fastest else "?"
-
-    lines = [
-        f"# {device['name']}",
-        "",
-        f"Compute capability {device['compute_capability']}, the driver knows CUDA {device['cuda']}, "
-        f"{device['free_bytes'] / 1e9:.1f} of {device['memory_bytes'] / 1e9:.1f} GB free.",
-        "",
-        f"Tests: {told(result['tests'], lambda tests: tests['summary'])}",
-        *(f"- {reason}" for reason in result["tests"].get("skipped", ())),
-        "",
-        *table(["host step", "us"], result["host_step_s"], lambda seconds: [f"{1e6 * seconds:.1f}"]),
-        *table(
-            ["weights of a product, GB/s", *(counted(tokens, "token") for tokens in TOKENS)],
-            bandwidth,
-            lambda rates: [f"{rates[tokens] / 1e9:.0f}" for tokens in TOKENS],
-        ),
-        *table(
-            ["all-reduce between two processes, us", *(f"{size >> 10} KiB" for size in SIZES)],
-            result["all_reduce_us"],
-            lambda row: [f"{row[size]:.1f}" for size in SIZES],
-        ),
-        *table(
-            ["ms per token", *PARTS, "weights at the fastest product's GB/s"],
-            result["speed"],
-            lambda row: [*(f"{row[part]:.2f}" for part in PARTS), bound(row)],
-        ),
-        *table(
-            ["tokens per second", *(f"{count} at once" for count in REQUESTS), f"of a prompt of {LONG}"],
-            result["speed"],
-            lambda row: [*(f"{row['per_s'][count]:.0f}" for count in REQUESTS), f"{row['prompt_per_s']:.0f}"],
-        ),
-    ]
-    return "\n".join(lines)
-
-
-def table(columns: Sequence[str], rows: Result, cells: Callable[[Any], list[str]]) -> list[str]:
-    """A table whose rows are measured values or reasons; the whole may be a reason."""
-    if "failed" in rows:
-        return [f"{columns[0]}: {rows['failed']}", ""]
-    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for name, value in rows.items():
-        lines.append(f"| {name} | {told(value, lambda value: ' | '.join(cells(value)))} |")
-    return [*lines, ""]
-
-
-def told(value: Any, words: Callable[[Any], str]) -> str:
-    """A measured value in words, or why there is none."""
-    return str(value["failed"]) if isinstance(value, dict) and "failed" in value else words(value)
-
-
-def main() -> int:
-    """Test and measure this GPU, write and print the result; the exit status: 1 without a GPU or if a test failed."""
     try:
-        driver = CudaDriver()
-    except CudaError as error:
-        print(f"make gpu needs an NVIDIA GPU: {error}", file=sys.stderr)
-        return 1
-    free, total = driver.memory()
-    steps = attempt("host steps", lambda: measure_host_steps(driver))
-    tokens: Result = {}
-    result: Result = {
-        "device": {
-            "name": driver.name,
-            "compute_capability": str(driver.capability),
-            "cuda": ".".join(map(str, driver.version)),
-            "memory_bytes": total,
-            "free_bytes": free,
-        },
-        "tests": attempt("tests", run_tests),
-        "host_step_s": steps,
-        "matmul_bytes_per_s": {
-            kind: attempt(f"{kind} weights", partial(matmul_bandwidth, driver, kind)) for kind in BITS
-        },
-        "all_reduce_us": measure_sums(form for form in HostStep if form in steps),
-        "speed": tokens,
-    }
-    driver.close()  # its memory is the ranks' now
-    for shape, quantisations in MODELS.items():
-        rows = attempt(shape, partial(measure_tokens, shape, quantisations))
-        tokens |= {shape: rows} if "failed" in rows else rows
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"gpu-{result['device']['name'].lower().replace(' ', '-')}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    file.with_suffix(".md").write_text(page(result), "utf-8")
-    print(page(result))
-    return 0 if result["tests"].get("passed") else 1
+        said, errors = process.communicate(timeout=min(step.most_s, seconds))
+        failed = "" if process.returncode == 0 else f"it ended with {process.returncode}"
+    except subprocess.TimeoutExpired:
+        _end_group(process)
+        said, errors = process.communicate()
+        failed = f"it took longer than {min(step.most_s, seconds):.0f} s"
+    line["seconds"] = round(monotonic() - began, 1)
+    if failed:
+        return {**line, "failed": failed, "said": (said + errors)[-TOLD:]}
+    return {**line, "result": json.loads(said.splitlines()[-1])}
+
+
+def _end_group(process: subprocess.Popen[str]) -> None:
+    """Kill a step and the ranks that it has started."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        import signal
+
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def page(lines: Sequence[Result]) -> str:
+    """All lines for people, in Markdown."""
+    parts = ["# First contact with a GPU", ""]
+    for line in lines:
+        parts += [f"## {line['step']} ({line['seconds']} s)", "", f"Look at: {line['look_at']}.", ""]
+        if "failed" in line:
+            parts += [f"**Failed**: {line['failed']}", "", "```", line["said"], "```", ""]
+        else:
+            parts += [*(f"- {name}: {_told(value)}" for name, value in line["result"].items()), ""]
+    return "\n".join(parts)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_told(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_told, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _output(command: Sequence[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command[0]}: {error}"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do all steps, or those that are named; the exit status: 1 if one failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--step", choices=STEPS, help="do this one here, and print its result as the last line")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of gpu.jsonl and gpu.md")
+    parser.add_argument("--under", default="", help="run steps under this program")
+    parser.add_argument("only", nargs="*", choices=[[], *STEPS], metavar="STEP", help=f"of: {', '.join(STEPS)}")
+    asked = parser.parse_args(arguments)
+    if asked.step:
+        result = STEPS[asked.step].work()
+        print(json.dumps(result))
+        return 0
+    asked.out.mkdir(parents=True, exist_ok=True)
+    end = monotonic() + MOST_S
+    lines: list[Result] = []
+    for name in asked.only or STEPS:
+        left = end - monotonic()
+        print(f"{name} ...", flush=True)
+        if left > 5:
+            line = run(name, left, shlex.split(asked.under))
+        else:
+            look_at = STEPS[name].look_at
+            line = {"step": name, "look_at": look_at, "seconds": 0, "failed": "no time was left", "said": ""}
+        lines.append(line)
+        with (asked.out / "gpu.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        (asked.out / "gpu.md").write_text(page(lines), "utf-8")
+        print(json.dumps(line, indent=2), flush=True)
+        if name == "calls" and "failed" in line:
+            break  # without a GPU nothing else tells more
+    return 0 if all(line.get("result", {"passed": False}).get("passed", True) for line in lines) else 1
 
 
 if __name__ == "__main__":

@@ -222,6 +222,7 @@ class DeviceGraph:
         address = rows.address + 4 * chunk.start * rows.width
         key = address, chunk.stop - chunk.start, summing
         if key not in self._reductions:
+            self.finish()  # what a sum is made of belongs to the steps of those before it
             array = DeviceArray(address, (key[1], rows.width), np.dtype(np.float32))
             self._reductions[key] = AllReduce(self.stream, summing, array, self._sum_memory)
         self._reductions[key].submit()

@@ -203,15 +203,15 @@ class CudaEngine:
     def _usable_forms(self, driver: Driver) -> list[HostStep]:
         if self._collectives.size == 1:
             return [HostStep.FUNCTION]  # of which there are none
-        if sys.platform == "win32":
-            return [HostStep.SPLIT]
-        return [*measure_host_steps(driver), HostStep.SPLIT]
+        asynchronous = [] if sys.platform == "win32" else measure_host_steps(driver)
+        return [*asynchronous, HostStep.SPLIT]
 
     def _change_form(self) -> None:
         told = ", ".join(f"{form} {1e3 * seconds:.2f} ms" for form, seconds in self._trial.least_s.items())
         log.info("the next steps call the host by form %r; the quickest steps so far: %s", str(self._trial.form), told)
         self._forget_graphs()
         self._stream.call_host_by(self._trial.form)
+        self._captures = True
 
     def _open_head(self, rows: int) -> None:
         """Make room for the logits of so many rows. They are wide: at first there is room for decoded tokens only."""

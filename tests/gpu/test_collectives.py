@@ -29,16 +29,6 @@ DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat1
 SIZES = (1, 7, 8, 64, 65, 2048, 5000, 1 << 16)
 
 
-@pytest.fixture(params=HostStep)
-def form(gpu: CudaDriver, request: pytest.FixtureRequest) -> HostStep:
-    try:
-        with CudaStream(gpu, request.param) as stream:
-            stream.submit(lambda: None, "a step")
-    except CudaError as error:
-        pytest.skip(str(error))
-    return HostStep(request.param)
-
-
 @pytest.fixture
 def memory(gpu: CudaDriver) -> Iterator[Memory]:
     with Memory(gpu) as memory:

@@ -14,6 +14,7 @@ from motley.plugins.nccl.codes import Reduction
 from motley.plugins.nccl.operations import Call, Kind
 from motley.transport import Communicator
 from motley.transport.cuda.driver import CudaDriver
+from motley.transport.cuda.host_step import HostStep
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.memory import Memory
 
@@ -25,7 +26,7 @@ def test_a_call_sums_what_was_copied_before_it(gpu: CudaDriver, run_ranks: Calla
 
     def work(ranks: Communicator) -> list[list[float]]:
         gpu.attach()
-        device, shared = CudaDevice(driver=gpu), _Comm(1, ranks.rank, ranks.size)
+        device, shared = CudaDevice(form=HostStep.MEMORY, driver=gpu), _Comm(1, ranks.rank, ranks.size)
         process = Process(Settings(None, False, device), lambda *_: ctypes.addressof(shared))
         comm, stream = process.bind(ranks, None), gpu.create_stream()
         with Memory(gpu) as memory:

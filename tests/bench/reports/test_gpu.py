@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import motley.cli
-from motley.bench.measurements import gpu_speed
+from motley.bench.measurements import gpu_contact, gpu_speed
 from motley.bench.reports import gpu
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
@@ -22,7 +23,7 @@ BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 def test_a_bandwidth_is_measured_and_nothing_is_left(kind: str) -> None:
     driver = HostDriver()
     rates = gpu_speed.matmul_bandwidth(driver, kind, (16, 1024), launches=2)
-    assert list(rates) == [1, 2, 4, 8]
+    assert list(rates) == [1, 2, 4, 8, 16]
     assert min(rates.values()) > 0
     assert driver.live == 0
 
@@ -40,7 +41,7 @@ def test_tokens_are_timed_on_any_engine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gpu_speed, "ANSWER", 12)
     monkeypatch.setattr(gpu_speed, "LONG", 70)
     took = gpu_speed.speed(BUNDLED, "fp16", 2, engine="onnxruntime")
-    parts = [took[part] for part in gpu.PARTS if part != "p50"]
+    parts = [took[part] for part in ("compute", "wire", "wait", "lead")]
     assert min(took[part] for part in ("p50", "compute", "wire", "wait")) > 0
     assert sum(parts) > 0.5 * took["p50"]
     assert took["weights_mb"] > 8  # as FP32: this engine would widen FP16
@@ -49,58 +50,59 @@ def test_tokens_are_timed_on_any_engine(monkeypatch: pytest.MonkeyPatch) -> None
     assert min(took["per_s"].values()) > 0
 
 
-def result(**changed: Any) -> gpu.Result:
-    device = {
-        "name": "A GPU",
-        "compute_capability": "8.6",
-        "cuda": "13.0",
-        "memory_bytes": 12_000_000_000,
-        "free_bytes": 11_000_000_000,
-    }
-    token = {"p50": 4.0, "compute": 3.0, "wire": 0.25, "wait": 0.5, "lead": 0.125, "weights_mb": 600.0}
-    token |= {"prompt_per_s": 1999.6, "per_s": {1: 250.0, 2: 480.2, 4: 900.0, 8: 1500.0}}
-    rates = {1: 3e11, 2: 2.9e11, 4: 2.8e11, 8: 2e11}
-    return {
-        "device": device,
-        "tests": {"passed": True, "summary": "3 passed, 1 skipped", "skipped": ["SKIPPED [1] no CuPy"]},
-        "host_step_s": {"memory": 4.2e-6},
-        "matmul_bytes_per_s": {"int4": rates, "int8": {"failed": "CudaError: out of memory"}},
-        "all_reduce_us": {"function, captured": {8192: 31.0, 16384: 32.0, 65536: 40.5}},
-        "speed": {"tinyllama-1.1b, int4, 1 rank": token},
-        **changed,
-    }
+def test_calls_are_made_one_by_one_until_one_fails() -> None:
+    made = gpu_contact.calls(HostDriver)
+    assert set(made.values()) - {"ok"} == {made["device"]}
+    assert "replay again" in made
+    assert "host steps by memory" in made
+    made = gpu_contact.calls(lambda: HostDriver(captures=False))
+    assert (made["its result"], made["passed"]) == ("ok", False)
+    assert "operation not supported" in made["failed"]
+    assert "replay" not in made
 
 
-def test_the_page_tells_what_was_measured() -> None:
-    text = gpu.page(result())
-    for part in (
-        "# A GPU",
-        "11.0 of 12.0 GB",
-        "3 passed, 1 skipped",
-        "- SKIPPED [1] no CuPy",
-        "| memory | 4.2 |",
-        "| int4 | 300 | 290 | 280 | 200 |",
-        "| int8 | CudaError: out of memory |",
-        "| function, captured | 31.0 | 32.0 | 40.5 |",
-        "| tinyllama-1.1b, int4, 1 rank | 4.00 | 3.00 | 0.25 | 0.50 | 0.12 | 2.00 |",
-        "| tinyllama-1.1b, int4, 1 rank | 250 | 480 | 900 | 1500 | 2000 |",
-    ):
+def test_a_copy_is_timed() -> None:
+    driver = HostDriver()
+    assert gpu_contact.copy_rate(driver, 1 << 12) > 0
+    assert driver.live == 0
+
+
+def lines_of(folder: Path) -> list[gpu.Result]:
+    return [json.loads(line) for line in (folder / "gpu.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_steps_that_crash_or_hang_are_lines_like_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Steps are looked up by their names in the processes, so this one's are those of a program before them."""
+    look_at = gpu.Step(dict, 3.0, "whether it goes on")
+    monkeypatch.setattr(gpu, "STEPS", dict.fromkeys(("crashes", "hangs", "measures"), look_at))
+    program = tmp_path / "under.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "step = sys.argv[-1]\n"
+        "if step == 'crashes': print('last words', flush=True), os.abort()\n"
+        "if step == 'hangs': time.sleep(600)\n"
+        'print(\'noise\\n{"us": {"8192": 12.3456}}\')\n'
+    )
+    assert gpu.main(["--out", str(tmp_path), "--under", f"{sys.executable} {program}"]) == 1
+    crashed, hung, measured = lines_of(tmp_path)
+    assert (crashed["failed"][:13], "last words" in crashed["said"]) == ("it ended with", True)
+    assert hung["failed"] == "it took longer than 3 s"
+    assert measured["result"] == {"us": {"8192": 12.3456}}
+    text = (tmp_path / "gpu.md").read_text("utf-8")
+    for part in ("## hangs (3", "Look at: whether it goes on.", "**Failed**: it took", "- us: 8192 12.35"):
         assert part in text
+    monkeypatch.setattr(gpu, "MOST_S", 0.0)
+    assert gpu.main(["--out", str(tmp_path), "measures"]) == 1
+    assert lines_of(tmp_path)[3]["failed"] == "no time was left"
 
 
-def test_the_page_tells_what_was_not_measured() -> None:
-    failed = gpu.attempt("a measurement", lambda: 1 / 0)
-    text = gpu.page(result(tests=failed, host_step_s=failed, speed={"tinyllama-1.1b": failed}))
-    for part in ("Tests: ZeroDiv", "host step: ZeroDivisionError: division by zero", "| tinyllama-1.1b | ZeroDiv"):
-        assert part in text
-
-
-def test_without_a_gpu_it_ends_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_ends_with_a_message(tmp_path: Path) -> None:
     try:
         CudaDriver().close()
     except CudaError as error:
         missing = str(error)
     else:
         pytest.skip("there is a GPU here")
-    assert gpu.main() == 1
-    assert missing in capsys.readouterr().err
+    assert gpu.main(["--out", str(tmp_path), "calls", "sums"]) == 1
+    (line,) = lines_of(tmp_path)
+    assert missing in line["said"]

@@ -9,6 +9,7 @@ import ctypes
 import inspect
 import re
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -827,3 +828,31 @@ def test_the_gate_lets_it_through_to_the_transport(ranks: int, tmp_path: Path) -
         if ranks == 1:  # of two, the other would have to come
             row = np.ones((1, graph.hidden), np.float32)
             assert Sequences(engine, graph).step(0, row, 0).shape == (1, graph.vocabulary)
+
+
+def test_no_sum_is_made_while_another_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both use the communicator, on different threads."""
+    case, made = known_cases()[0], threading.Event()
+    busy: list[bool] = []
+
+    class Slow:
+        rank, size = 0, 2
+
+        def all_reduce(self, buffer: F32) -> None:
+            made.wait(0.2)  # as long as nobody makes the next one
+
+    class Watched(device_graph.AllReduce):
+        def __init__(self, stream: CudaStream, *given: Any) -> None:
+            busy.append(bool(stream._pending) or stream._doing != "nothing")
+            if len(busy) > 1:
+                made.set()
+            super().__init__(stream, *given)
+
+    monkeypatch.setattr(device_graph, "AllReduce", Watched)
+    with LocalSession(case.folder, on_host, uneven_shares(units(case.model, "fp32", 32), 2), tmp_path) as group:
+        graph = group.graphs[0]
+    options = EngineOptions(extra={"host_step": "function"})
+    with closing(CudaEngine(graph, Slow(), options, HostDriver(), None)) as engine:
+        Sequences(engine, graph).step(0, np.ones((1, graph.hidden), np.float32), 0)
+    assert len(busy) > 1
+    assert not any(busy)
