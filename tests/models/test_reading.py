@@ -513,11 +513,8 @@ def test_no_model_type(tmp_path: Path) -> None:
 def test_a_text_has_the_same_position_in_every_section_of_an_image_s_rope() -> None:
     sections = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     plain = {key: sections[key] for key in ("rope_type", "rope_theta")}
-    image = describe(
-        keys(
-            {"model_type": "qwen3_vl", "text_config": LLAMA | {"model_type": "qwen3_vl_text", "rope_scaling": sections}}
-        )
-    )
+    text_part = LLAMA | {"model_type": "qwen3_vl_text", "rope_scaling": sections}
+    image = describe(keys({"model_type": "qwen3_vl", "text_config": text_part}))
     text = describe(keys(LLAMA | {"model_type": "qwen3", "rope_scaling": plain}))
     assert (image.layers, image.ropes) == (text.layers, text.ropes)
 
