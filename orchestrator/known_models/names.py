@@ -39,6 +39,8 @@ KNOWN: Mapping[str, KnownModel] = MappingProxyType(
     {
         "deepseek-v3": KnownModel("deepseek-ai/DeepSeek-V3"),
         "gemma-4-26b-a4b": KnownModel("google/gemma-4-26B-A4B-it"),
+        "gemma-4-e2b": KnownModel("google/gemma-4-E2B-it", "int8"),
+        "gemma-4-e4b": KnownModel("google/gemma-4-E4B-it"),
         "gemma-4-31b": KnownModel("google/gemma-4-31B-it"),
         "glm-4.7-flash": KnownModel("zai-org/GLM-4.7-Flash"),
         "kimi-k2": KnownModel("moonshotai/Kimi-K2-Instruct"),

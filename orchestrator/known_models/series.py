@@ -166,18 +166,35 @@ def gemma4(**values: Any) -> dict[str, Any]:
         vocab_size=262144,
         head_dim=256,
         global_head_dim=512,
-        attention_k_eq_v=True,
-        hidden_size_per_layer_input=0,
-        sliding_window=1024,
         final_logit_softcapping=30.0,
-        max_position_embeddings=262144,
         rms_norm_eps=1e-6,
         bos_token_id=2,
         eos_token_id=1,
-        **values,
+        **{
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 1024,
+            "max_position_embeddings": 262144,
+        }
+        | values,
     )
     config.pop("hidden_act")
     return config | {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+
+
+def gemma4_of_phones(period: int, **values: Any) -> dict[str, Any]:
+    """Those whose layers are given rows of a second table; every `period`-th layer sees everything."""
+    kinds = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(period)]
+    return gemma4(
+        attention_k_eq_v=False,
+        hidden_size_per_layer_input=256,
+        vocab_size_per_layer_input=262144,
+        sliding_window=512,
+        max_position_embeddings=131072,
+        num_attention_heads=8,
+        layer_types=kinds * (values["num_hidden_layers"] // period),
+        **values,
+    )
 
 
 def hunyuan(model_type: str, architecture: str, **values: Any) -> dict[str, Any]:

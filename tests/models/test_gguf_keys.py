@@ -45,7 +45,7 @@ ANOTHER_SCALE = ["gemma3", "gemma3-with-vision"]
 """No GGUF key tells the scale of attention: it follows from the size of a head, and theirs does not."""
 NOT_IN_GGUF = {
     *("deepseek_v3", "deepseek_v32", "gemma4", "glm4", "glm4_moe_lite", "glm_moe_dsa"),
-    *("hunyuan_v1_dense", "hunyuan_v1_moe", "llama4", "ministral3"),
+    *("exaone_moe", "gemma2", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "llama4", "ministral3"),
 }
 """Families whose GGUF files are refused by the name of their architecture."""
 CASES = [

@@ -27,8 +27,8 @@ from motley.daemon.models.description.operations import (
     WholeNorm,
 )
 from motley.daemon.models.description.rope import ProportionalScaling, Rope
-from motley.daemon.models.keys import ConfigError
-from motley.daemon.models.reading import read_model
+from motley.daemon.models.keys import ConfigError, Keys
+from motley.daemon.models.reading import describe, read_model
 from tests.models.configs import (
     DEEPSEEK_V3,
     ERNIE4_5,
@@ -387,7 +387,6 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
             LLAMA | {"rope_parameters": YARN | {"original_max_position_embeddings": 0}},
             "original_max_position_embeddings",
         ),
-        (LLAMA | {"rope_scaling": {"mrope_section": [4, 2, 2]}}, "rope_scaling.mrope_section"),
         (LLAMA | {"rope_parameters": without(LLAMA3, "factor")}, "rope_parameters.factor"),
         (LLAMA | {"rope_parameters": LLAMA3 | {"high_freq_factor": 0.5}}, "rope_parameters.high_freq_factor"),
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters.full_attention"),
@@ -457,8 +456,7 @@ def test_end_tokens_of_both_files(tmp_path: Path) -> None:
         (MINIMAX_M2 | {"shared_intermediate_size": 64}, "shared_intermediate_size"),
         (GPT_OSS | {"swiglu_limit": 10.0}, "swiglu_limit"),
         (GPT_OSS | {"mlp_bias": True}, "mlp_bias"),
-        (without(GEMMA4, "hidden_size_per_layer_input"), "hidden_size_per_layer_input"),
-        (GEMMA4 | {"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        (GEMMA4 | {"num_kv_shared_layers": 1000}, "num_kv_shared_layers"),
         (GEMMA4 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
         (GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
         (GEMMA4 | {"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, "layer_types"),
@@ -510,3 +508,16 @@ def test_absent_files(tmp_path: Path) -> None:
 def test_no_model_type(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no model_type; supported: .*llama, .*minimax_m2, .*mistral.* qwen2"):
         read(tmp_path, without(LLAMA, "model_type"))
+
+
+def test_a_text_has_the_same_position_in_every_section_of_an_image_s_rope() -> None:
+    sections = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    plain = {key: sections[key] for key in ("rope_type", "rope_theta")}
+    text_part = LLAMA | {"model_type": "qwen3_vl_text", "rope_scaling": sections}
+    image = describe(keys({"model_type": "qwen3_vl", "text_config": text_part}))
+    text = describe(keys(LLAMA | {"model_type": "qwen3", "rope_scaling": plain}))
+    assert (image.layers, image.ropes) == (text.layers, text.ropes)
+
+
+def keys(config: dict[str, Any]) -> Keys:
+    return Keys(Path("config.json"), config)

@@ -167,7 +167,7 @@ def test_a_window_ends_exactly_where_it_should(case: Case, tmp_path: Path) -> No
             engine._caches[f"{kind}_cache.{layer}"]._numbers[table[block], :, place] = 1e3
 
         plain = ranks.step(case.tokens[20:21], 20)
-        for layer, seen in enumerate(case.windows):
+        for layer, seen in {attend.layer: attend.window for attend in case.attentions}.items():
             for position in range(20 // seen * seen if layer in chunked else 21 - seen if seen else 0):
                 spoil("key", layer, position)
                 spoil("value", layer, position)

@@ -268,7 +268,7 @@ def test_an_expert_of_any_rows(factory: ExpertEngineFactory, case: Case, quantis
     expert: Expert = engine.open(graph)
     random = np.random.default_rng(7)
     for rows in (1, 2, 1, 5, 64, 3):
-        x = random.standard_normal((rows, case.model.hidden), np.float32)
+        x = random.standard_normal((rows, case.model.expert_width), np.float32)
         given = x.copy()
         x.flags.writeable = False  # as rows in a message are
         y = expert(x)
@@ -291,7 +291,7 @@ def test_the_slices_of_an_expert_add_up_to_it(
     layer, index = next(all_experts(case.model))
     slices = min(5, units(case.model, quantisation, 32).mlp)
     engine = factory(EngineOptions())
-    x = np.random.default_rng(7).standard_normal((3, case.model.hidden), np.float32)
+    x = np.random.default_rng(7).standard_normal((3, case.model.expert_width), np.float32)
     total = np.zeros_like(x)
     for number in range(slices):
         expert = engine.open(share(case, quantisation, tmp_path / str(number), layer, index, number, slices))
@@ -314,7 +314,7 @@ def test_an_expert_has_no_more_slices_than_units() -> None:
 def test_experts_are_apart_and_outlive_each_other(factory: ExpertEngineFactory, tmp_path: Path) -> None:
     case = golden_case("mixtral")
     engine = factory(EngineOptions())
-    x = np.ones((1, case.model.hidden), np.float32)
+    x = np.ones((1, case.model.expert_width), np.float32)
     experts = []
     for index in range(3):
         (tmp_path / str(index)).mkdir()
@@ -342,7 +342,7 @@ def test_experts_that_are_too_small_alone_tell_how_far_ahead_to_fetch(
     graphs = [share(case, "int4", tmp_path / str(index), 0, index) for index in range(4)]
     monkeypatch.setattr(reach, "_chosen", {})
     engine = OnnxRuntimeExperts(EngineOptions())
-    x = np.random.default_rng(7).standard_normal((1, case.model.hidden), np.float32)
+    x = np.random.default_rng(7).standard_normal((1, case.model.expert_width), np.float32)
     engine.open(graphs[0]).close()
     first = engine.open(graphs[0])
     before = first(x).copy()

@@ -124,7 +124,7 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) ->
     route = writer.route(f"{at}.router", x, router, corrected_routing(keys, number, count))
     shared = shared_axis(keys.size("moe_shared_expert_intermediate_size"), "moe_shared_expert_intermediate_size")
     latent = keys.size("moe_latent_size", 0, least=0)
-    shared_at = f"layers.{number}.shared" if latent else f"{at}.shared"
+    shared_at = f"layers.{number}.dense" if latent else f"{at}.shared"
     base = _mlp(writer, shared_at, x, shared, f"{module}.shared_experts")
     axis = Axis(Kind.PLAIN, latent, "moe_latent_size") if latent else shape.residual
     if latent:
