@@ -516,7 +516,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
         pools = [np.full((rows * each, kv_heads, tokens, width), np.nan, np.float32) for _ in range(2)]
         places = np.zeros(rows, kernels.PLACE)
         for row, (at, table) in enumerate(zip(positions, tables, strict=True)):
-            places[row] = DEVICE_ADDRESSES + table.ctypes.data, 0, 0, at
+            places[row] = DEVICE_ADDRESSES + table.ctypes.data, 0, 0, at, 0
             for pool, cache in zip(pools, (keys, values), strict=True):
                 for position in range(at + 1):
                     pool[table[position // tokens], :, position % tokens] = cache[row, :, position]
