@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from motley.bench.measurements.drift import even_shares, execute, layer_graph, on_disk
+from motley.bench.measurements.drift import even_shares, execute, layer_graph, on_disk, refuse_whole
 from motley.bench.meshes.thread_mesh import thread_mesh
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.share import Share
@@ -98,6 +98,7 @@ def measure_cache_formats(
     """
     with open_model(folder) as opened, thread_mesh(1) as alone:
         model, source = opened.model, opened.source
+        refuse_whole(folder, model)
         tokens = load_tokenizer(folder).encode(TEXT)[: min(POSITIONS, model.context)]
         share, layers = even_shares(model, 1), len(model.layers)
         states: dict[str, F32] = dict.fromkeys(CACHE_FORMATS, source.rows(EMBEDDING, tokens))

@@ -134,7 +134,7 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
 
     Raises:
         ConfigError, CheckpointError, ShareFileError, PlanError: the model cannot be run, or not so split, or has
-            experts (which rounding can exchange: that is no drift), or recurrent states.
+            experts (which rounding can exchange: that is no drift), or recurrent states, or its layers cannot be apart.
     """
     layers = []
     with open_model(model) as opened, thread_mesh(1) as alone, thread_mesh(ranks) as together:
@@ -144,6 +144,7 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
                 f"{model}: drift is measured of models without experts or recurrent states only; this one is"
                 f" {described.family}"
             )
+        refuse_whole(model, described)
         tokens = np.random.default_rng(0).integers(0, described.vocabulary, POSITIONS).tolist()
         one, split = even_shares(described, 1), even_shares(described, ranks)
         fp32_one = fp32 = fp16_one = fp16 = exact = source.rows(EMBEDDING, tokens)
@@ -183,6 +184,19 @@ def _error(got: Array, expected: Array, scale: float) -> tuple[float, float]:
     if not np.isfinite(difference).all():
         return math.inf, math.inf
     return float(difference.mean()), float(difference.max())
+
+
+def refuse_whole(where: Path, model: Model) -> None:
+    """Refuse a model whose layers cannot be computed one by one.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if model.whole:
+        raise ConfigError(
+            f"{where}: measured is layer after layer, and layers of this model read more than the residual of those"
+            " before (Gemma 4 E2B and E4B do)"
+        )
 
 
 def even_shares(model: Model, ranks: int) -> list[Share]:

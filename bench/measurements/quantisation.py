@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from motley.bench.measurements.cache_precision import POSITIONS, TEXT, log_softmax, with_head
-from motley.bench.measurements.drift import even_shares, execute, layer_graph, on_disk
+from motley.bench.measurements.drift import even_shares, execute, layer_graph, on_disk, refuse_whole
 from motley.bench.meshes.thread_mesh import thread_mesh
 from motley.daemon.models.cutting.units import fused_matrices
 from motley.daemon.models.description.model import EMBEDDING, Model, tensors
@@ -101,6 +101,7 @@ def measure_foresight(folder: Path, progress: Callable[[int, int], None] = lambd
     """
     with open_model(folder) as opened, open_weights(folder) as files, thread_mesh(1) as alone:
         model, source = opened.model, opened.source
+        refuse_whole(folder, model)
         tokens = load_tokenizer(folder).encode(TEXT)[: min(POSITIONS, model.context)]
         kinds: list[tuple[str, int]] = [("fp32", 0), *((str(form), block) for form in FORMATS for block in BLOCKS)]
         states: dict[tuple[str, int], F32] = dict.fromkeys(kinds, source.rows(EMBEDDING, tokens))

@@ -111,6 +111,8 @@ class WebGpuEngine:
         graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
+        if graph.beside:
+            raise EngineError(f"engine {name!r} does not know rows beside the residual; use engine 'onnxruntime'")
         there = {node.op_type for node in graph.proto.graph.node if node.domain == DOMAIN}
         if unknown := sorted(there.intersection((*_UNKNOWN, *ROWS_READ))):
             names = ", ".join(f"{DOMAIN}.{each}" for each in unknown)

@@ -54,7 +54,6 @@ def test_defaults(config: dict[str, Any], keys: int, tmp_path: Path) -> None:
         (DENSE | {"linear_num_value_heads": 24}, "linear_num_value_heads"),
         (DENSE | {"hidden_act": "gelu"}, "hidden_act"),
         (DENSE | {"rope_parameters": {"rope_type": "default", "mrope_sections": [1]}}, "mrope_sections"),
-        (NEXT | {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section"),
         (NEXT | {"num_experts_per_tok": 7}, "num_experts_per_tok"),
         ({"model_type": "qwen3_5"}, "text_config"),
     ],

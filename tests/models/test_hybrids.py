@@ -60,7 +60,6 @@ def _attentions(model: Any) -> list[Any]:
         (NEMOTRON | {"num_hidden_layers": 5}, "num_hidden_layers"),
         (NEMOTRON | {"n_groups": 3}, "n_groups"),
         (NEMOTRON | {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
-        (NEMOTRON | {"moe_latent_size": 32}, "moe_latent_size"),
         (NEMOTRON | {"attention_bias": True}, "attention_bias"),
         (NEMOTRON | {"time_step_limit": [1.0, 0.5]}, "time_step_limit"),
         (NEMOTRON | {"time_step_limit": "none"}, "time_step_limit"),

@@ -26,6 +26,7 @@ from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
 from motley.plugins.mixture import Compute, Sent
+from motley.plugins.native.adapted import StepRows
 from motley.plugins.native.attention import Spans, bind_attention
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
@@ -404,9 +405,9 @@ def test_the_runtime_is_given_even_numbers_of_rows(
     given: set[int] = set()
     bind = Chain.bind
 
-    def spy(self: Chain, x: F32, store: Store) -> tuple[list[Action], list[F32]]:
+    def spy(self: Chain, x: F32, store: Store, adapted: StepRows | None = None) -> tuple[list[Action], list[F32]]:
         given.add(len(x))
-        return bind(self, x, store)
+        return bind(self, x, store, adapted)
 
     monkeypatch.setattr(Chain, "bind", spy)
     cut = units(case.model, "fp32", 32, exact=True)

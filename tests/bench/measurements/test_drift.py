@@ -29,7 +29,7 @@ from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import Source
-from tests.models.cases import Case, dense_cases, expert_cases, uneven_shares
+from tests.models.cases import Case, dense_cases, expert_cases, golden_case, uneven_shares
 from tests.models.test_stored import gptq_kind, make
 from tests.models.to_gguf import to_gguf
 
@@ -75,7 +75,9 @@ def is_recurrent(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("case", [case for case in dense_cases() if not is_recurrent(case)], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in dense_cases() if not (is_recurrent(case) or case.model.whole)], ids=str
+)
 def test_layer_after_layer_is_the_whole_model(case: Case, ranks: int) -> None:
     """Windows, biases, norms of heads, repeated KV heads and empty shares included, against transformers in float64."""
     shares = uneven_shares(units(case.model, "fp32", 0), ranks)
@@ -120,6 +122,11 @@ def test_drift_of_a_trained_model(ranks: int) -> None:
 def test_experts_and_recurrent_states_are_refused(case: Case) -> None:
     with pytest.raises(ConfigError, match=f"without experts or recurrent states only; this one is {case.model.family}"):
         measure_drift(case.folder, 2)
+
+
+def test_layers_that_cannot_be_apart_are_refused() -> None:
+    with pytest.raises(ConfigError, match="layers of this model read more than the residual"):
+        measure_drift(golden_case("gemma4-given-rows").folder, 2)
 
 
 def test_drift_of_a_gguf_file(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "minimax-m2": 228690,
     "gemma-4-31b": 30697,
     "gemma-4-26b-a4b": 25233,
+    "gemma-4-e2b": 4629,
+    "gemma-4-e4b": 7463,
     "ministral-3-8b": 8490,
     "hunyuan-7b": 7505,
     "hunyuan-a13b": 80393,

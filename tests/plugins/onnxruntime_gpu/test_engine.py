@@ -49,9 +49,9 @@ def assert_close(got: F32, expected: F32) -> None:
 
 
 def is_unknown(case: Case) -> bool:
-    """Whether this engine refuses a model, for its attention or its recurrent states."""
+    """Whether this engine refuses a model: for its attention, its recurrent states, or rows beside its residual."""
     unknown = (attend.v is None or attend.chunked or attend.warmth or attend.gains for attend in case.attentions)
-    return any(unknown) or any(layer.recurrence for layer in case.model.layers)
+    return any(unknown) or any(layer.recurrence for layer in case.model.layers) or case.model.beside is not None
 
 
 def ways() -> list[Any]:
@@ -91,17 +91,18 @@ def test_stages_of_other_engines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "node"),
+    ("name", "what"),
     [
-        ("deepseek-v3", "CachedAttentionToKeys"),
-        ("hunyuan-dense", "CachedAttentionWithGains"),
-        ("llama4", "CachedAttentionInChunks, motley.CachedAttentionWarmed"),
-        ("ministral3", "CachedAttentionWarmed"),
-        ("qwen3-5", "GatedDelta"),
+        ("deepseek-v3", "motley.CachedAttentionToKeys"),
+        ("gemma4-given-rows", "rows beside the residual"),
+        ("hunyuan-dense", "motley.CachedAttentionWithGains"),
+        ("llama4", "motley.CachedAttentionInChunks, motley.CachedAttentionWarmed"),
+        ("ministral3", "motley.CachedAttentionWarmed"),
+        ("qwen3-5", "motley.GatedDelta"),
     ],
 )
-def test_what_it_does_not_know_is_refused_by_name(name: str, node: str, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=rf"'webgpu' does not know motley\.{node}; use engine"):
+def test_what_it_does_not_know_is_refused_by_name(name: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=rf"'webgpu' does not know {what}; use engine"):
         logits_of(golden_case(name), WebGpuEngine, 2, "int8", tmp_path)
 
 

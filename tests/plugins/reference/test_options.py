@@ -76,7 +76,7 @@ def test_what_the_engine_cannot_do_is_named(
 def test_a_device_that_is_there_loads(alone: Peers, tmp_path: Path) -> None:
     order, cache = assignment("reference", {"device": "cpu", "dtype": "float32"}), ShareCache(tmp_path)
     with load_rank(order, 0, alone, models=None, cache=cache, threads=1, progress=lambda done, total: None) as rank:
-        assert rank.hidden == CASE.model.hidden
+        assert rank.vocabulary == CASE.model.vocabulary
 
 
 def test_ranks_may_have_other_settings_than_their_peers() -> None:
