@@ -209,7 +209,7 @@ def _time_gloo(rank: int, ranks: int, question: Question) -> Answer:
     operation, elements, rounds = question
     share = -(-elements // ranks)  # its parts must be equal
     whole, other, batch = torch.zeros(share * ranks), torch.zeros(share * ranks), 1
-    parts, own = list(whole.split(share)), torch.zeros(share)
+    parts, own = [whole[at * share : (at + 1) * share] for at in range(ranks)], torch.zeros(share)
     call: Callable[[], object]
     match operation:
         case Operation.ALL_REDUCE:

@@ -111,8 +111,11 @@ def _measure_warm(context: int, technique: str, shape: dict[str, int], near: int
     import torch
 
     torch.set_num_threads(1)  # several wait for each other, busily, on a machine that does something else
-    _measure(WARM_UP, technique, shape | {"num_hidden_layers": 1}, 1)
-    return _measure(context, technique, shape, near)
+    try:
+        _measure(WARM_UP, technique, shape | {"num_hidden_layers": 1}, 1)
+        return _measure(context, technique, shape, near)
+    except Exception as error:  # not every library's exceptions find their way out of a process
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
 
 
 def _measure(context: int, technique: str, shape: dict[str, int], near: int) -> TrainingRow:

@@ -21,7 +21,7 @@ def test_the_ratio_is_that_of_one_context() -> None:
 def test_every_technique_takes_less_than_plain_lora() -> None:
     for name in ("torch", "transformers", "peft"):
         pytest.importorskip(name)
-    shape = SHAPE | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 16_000}
+    shape = SHAPE | {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 16_000}
     told: list[tuple[int, int]] = []
     rows = measure_training([512], shape, 20, lambda done, total: told.append((done, total)))
     assert [row.technique for row in rows] == list(TECHNIQUES)
