@@ -63,7 +63,10 @@ def read_adapter(folder: Path) -> tuple[dict[str, Any], dict[str, Change]]:
             raise TrainingError(f"{folder}: {module}: LoRA's matrices do not fit each other")
         if lengths is not None and lengths.shape != pair["B"].shape[:1]:
             raise TrainingError(f"{folder}: {module}: DoRA's lengths do not fit LoRA's matrices")
-        experts = pair["A"].shape[0] // int(config["r"]) if config.get("target_parameters") else 1
+        stacked = bool(config.get("target_parameters"))
+        experts = (
+            pair["A"].shape[0] // int(_of_module(config, "rank_pattern", module, config.get("r", 8))) if stacked else 1
+        )
         if lengths is not None and experts > 1:
             raise TrainingError(f"{folder}: {module}: DoRA of experts in one tensor cannot be merged")
         for name, a, b in _of_experts(module, pair["A"], pair["B"], experts):
@@ -100,12 +103,14 @@ def _joined(changes: Changes) -> dict[str, Change]:
 
 
 def _scale(config: dict[str, Any], module: str, rank: int) -> float:
-    alpha = config.get("lora_alpha", 8)
-    for pattern, other in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = other
-            break
+    alpha = _of_module(config, "alpha_pattern", module, config.get("lora_alpha", 8))
     return float(alpha) / (sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _of_module(config: dict[str, Any], patterns: str, module: str, usual: Any) -> Any:
+    """What a config's patterns say of a module, by PEFT's rule that the first one counts."""
+    own = (config.get(patterns) or {}).items()
+    return next((value for pattern, value in own if re.match(rf"(.*\.)?({pattern})$", module)), usual)
 
 
 def write_adapter(folder: Path, like: dict[str, Any], changes: Changes) -> None:
@@ -165,9 +170,10 @@ def merge(
     read = [read_adapter(folder) for folder in folders]
     config, adapters = read[0][0], [changes for _, changes in read]
     names = module_names(adapters)
-    if into is not None and config.get("target_parameters"):
+    stacked = [folder for folder, (own, _) in zip(folders, read, strict=True) if own.get("target_parameters")]
+    if into is not None and stacked:
         raise TrainingError(
-            f"{folders[0]}: changes experts of which checkpoints have other tensors: merge without --into"
+            f"{stacked[0]}: changes experts of which checkpoints have other tensors: merge without --into"
         )
     scaled = any(change.lengths is not None for changes in adapters for change in changes.values())
     if scaled and (into is None or len(folders) > 1 or how is not How.LINEAR):

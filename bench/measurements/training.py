@@ -91,7 +91,14 @@ def measure_training(
             progress(len(rows), total)
             try:
                 with ProcessPoolExecutor(1, mp_context=forks) as process:
-                    row = process.submit(_measure_warm, context, technique, shape, near).result(DEADLINE_S)
+                    try:
+                        row = process.submit(_measure_warm, context, technique, shape, near).result(DEADLINE_S)
+                    except TimeoutError:
+                        for child in process._processes.values():  # the pool would wait for it
+                            child.kill()
+                        raise TrainingError(
+                            f"{technique} at {context} tokens: took more than {DEADLINE_S:g} s"
+                        ) from None
             except (BrokenProcessPool, RuntimeError, OSError) as error:
                 why = "out of memory?" if isinstance(error, BrokenProcessPool) else error
                 raise TrainingError(f"{technique} at {context} tokens: {why}") from error

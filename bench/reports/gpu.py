@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +34,9 @@ MOST_S = 530.0
 TOLD = 3000
 """Characters that are kept of what a failed step has said."""
 PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cublas", "torch")
+
+MARK = "result: "
+"""What the line with a step's result begins with; profilers write to the same place."""
 
 Result = dict[str, Any]
 
@@ -120,7 +124,7 @@ def run(name: str, seconds: float, under: Sequence[str] = ()) -> Result:
     """Do a step in a process of its own; its result, or what its last words were."""
     step = STEPS[name]
     command = [*under, sys.executable, "-m", "motley.bench.reports.gpu", "--step", name]
-    began = monotonic()
+    began, said, errors = monotonic(), "", ""
     line: Result = {"step": name, "look_at": step.look_at, "at": datetime.now(UTC).isoformat(timespec="seconds")}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -130,12 +134,16 @@ def run(name: str, seconds: float, under: Sequence[str] = ()) -> Result:
         failed = "" if process.returncode == 0 else f"it ended with {process.returncode}"
     except subprocess.TimeoutExpired:
         _end_group(process)
-        said, errors = process.communicate()
+        with suppress(subprocess.TimeoutExpired):  # whom it has started may hold its pipes
+            said, errors = process.communicate(timeout=5)
         failed = f"it took longer than {min(step.most_s, seconds):.0f} s"
     line["seconds"] = round(monotonic() - began, 1)
+    told = [each.removeprefix(MARK) for each in said.splitlines() if each.startswith(MARK)]
+    if not failed and not told:
+        failed = "it told no result"
     if failed:
         return {**line, "failed": failed, "said": (said + errors)[-TOLD:]}
-    return {**line, "result": json.loads(said.splitlines()[-1])}
+    return {**line, "result": json.loads(told[-1])}
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
@@ -188,14 +196,14 @@ def _versions() -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do all steps, or those that are named; the exit status: 1 if one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--step", choices=STEPS, help="do this one here, and print its result as the last line")
+    parser.add_argument("--step", choices=STEPS, help="do this one here, and print its result")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of gpu.jsonl and gpu.md")
     parser.add_argument("--under", default="", help="run steps under this program")
     parser.add_argument("only", nargs="*", choices=[[], *STEPS], metavar="STEP", help=f"of: {', '.join(STEPS)}")
     asked = parser.parse_args(arguments)
     if asked.step:
         result = STEPS[asked.step].work()
-        print(json.dumps(result))
+        print(f"{MARK}{json.dumps(result)}")
         return 0
     asked.out.mkdir(parents=True, exist_ok=True)
     end = monotonic() + MOST_S

@@ -219,6 +219,7 @@ def train(
             patience_s=duration("--patience", patience),
             turn=turn,
             last=last,
+            offered=offer,
         )
         if offer:
             if mode is not None or held_out or beside:

@@ -53,7 +53,10 @@ async function* events(response) {
 class BrokeOff extends Error {}
 
 /** Whether an orchestrator that was just started may do better soon: it, or its machines, are not back yet. */
-const passes = (error) => error instanceof ApiError ? [404, 503].includes(error.status) : error.name !== "AbortError";
+const passes = (error) =>
+  error instanceof ApiError
+    ? [404, 503].includes(error.status)
+    : error instanceof BrokeOff || error instanceof TypeError; // which fetch throws where nobody answers
 
 /** The events of an answer. Where the orchestrator goes in the middle, it is asked again until it is back, and the answer
  * goes on behind the last event that came; `away` is called meanwhile. */
@@ -64,7 +67,7 @@ async function* answered(path, body, signal, away) {
     try {
       const response = await call(path, { method: "POST", body, signal, headers });
       for await (const { number, event } of events(response)) {
-        headers["Last-Event-ID"] = number;
+        if (number !== undefined) headers["Last-Event-ID"] = number;
         [begun, since] = [true, null];
         yield event;
       }

@@ -87,6 +87,7 @@ class Adapting:
         self._memory = weakref.WeakSet[_Memory]()
         self._loaded: dict[int, PreparedAdapter] = {}
         self.most = 0
+        self._table = np.zeros((len(shapes), self._count), FACTORS)
         if not shapes:
             return
         parts = np.array(shapes, PART)
@@ -205,6 +206,8 @@ class Adapting:
             each.free()
 
     def _send_table(self) -> None:
+        if not self._table.size:
+            return
         stream = self._device.stream
         stream.driver.copy(self._table_address, self._pinned.ctypes.data, self._pinned.nbytes, stream.handle)
         self._device.finish()

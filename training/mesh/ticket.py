@@ -31,6 +31,7 @@ class Ticket:
         patience_s: a node that cannot be reached for so long is left out.
         turn: where several have data for a chain, each leads for so many steps; 0: all at once.
         last: of a chain, so many of the last layers are at whoever has the data, too.
+        offered: it is for the chain of somebody else, who leads; the data stays here. Else this machine leads.
     """
 
     data: Path
@@ -43,6 +44,7 @@ class Ticket:
     patience_s: float
     turn: int = 0
     last: int = 0
+    offered: bool = False
 
     @classmethod
     def read(cls, told: dict[str, Any]) -> Ticket:

@@ -173,8 +173,10 @@ class StreamMemory:
         self._words = self._memory.host.data.cast("I")  # request, answer
         self._due: SimpleQueue[Work | None] = SimpleQueue()
         self._closing_since: float | None = None
-        self._thread = threading.Thread(target=self._run, name="host steps", daemon=True)
-        self._thread.start()
+        self._abandoned = False
+        """Whether the stream had not come to all steps when it was closed; it is let through them, without the work."""
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="host steps", daemon=True).start()
 
     def submit(self, work: Work) -> None:
         self._ask()
@@ -191,11 +193,11 @@ class StreamMemory:
     def close(self) -> None:
         self._closing_since = time.monotonic()
         self._due.put(None)
-        self._thread.join(CLOSE_S)
-        if self._thread.is_alive():
+        if not self._over.wait(CLOSE_S):
             raise TimeoutError(f"a host step did not end within {CLOSE_S:g} s")
-        self._words.release()
-        self._driver.free_pinned(self._memory)
+        if not self._abandoned:  # else the stream may come yet, and the thread answers by this memory
+            self._words.release()
+            self._driver.free_pinned(self._memory)
 
     def _ask(self) -> None:
         request, answer = self._memory.device, self._memory.device + 4
@@ -209,12 +211,15 @@ class StreamMemory:
             while not self._words[0]:
                 since = self._closing_since
                 if since is not None and time.monotonic() > since + LET_GO_S:
-                    return
+                    self._abandoned = True
+                    self._over.set()
                 pause()
             self._words[0] = 0
-            work()
+            if not self._abandoned:
+                work()
             self._words[1] = 1
             del work  # at rest it holds on to nobody's buffers
+        self._over.set()
 
 
 class BetweenLaunches:

@@ -8,7 +8,6 @@ left a *ticket*, a file with what is to be trained on, whose name nobody else kn
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import json
 import logging
@@ -267,27 +266,38 @@ class Trainings:
             "listen": [listening_host(settings.address), *settings.ports],
             "folder": str(folder / str(order.member)),
             "models": str(settings.models) if settings.models else None,
-            "ticket": self._ticket(start.ticket, folder / "ticket.json") if start.ticket or leads else None,
+            "ticket": self._ticket(order, folder / "ticket.json") if start.ticket or leads else None,
         }
 
-    def _ticket(self, name: str, kept: Path) -> dict[str, Any]:
+    def _ticket(self, order: pb.JobOrder, kept: Path) -> dict[str, Any]:
         """What somebody on this machine has asked for, or offers. A ticket is good for one job, which keeps it.
 
+        Who has been told of an offer can begin any job with its name; so what is offered is only for a chain that
+        another machine leads, in which no example leaves this one.
+
         Raises:
-            ValueError: nobody has.
+            ValueError: nobody has, or not for such a job.
         """
-        left = self._tickets / f"{name}.json"
-        if _TICKET.fullmatch(name):
-            with contextlib.suppress(FileNotFoundError):
-                write_private(kept, left.read_bytes())  # it may be of another file system than the job's folder
-                left.unlink()
+        left = self._tickets / f"{order.start.ticket}.json"
+        found = kept
+        if _TICKET.fullmatch(order.start.ticket) and left.is_file():
+            found = left
         try:
-            ticket: dict[str, Any] = json.loads(kept.read_bytes())
+            content = found.read_bytes()
         except FileNotFoundError:
             raise ValueError(
                 f"nobody on the machine of node {self._settings.name!r} has asked for this job: run `motley"
                 " train` there"
             ) from None
+        ticket: dict[str, Any] = json.loads(content)
+        if bool(ticket.get("offered")) != (order.member != LEADER and order.start.mode == "chain"):
+            raise ValueError(
+                f"what somebody on the machine of node {self._settings.name!r} has asked for is another job: data that"
+                " is offered is for a chain that another machine leads, and other data for a job that is led here"
+            )
+        if found is left:
+            write_private(kept, content)  # it may be of another file system than the job's folder
+            left.unlink()
         return ticket
 
     def _folder(self) -> Path:

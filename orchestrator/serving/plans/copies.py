@@ -60,9 +60,8 @@ def check_copies(model: str, copies: Copies, nodes: Iterable[str]) -> None:
         )
     for name, failure in failures.items():
         meant = perhaps_meant(model) if failure.code == MISSING else ""
-        raise refusal(
-            failure.code or "unsupported_model", f"node {name!r}: {failure.message}.{meant}".rstrip("."), "model"
-        )
+        told = f"node {name!r}: {failure.message}" + (f".{meant}" if meant else "")
+        raise refusal(failure.code or "unsupported_model", told, "model")
     if len(by_files) > 1:
         most, *others = sorted(by_files.values(), key=len, reverse=True)
         if len(most) > len(others[0]):

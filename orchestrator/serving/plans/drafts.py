@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.draft import Draft, plan_draft
-from motley.orchestrator.serving.errors import DescriptionError, refusal
+from motley.orchestrator.serving.errors import DescriptionError, ServingError, refusal
 from motley.orchestrator.serving.plans.copies import MISSING
 from motley.orchestrator.serving.plans.descriptions import Descriptions
 from motley.orchestrator.serving.plans.participants import Participant, draft_setup
@@ -33,9 +33,10 @@ async def describe_draft(
             continue
         try:
             profile = await descriptions.describe_draft(session, spec, node)
-        except DescriptionError as error:
-            if error.failure.code != MISSING:
-                raise
+        except ServingError as error:
+            lacks = isinstance(error, DescriptionError) and error.failure.code == MISSING
+            if node is first.node and not lacks:
+                raise  # of another node, which need not take part, any fault only says that it does not help
             missing = missing or error
         else:
             return plan_draft(spec, profile, setup, caches), node

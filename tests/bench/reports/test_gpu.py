@@ -81,7 +81,7 @@ def test_steps_that_crash_or_hang_are_lines_like_others(monkeypatch: pytest.Monk
         "step = sys.argv[-1]\n"
         "if step == 'crashes': print('last words', flush=True), os.abort()\n"
         "if step == 'hangs': time.sleep(600)\n"
-        'print(\'noise\\n{"us": {"8192": 12.3456}}\')\n'
+        'print(\'noise\\nresult: {"us": {"8192": 12.3456}}\\n==PROF== a report\')\n'
     )
     assert gpu.main(["--out", str(tmp_path), "--under", f"{sys.executable} {program}"]) == 1
     crashed, hung, measured = lines_of(tmp_path)

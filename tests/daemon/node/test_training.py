@@ -120,6 +120,25 @@ async def test_who_offers_data_to_a_job_has_a_ticket_too(tmp_path: Path) -> None
         assert node.said[0].failed.startswith("nobody on the machine of node 'pc' has asked for this job")
 
 
+@pytest.mark.parametrize(
+    ("offered", "member", "mode"), [(True, 0, "merge"), (True, 0, "chain"), (True, 1, "merge"), (False, 1, "chain")]
+)
+async def test_data_is_for_no_other_job_than_its_owner_said(
+    offered: bool, member: int, mode: str, tmp_path: Path
+) -> None:
+    """Whoever knows an offer's name could begin a job by which this machine deals the examples out."""
+    async with node_in(tmp_path) as node:
+        ticket = tickets_of(node.file) / f"{TICKET}.json"
+        ticket.parent.mkdir(parents=True)
+        ticket.write_text(json.dumps({"offered": offered}))
+        other = start(member, mode=mode)
+        other.start.ticket = TICKET
+        await node.trainings.command(other)
+        await node.until(lambda: len(node.said) == 1)
+        assert "has asked for is another job" in node.said[0].failed
+        assert ticket.exists(), "it waits for the right one"
+
+
 async def test_a_worker_has_the_processor_by_a_lease_and_waits_for_it(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         now = time.time()
