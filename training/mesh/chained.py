@@ -169,10 +169,10 @@ class _Led:
         begin_at = 0 if latest is None else latest[0]
         owners = [LEADER, *(rank for rank, each in self._peers.items() if each["owns"])]
         weights = sum(each.numel() for each in model.parameters())
-        layers = len(decoder_layers(model))
-        if ticket.last >= layers:
-            raise TrainingError(f"--last {ticket.last}: the model has {layers} layers; others are to have some, too")
-        parts, ranks = place(self._peers, owners, layers - ticket.last, weights)
+        depth = len(decoder_layers(model))
+        if ticket.last >= depth:
+            raise TrainingError(f"--last {ticket.last}: the model has {depth} layers; others are to have some, too")
+        parts, ranks = place(self._peers, owners, depth - ticket.last, weights)
         self._tell_parts(parts, ranks, owners, begin_at)
         leader = Leader(InOrder(self._mesh, ranks), model, parts, settings.weight_decay)
         if latest is not None:
