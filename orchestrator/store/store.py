@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Executable, RowMapping, Select, Table, create_engine, event, select
+from sqlalchemy import URL, Connection, Executable, RowMapping, Select, Table, create_engine, event, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -60,6 +60,7 @@ class Store:
                 self._engine = create_engine(URL.create("sqlite", database=str(state_dir / FILE)), hide_parameters=True)
             if self._engine.dialect.name == "sqlite":
                 event.listen(self._engine, "connect", _careful)
+                event.listen(self._engine, "begin", _begin)
             with self._engine.begin() as connection:
                 bring_up_to_date(connection)
         except UnknownRevision as error:
@@ -149,9 +150,17 @@ def _arguments(url: str) -> dict[str, Any]:
 
 
 def _careful(connection: Any, _: object) -> None:
-    """Have SQLite write ahead (a crash leaves all or nothing), and flush each transaction to the disk."""
+    """Have SQLite write ahead (a crash leaves all or nothing), and flush each transaction to the disk.
+
+    Python's driver would begin no transaction before a change of tables: they begin where SQLAlchemy's do.
+    """
+    connection.isolation_level = None
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _make_private(path: Path) -> None:

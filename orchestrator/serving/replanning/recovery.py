@@ -44,7 +44,7 @@ LOOK_S = 3.0
 """A node that has joined since the first plan takes part if it says so soon that it has the model."""
 
 DRAFT_S = 10.0
-"""A draft model that is not described so soon is done without: answers wait."""
+"""A draft model that is not described, and lent if need be, so soon is done without: answers wait."""
 
 _log = logging.getLogger(__name__)
 
