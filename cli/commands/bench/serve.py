@@ -112,13 +112,13 @@ async def _measure_served(url: str, api_key: str, load: Load, rates: Sequence[fl
 
 
 def parse_rates(text: str) -> list[float]:
-    """Read ``0.5,1,2``: requests per second.
+    """Read ``0.5,1,2`` or ``0.5/s,1/s,2/s``: requests per second.
 
     Raises:
         CliError: it is no such list.
     """
     try:
-        rates = [float(rate) for rate in text.split(",")]
+        rates = [float(rate.strip().removesuffix("/s")) for rate in text.split(",")]
     except ValueError:
         rates = []
     if not rates or not all(0 < rate < math.inf for rate in rates):

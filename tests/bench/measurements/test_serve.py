@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import motley.cli
 from motley.bench.measurements.serve import Load, LoadError, measure_load, random_prompts
 from motley.cli.app import app
+from motley.cli.commands.bench.serve import parse_rates
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 WHOLE = [
@@ -123,6 +124,11 @@ async def test_what_breaks_off_is_no_measurement(
     async with server(answer) as url:
         with pytest.raises(LoadError, match=words):
             await measure_load(url, "", load(3), [1000.0])
+
+
+def test_rates_may_say_that_they_are_per_second() -> None:
+    assert parse_rates("4/s") == [4.0]
+    assert parse_rates("0.5/s, 1,2/s") == [0.5, 1.0, 2.0]
 
 
 def test_prompts_begin_alike() -> None:
