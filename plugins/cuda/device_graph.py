@@ -52,6 +52,7 @@ class DeviceGraph:
         caches: the addresses of the keys and of the values of every layer, each f32[count, H, tokens, head_dim] in the
             blocks of `motley.plugins.engine.CacheBlocks`, by the names that the graph has for them.
         block: positions in a block.
+        windowed: layers with a window have blocks of their own.
         head_rows: how many rows of logits there is room for.
         values: where the values of a step that is being submitted are.
         gemm: what multiplies prompts; None: our own kernels.
@@ -91,9 +92,11 @@ class DeviceGraph:
         self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
         self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
         self.matrices = {node.input[1]: self._matrix(node) for node in self.nodes if node.op_type == "Gemm"}
-        self.block = graph.blocks.tokens
+        self.block, self.windowed = graph.blocks.tokens, bool(graph.blocks.windowed)
         self.caches = {
-            f"{kind}_cache.{spec.layer}": self._zeros(graph.blocks.count * spec.heads * self.block * spec.head_dim)
+            f"{kind}_cache.{spec.layer}": self._zeros(
+                graph.blocks.count_of(spec) * spec.heads * self.block * spec.head_dim
+            )
             for spec in graph.caches
             for kind in ("key", "value")
         }

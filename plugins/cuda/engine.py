@@ -81,6 +81,7 @@ class CudaEngine:
     """
 
     keeps_fp16 = True
+    keeps_windows = True
     on_gpu = True
     takes_adapters = True
 
@@ -102,7 +103,7 @@ class CudaEngine:
     ) -> None:
         """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
         options.check_extra("cuda", "host_step")
-        graph.blocks.check_able("cuda", CACHE_FORMATS[:1])
+        graph.blocks.check_able("cuda", CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
         if options.exact:
             raise EngineError("engine 'cuda' does not know exact=true; use engine 'onnxruntime'")
         self._graph = graph

@@ -17,7 +17,7 @@ class StepInputs:
     """Room for the operands of a step, pinned and on the device, so that one copy takes them there.
 
     First come the rows f32[T, D], then the `PLACE` of each, then the block tables i32[...] of the spans: of each table
-    what the span needs.
+    what the span needs. Where layers with a window have blocks of their own, those tables of all spans follow.
 
     Attributes:
         rows: where the device finds the rows of every step.
@@ -32,7 +32,8 @@ class StepInputs:
         self._block = graph.blocks.tokens
         self._rotary = rotary
         self._stream = device.stream
-        table = 4 * -(-graph.context // self._block)
+        self._tables = 2 if graph.blocks.windowed else 1
+        table = self._tables * 4 * -(-graph.context // self._block)
         self._width = graph.hidden
         size = self._before_places(max_rows) + max_rows * (PLACE.itemsize + table)
         self._pinned = device.pinned(size)
@@ -51,14 +52,20 @@ class StepInputs:
         """
         count = len(hidden)
         rows = [span.rows for span in spans]
-        blocks = [span.blocks[: -(-(span.position + span.rows) // self._block)] for span in spans]
+        needs = [-(-(span.position + span.rows) // self._block) for span in spans]
+        blocks = [span.blocks[:need] for span, need in zip(spans, needs, strict=True)]
+        if self._tables > 1:
+            blocks += [
+                span.windowed[:need] for span, need in zip(spans, needs, strict=True) if span.windowed is not None
+            ]
         start = self._before_places(count)
         tables = start + PLACE.itemsize * count
         *starts, end = accumulate((each.nbytes for each in blocks), initial=tables)
+        found = np.reshape(starts, (-1, len(spans))) + self._address
         rotary = self._rotary.of([span.prompt for span in spans])
         firsts = [
-            (self._address + table, *turns, span.position, span.adapter)
-            for table, turns, span in zip(starts, rotary, spans, strict=True)
+            ((own[0], own[-1]), *turns, span.position, span.adapter)
+            for own, turns, span in zip(found.T, rotary, spans, strict=True)
         ]
         places = np.array(firsts, PLACE).repeat(rows)
         places["position"] += np.arange(count) - np.repeat(np.cumsum(rows) - rows, rows)

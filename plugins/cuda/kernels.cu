@@ -251,17 +251,18 @@ extern "C" __global__ void fill(float* y, float value, i64 count) {
 
 // -- attention ---------------------------------------------------------------------------------------------------------
 // q: f32[rows, heads * width], k and v: f32[rows, kv_heads * width]. Rows are tokens of one sequence or of several. The
-// keys of a layer are f32[blocks, kv_heads, tokens, width], and so are its values: a block has so many positions. Where
+// keys of a layer are f32[blocks, kv_heads, tokens, width], and so are its values: a block has so many positions. Layers
+// with a window may have blocks of their own (`own` is 1), where a sequence has blocks for what it may still see. Where
 // a row stands is read from memory, so that a step that was captured once as a graph can be run for any sequences.
 
 // Of a row: the blocks of its sequence and its rotary tables, its position, and the slot of its adapter or 0.
 struct Place {
-    u64 blocks;  // i32[...]: which block has the first positions, which the next, and so on
+    u64 blocks[2];  // i32[...]: which block has the first positions, which the next, and so on; of layers with own blocks
     u64 cosines, sines;
     i64 position, adapter;
     // Which element of a layer's keys or values is the first that one KV head has at some position.
-    __device__ i64 cached(int at, int tokens, int kv_head, int kv_heads, int width) const {
-        const i64 block = reinterpret_cast<const int*>(floats_at(blocks))[at / tokens];
+    __device__ i64 cached(int at, int own, int tokens, int kv_head, int kv_heads, int width) const {
+        const i64 block = reinterpret_cast<const int*>(floats_at(blocks[own]))[at / tokens];
         return ((block * kv_heads + kv_head) * tokens + at % tokens) * width;
     }
 };
@@ -269,8 +270,8 @@ struct Place {
 // Rotates the first half of each head against its second; q stays where it is, k and v go to the blocks. A thread per
 // pair of every head of q, k and v.
 extern "C" __global__ void rotate(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,
-                                  const Place* places, float* keys, float* values, int tokens, int rows, int heads,
-                                  int kv_heads, int width) {
+                                  const Place* places, float* keys, float* values, int own, int tokens, int rows,
+                                  int heads, int kv_heads, int width) {
     const int half = width / 2, all = heads + 2 * kv_heads;
     const int i = int(thread_number() % half), head = int(thread_number() / half % all);
     const i64 row = thread_number() / half / all;
@@ -280,13 +281,13 @@ extern "C" __global__ void rotate(float* q, int q_stride, const float* k, int k_
     if (head >= heads + kv_heads) {
         const int kv = head - heads - kv_heads;
         const float* from = v + row * v_stride + kv * width;
-        float* to = values + place.cached(at, tokens, kv, kv_heads, width);
+        float* to = values + place.cached(at, own, tokens, kv, kv_heads, width);
         to[i] = from[i], to[i + half] = from[i + half];
         return;
     }
     const int kv = head - heads;
     const float* from = kv < 0 ? q + row * q_stride + head * width : k + row * k_stride + kv * width;
-    float* to = kv < 0 ? q + row * q_stride + head * width : keys + place.cached(at, tokens, kv, kv_heads, width);
+    float* to = kv < 0 ? q + row * q_stride + head * width : keys + place.cached(at, own, tokens, kv, kv_heads, width);
     const i64 turn = i64(at) * half + i;
     const float cosine = floats_at(place.cosines)[turn], sine = floats_at(place.sines)[turn];
     const float first = from[i], second = from[i + half];
@@ -318,7 +319,7 @@ struct Seen {
 // may read the same keys. A head is no wider than so many slices of WARP values.
 template <int SLICES>
 __device__ void attend(const float* q, int q_stride, const Place* places, const float* keys, const float* values,
-                       int tokens, float* partials, int rows, int heads, int kv_heads, int width, float scale,
+                       int own, int tokens, float* partials, int rows, int heads, int kv_heads, int width, float scale,
                        int window, int room) {
     const i64 number = warp_number(), row = number % rows;
     const int head = int(number / rows % heads), part = int(number / rows / heads), lane = threadIdx.x % WARP;
@@ -336,7 +337,7 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
     }
     for (int first = from, end; first < to; first = end) {  // as far as a block goes
         end = first + tokens - first % tokens < to ? first + tokens - first % tokens : to;
-        const i64 cached = place.cached(first, tokens, head / (heads / kv_heads), kv_heads, width);
+        const i64 cached = place.cached(first, own, tokens, head / (heads / kv_heads), kv_heads, width);
         const float *key = keys + cached, *value = values + cached;
 #pragma unroll 4  // as many keys and values under way
         for (int at = 0; at < end - first; ++at) {
@@ -364,9 +365,9 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
 
 #define ATTEND(name, SLICES)                                                                                           \
     extern "C" __global__ void name(const float* q, int q_stride, const Place* places, const float* keys,              \
-                                    const float* values, int tokens, float* partials, int rows, int heads,             \
+                                    const float* values, int own, int tokens, float* partials, int rows, int heads,    \
                                     int kv_heads, int width, float scale, int window, int room) {                      \
-        attend<SLICES>(q, q_stride, places, keys, values, tokens, partials, rows, heads, kv_heads, width, scale,       \
+        attend<SLICES>(q, q_stride, places, keys, values, own, tokens, partials, rows, heads, kv_heads, width, scale,  \
                        window, room);                                                                                  \
     }
 

@@ -28,7 +28,7 @@ KINDS: dict[int, tuple[str, int]] = {
     TensorProto.UINT4: ("int4", 8),
 }
 """How kernels call a type of weights, and how many of them are a word."""
-PLACE = np.dtype([("blocks", "u8"), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("adapter", "i8")])
+PLACE = np.dtype([("blocks", "u8", 2), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("adapter", "i8")])
 """`Place` in the source: where a row finds its sequence's blocks and rotary tables, where it stands in it, and the
 slot of its adapter."""
 CODED = {"int4": 4, "int8": 8}

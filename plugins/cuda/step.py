@@ -243,9 +243,10 @@ class _Step:
     def attention(self, node: onnx.NodeProto) -> None:
         graph, attributes = self._graph, attributes_of(node)
         q, k, v = (graph.values[name] for name in node.input[:3])
-        caches = [*(pointer(graph.caches[name]) for name in node.input[3:5]), *integers(graph.block)]
         heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
         shape, window = integers(heads, kv_heads, width), attributes["window"]
+        own = int(bool(window) and graph.windowed)
+        caches = [*(pointer(graph.caches[name]) for name in node.input[3:5]), *integers(own, graph.block)]
         threads = self._tokens * (heads + 2 * kv_heads) * (width // 2)
         places, count = pointer(self._places), integers(self._tokens)
         graph.launch("rotate", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *count, *shape)

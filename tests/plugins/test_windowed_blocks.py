@@ -11,14 +11,14 @@ import pytest
 
 from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
-from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineError, EngineFactory, EngineOptions
 from motley.plugins.installed import keeps_windows
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
-from tests.models.cases import LocalSession, golden_case, uneven_shares
+from tests.models.cases import Case, LocalSession, golden_case, uneven_shares
 from tests.pairs import pairwise
+from tests.plugins.cuda.test_engine import on_host
 from tests.plugins.reference.strict_arrays import STRICT
 from tests.plugins.windows import TOKENS, texts
 
@@ -36,14 +36,28 @@ KINDS: dict[str, tuple[EngineFactory, str, bool]] = {
     pairwise(["gemma3", "gpt-oss", "mistral-window", "qwen2-some-windows"], CACHE_FORMATS, [*KINDS]),
 )
 def test_a_window_has_the_same_bits_in_fewer_blocks(kind: str, cache_format: str, name: str, tmp_path: Path) -> None:
-    factory, quantisation, exact = KINDS[kind]
-    case, found = golden_case(name), []
+    same_in_fewer_blocks(golden_case(name), *KINDS[kind], cache_format, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-some-windows"])
+@pytest.mark.parametrize("quantisation", ["fp32", "int8"])
+def test_a_window_has_the_same_bits_in_fewer_blocks_of_cuda(quantisation: str, name: str, tmp_path: Path) -> None:
+    same_in_fewer_blocks(golden_case(name), on_host, quantisation, False, "fp32", tmp_path)
+
+
+def same_in_fewer_blocks(
+    case: Case, factory: EngineFactory, quantisation: str, exact: bool, cache_format: str, tmp_path: Path
+) -> None:
+    """Two ranks write the same with a block for every position as with fewer for windows, and with far ones if they
+    can."""
+    found = []
     shares = uneven_shares(units(case.model, quantisation, 32, exact=exact), 2)
     all_blocks = CacheBlocks(8, TOKENS, cache_format)
     window = max(case.windows)
     fewer = replace(all_blocks, windowed=WindowBlocks.needed(window, TOKENS) + 1, window=window)
     assert fewer.windowed < all_blocks.count, "it goes round and round"
-    for number, blocks in enumerate((all_blocks, fewer, replace(fewer, count=2, far=6))):
+    far = [] if factory is on_host else [replace(fewer, count=2, far=6)]
+    for number, blocks in enumerate((all_blocks, fewer, *far)):
         folder = tmp_path / str(number)
         folder.mkdir()
         options = EngineOptions(exact=exact)
@@ -51,17 +65,14 @@ def test_a_window_has_the_same_bits_in_fewer_blocks(kind: str, cache_format: str
             case.folder, factory, shares, folder, quantisation, blocks=blocks, options=options, exact=exact
         ) as ranks:
             found.append(texts(ranks, blocks, [*case.tokens]))
-    np.testing.assert_array_equal(found[1], found[0])
-    np.testing.assert_array_equal(found[2], found[0])
+    for others in found[1:]:
+        np.testing.assert_array_equal(others, found[0])
 
 
-@pytest.mark.parametrize(("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine)])
-def test_an_engine_that_keeps_everything_refuses_fewer_blocks(
-    name: str, factory: EngineFactory, tmp_path: Path
-) -> None:
-    assert (keeps_windows(name), keeps_windows("onnxruntime"), keeps_windows("webgpu")) == (False, True, True)
+def test_an_engine_that_keeps_everything_refuses_fewer_blocks(tmp_path: Path) -> None:
+    assert [keeps_windows(name) for name in ("tensorrt", "onnxruntime", "webgpu", "cuda")] == [False, True, True, True]
     case = golden_case("mistral-window")
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     blocks = CacheBlocks(1, case.model.context, windowed=1, window=8)
-    with pytest.raises(EngineError, match=f"engine '{name}' cannot give layers with a window fewer blocks"):
-        LocalSession(case.folder, factory, shares, tmp_path, blocks=blocks)
+    with pytest.raises(EngineError, match="engine 'tensorrt' cannot give layers with a window fewer blocks"):
+        LocalSession(case.folder, TensorRTEngine, shares, tmp_path, blocks=blocks)

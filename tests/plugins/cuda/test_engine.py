@@ -516,14 +516,21 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
         pools = [np.full((rows * each, kv_heads, tokens, width), np.nan, np.float32) for _ in range(2)]
         places = np.zeros(rows, kernels.PLACE)
         for row, (at, table) in enumerate(zip(positions, tables, strict=True)):
-            places[row] = DEVICE_ADDRESSES + table.ctypes.data, 0, 0, at, 0
+            places[row] = (0, DEVICE_ADDRESSES + table.ctypes.data), 0, 0, at, 0
             for pool, cache in zip(pools, (keys, values), strict=True):
                 for position in range(at + 1):
                     pool[table[position // tokens], :, position % tokens] = cache[row, :, position]
         partials = np.full(rows * heads * room * (2 + width), np.nan, np.float32)
         y, stride = np.zeros((rows, heads * width), np.float32), ctypes.c_int(heads * width)
         kernel = f"attend_{next(each for each in kernels.HEADS if width <= each)}"
-        given = [pointer(q), stride, pointer(places), *map(pointer, pools), ctypes.c_int(tokens), pointer(partials)]
+        given = [
+            pointer(q),
+            stride,
+            pointer(places),
+            *map(pointer, pools),
+            *map(ctypes.c_int, (1, tokens)),
+            pointer(partials),
+        ]
         given += [*map(ctypes.c_int, (rows, heads, kv_heads, width)), ctypes.c_float(scale)]
         given += [*map(ctypes.c_int, (window, room))]
         launch(SOURCES, kernel, -(-rows * heads * room * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
