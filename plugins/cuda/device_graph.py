@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,9 @@ class DeviceGraph:
         matrices: what products multiply by, by the name of their second operand.
         made_by: the node that makes a value.
         initializers: weights, by name.
-        caches: the addresses of the keys and of the values of every layer, each f32[count, H, tokens, head_dim] in the
-            blocks of `motley.plugins.engine.CacheBlocks`, by the names that the graph has for them.
-        block: positions in a block.
-        windowed: layers with a window have blocks of their own.
+        blocks: in which keys and values are kept.
+        caches: the addresses of the keys and of the values of every layer, in all its blocks, by the names of
+            `motley.plugins.engine.CacheBlocks.arrays`.
         head_rows: how many rows of logits there is room for.
         values: where the values of a step that is being submitted are.
         gemm: what multiplies prompts; None: our own kernels.
@@ -92,13 +92,11 @@ class DeviceGraph:
         self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
         self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
         self.matrices = {node.input[1]: self._matrix(node) for node in self.nodes if node.op_type == "Gemm"}
-        self.block, self.windowed = graph.blocks.tokens, bool(graph.blocks.windowed)
+        self.blocks = graph.blocks
         self.caches = {
-            f"{kind}_cache.{spec.layer}": self._zeros(
-                graph.blocks.count_of(spec) * spec.heads * self.block * spec.head_dim
-            )
+            name: self._zeros(graph.blocks.count_of(spec) * prod(shape) * np.dtype(dtype).itemsize)
             for spec in graph.caches
-            for kind in ("key", "value")
+            for name, (shape, dtype) in graph.blocks.arrays([spec]).items()
         }
         self.head_rows = 0
         self.values: dict[str, View] = {}
@@ -133,10 +131,11 @@ class DeviceGraph:
         self._memory.callback(self._driver.free, address)
         return address
 
-    def _zeros(self, elements: int) -> int:
-        """Memory on the device for so many f32, which are zero once the stream has come to it."""
-        address = self.allocate(max(1, 4 * elements))
-        self.fill(address, elements)
+    def _zeros(self, nbytes: int) -> int:
+        """Memory on the device that is zero once the stream has come to it."""
+        words = -(-nbytes // 4)
+        address = self.allocate(max(1, 4 * words))
+        self.fill(address, words)
         return address
 
     def pinned(self, nbytes: int) -> Bytes:

@@ -8,8 +8,8 @@ and between them the collectives as `motley.transport.cuda` orders them. Product
 quantise the rows first, and have the bits that the CPU engine gives them. A table on the device says where each row
 finds its sequence, so rows of one step may be of any sequences. Steps that decode, which have one row of each sequence,
 are captured: those of equally many rows as one CUDA graph, host steps included, or as a graph between any two of these
-(`HostStep.SPLIT`). They are run from it for whichever sequences, where the driver allows that. Activations, keys,
-values and sums are float32.
+(`HostStep.SPLIT`). They are run from it for whichever sequences, where the driver allows that. Activations and
+sums are float32.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class CudaEngine:
     """
 
     keeps_fp16 = True
+    cache_formats = CACHE_FORMATS
     keeps_windows = True
     on_gpu = True
     takes_adapters = True
@@ -103,7 +104,7 @@ class CudaEngine:
     ) -> None:
         """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
         options.check_extra("cuda", "host_step")
-        graph.blocks.check_able("cuda", CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
+        graph.blocks.check_able("cuda", self.cache_formats, keeps_windows=self.keeps_windows)
         if options.exact:
             raise EngineError("engine 'cuda' does not know exact=true; use engine 'onnxruntime'")
         self._graph = graph

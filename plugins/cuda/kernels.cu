@@ -251,49 +251,128 @@ extern "C" __global__ void fill(float* y, float value, i64 count) {
 
 // -- attention ---------------------------------------------------------------------------------------------------------
 // q: f32[rows, heads * width], k and v: f32[rows, kv_heads * width]. Rows are tokens of one sequence or of several. The
-// keys of a layer are f32[blocks, kv_heads, tokens, width], and so are its values: a block has so many positions. Layers
+// keys of a layer are [blocks, kv_heads, tokens, width], and so are its values: a block has so many positions. Layers
 // with a window may have blocks of their own (`own` is 1), where a sequence has blocks for what it may still see. Where
 // a row stands is read from memory, so that a step that was captured once as a graph can be run for any sequences.
+//
+// Keys and values are kept as floats, as FP16, each rounded to nearest, half to even, or as INT8: a head of a position has
+// a scale, f32[blocks, kv_heads, tokens], and codes, as a block of activations in quantised.cu. A score is then multiplied
+// by its key's scale, and the weight of a value by the value's.
 
 // Of a row: the blocks of its sequence and its rotary tables, its position, and the slot of its adapter or 0.
 struct Place {
     u64 blocks[2];  // i32[...]: which block has the first positions, which the next, and so on; of layers with own blocks
     u64 cosines, sines;
     i64 position, adapter;
-    // Which element of a layer's keys or values is the first that one KV head has at some position.
-    __device__ i64 cached(int at, int own, int tokens, int kv_head, int kv_heads, int width) const {
+    // The number of some position's head among all that a layer keeps keys, or values, of.
+    __device__ i64 cached(int at, int own, int tokens, int kv_head, int kv_heads) const {
         const i64 block = reinterpret_cast<const int*>(floats_at(blocks[own]))[at / tokens];
-        return ((block * kv_heads + kv_head) * tokens + at % tokens) * width;
+        return (block * kv_heads + kv_head) * tokens + at % tokens;
     }
 };
 
-// Rotates the first half of each head against its second; q stays where it is, k and v go to the blocks. A thread per
-// pair of every head of q, k and v.
-extern "C" __global__ void rotate(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,
-                                  const Place* places, float* keys, float* values, int own, int tokens, int rows,
-                                  int heads, int kv_heads, int width) {
-    const int half = width / 2, all = heads + 2 * kv_heads;
-    const int i = int(thread_number() % half), head = int(thread_number() / half % all);
-    const i64 row = thread_number() / half / all;
+struct Fp32Kept {
+    typedef float Number;
+    static constexpr bool SCALED = false;
+    __device__ static float read(float number) { return number; }
+    __device__ static float rounded(float value) { return value; }
+};
+
+struct Fp16Kept {
+    typedef u16 Number;
+    static constexpr bool SCALED = false;
+    __device__ static float read(u16 number) { return half_to_float(number); }
+    __device__ static u16 rounded(float value) { return float_to_half(value); }
+};
+
+struct Int8Kept {
+    typedef signed char Number;
+    static constexpr bool SCALED = true;
+    __device__ static float read(signed char code) { return float(code); }
+    __device__ static signed char rounded(float shifted) {
+        const float magic = 12582912.f;  // 1.5 * 2^23: the last bits of the sum are the nearest integer's
+        return (signed char)(__float_as_uint(__fadd_rn(shifted, magic)) - __float_as_uint(magic));
+    }
+};
+
+constexpr int MOST_PAIRS = 4;  // of a head that a lane has
+
+// Rotates the first half of each head against its second; q stays where it is, k and v go to the blocks. A warp per row and
+// head of q, k and v.
+template <class Format>
+__device__ void rotate(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,
+                       const Place* places, void* keys, float* key_scales, void* values, float* value_scales, int own,
+                       int tokens, int rows, int heads, int kv_heads, int width) {
+    const int half = width / 2, all = heads + 2 * kv_heads, lane = threadIdx.x % WARP;
+    const i64 row = warp_number() / all;
+    const int head = int(warp_number() % all), kv = head < heads ? 0 : (head - heads) % kv_heads;
     if (row >= rows) return;
     const Place place = places[row];
     const int at = int(place.position);
-    if (head >= heads + kv_heads) {
-        const int kv = head - heads - kv_heads;
-        const float* from = v + row * v_stride + kv * width;
-        float* to = values + place.cached(at, own, tokens, kv, kv_heads, width);
-        to[i] = from[i], to[i + half] = from[i + half];
+    const bool asks = head < heads, tells = head >= heads + kv_heads;
+    const float* from = asks    ? q + row * q_stride + head * width
+                        : tells ? v + row * v_stride + kv * width
+                                : k + row * k_stride + kv * width;
+    float first[MOST_PAIRS], second[MOST_PAIRS];
+    u32 largest = 0;  // as bits, see quantised.cu
+    for (int p = 0; p < MOST_PAIRS; ++p) {
+        const int i = p * WARP + lane;
+        if (i >= half) break;
+        first[p] = from[i], second[p] = from[i + half];
+        if (!tells) {
+            const i64 turn = i64(at) * half + i;
+            const float cosine = floats_at(place.cosines)[turn], sine = floats_at(place.sines)[turn];
+            const float a = first[p], b = second[p];
+            first[p] = a * cosine - b * sine;
+            second[p] = b * cosine + a * sine;
+        }
+        const u32 one = __float_as_uint(first[p]) & 0x7FFFFFFF, other = __float_as_uint(second[p]) & 0x7FFFFFFF;
+        largest = largest > one ? largest : one;
+        largest = largest > other ? largest : other;
+    }
+    if (Format::SCALED)
+        for (int distance = WARP / 2; distance; distance /= 2) {
+            const float seen = __shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance);
+            largest = largest > __float_as_uint(seen) ? largest : __float_as_uint(seen);
+        }
+    if (asks) {
+        float* to = q + row * q_stride + head * width;
+        for (int p = 0; p < MOST_PAIRS; ++p)
+            if (p * WARP + lane < half) to[p * WARP + lane] = first[p], to[p * WARP + lane + half] = second[p];
         return;
     }
-    const int kv = head - heads;
-    const float* from = kv < 0 ? q + row * q_stride + head * width : k + row * k_stride + kv * width;
-    float* to = kv < 0 ? q + row * q_stride + head * width : keys + place.cached(at, own, tokens, kv, kv_heads, width);
-    const i64 turn = i64(at) * half + i;
-    const float cosine = floats_at(place.cosines)[turn], sine = floats_at(place.sines)[turn];
-    const float first = from[i], second = from[i + half];
-    to[i] = first * cosine - second * sine;
-    to[i + half] = second * cosine + first * sine;
+    const i64 cached = place.cached(at, own, tokens, kv, kv_heads);
+    bool finite = true;
+    float inverse = 1;
+    if (Format::SCALED) {
+        const float most = __uint_as_float(largest);
+        const bool tiny = most < 0x1p-100f;
+        finite = largest < 0x7F800000;
+        inverse = finite && !tiny ? __fdiv_rn(127.f, most) : 0;
+        const float scale = !finite ? __uint_as_float(0x7FC00000) : tiny ? 0 : __fdiv_rn(most, 127.f);
+        if (lane == 0) (tells ? value_scales : key_scales)[cached] = scale;
+    }
+    typename Format::Number* to = static_cast<typename Format::Number*>(tells ? values : keys) + cached * width;
+    for (int p = 0; p < MOST_PAIRS; ++p) {
+        const int i = p * WARP + lane;
+        if (i >= half) break;
+        to[i] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? first[p] : 0, inverse) : first[p]);
+        to[i + half] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? second[p] : 0, inverse) : second[p]);
+    }
 }
+
+#define ROTATE(name, Format)                                                                                           \
+    extern "C" __global__ void name(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,\
+                                    const Place* places, void* keys, float* key_scales, void* values,                  \
+                                    float* value_scales, int own, int tokens, int rows, int heads, int kv_heads,       \
+                                    int width) {                                                                       \
+        rotate<Format>(q, q_stride, k, k_stride, v, v_stride, places, keys, key_scales, values, value_scales, own,     \
+                       tokens, rows, heads, kv_heads, width);                                                          \
+    }
+
+ROTATE(rotate_fp32, Fp32Kept)
+ROTATE(rotate_fp16, Fp16Kept)
+ROTATE(rotate_int8, Int8Kept)
 
 constexpr int PART = 128;  // positions that one warp attends to, at least, before a row's are given to several
 constexpr int MOST_PARTS = 64;
@@ -317,10 +396,11 @@ struct Seen {
 // the values by them (flash decoding). No row has more than `room` parts. What a part is and how it is summed depends
 // only on what the row sees, never on blocks or other rows. Neighbouring warps have the same part of rows and heads that
 // may read the same keys. A head is no wider than so many slices of WARP values.
-template <int SLICES>
-__device__ void attend(const float* q, int q_stride, const Place* places, const float* keys, const float* values,
-                       int own, int tokens, float* partials, int rows, int heads, int kv_heads, int width, float scale,
-                       int window, int room) {
+template <class Format, int SLICES>
+__device__ void attend(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,
+                       const void* values, const float* value_scales, int own, int tokens, float* partials, int rows,
+                       int heads, int kv_heads, int width, float scale, int window, int room) {
+    typedef typename Format::Number Number;
     const i64 number = warp_number(), row = number % rows;
     const int head = int(number / rows % heads), part = int(number / rows / heads), lane = threadIdx.x % WARP;
     if (part >= room) return;
@@ -337,23 +417,26 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
     }
     for (int first = from, end; first < to; first = end) {  // as far as a block goes
         end = first + tokens - first % tokens < to ? first + tokens - first % tokens : to;
-        const i64 cached = place.cached(first, own, tokens, head / (heads / kv_heads), kv_heads, width);
-        const float *key = keys + cached, *value = values + cached;
+        const i64 cached = place.cached(first, own, tokens, head / (heads / kv_heads), kv_heads);
+        const Number *key = static_cast<const Number*>(keys) + cached * width;
+        const Number *value = static_cast<const Number*>(values) + cached * width;
 #pragma unroll 4  // as many keys and values under way
         for (int at = 0; at < end - first; ++at) {
             float score = 0;
             for (int s = 0; s < SLICES; ++s) {
                 const int i = s * WARP + lane;
-                if (i < width) score = fmaf(query[s], key[at * width + i], score);
+                if (i < width) score = fmaf(query[s], Format::read(key[at * width + i]), score);
             }
             score = warp_sum(score);
+            if (Format::SCALED) score *= key_scales[cached + at];
             const float higher = fmaxf(largest, score);
             const float shrink = expf(largest - higher), weight = expf(score - higher);
             largest = higher;
             total = fmaf(total, shrink, weight);
+            const float scaled = Format::SCALED ? weight * value_scales[cached + at] : weight;
             for (int s = 0; s < SLICES; ++s) {
                 const int i = s * WARP + lane;
-                if (i < width) sums[s] = fmaf(sums[s], shrink, weight * value[at * width + i]);
+                if (i < width) sums[s] = fmaf(sums[s], shrink, scaled * Format::read(value[at * width + i]));
             }
         }
     }
@@ -363,18 +446,21 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
         if (s * WARP + lane < width) out[2 + s * WARP + lane] = sums[s];
 }
 
-#define ATTEND(name, SLICES)                                                                                           \
-    extern "C" __global__ void name(const float* q, int q_stride, const Place* places, const float* keys,              \
-                                    const float* values, int own, int tokens, float* partials, int rows, int heads,    \
-                                    int kv_heads, int width, float scale, int window, int room) {                      \
-        attend<SLICES>(q, q_stride, places, keys, values, own, tokens, partials, rows, heads, kv_heads, width, scale,  \
-                       window, room);                                                                                  \
+#define ATTEND(name, Format, SLICES)                                                                                   \
+    extern "C" __global__ void name(const float* q, int q_stride, const Place* places, const void* keys,               \
+                                    const float* key_scales, const void* values, const float* value_scales, int own,   \
+                                    int tokens, float* partials, int rows, int heads, int kv_heads, int width,         \
+                                    float scale, int window, int room) {                                               \
+        attend<Format, SLICES>(q, q_stride, places, keys, key_scales, values, value_scales, own, tokens, partials,     \
+                               rows, heads, kv_heads, width, scale, window, room);                                     \
     }
 
-// By the widest head.
-ATTEND(attend_64, 2)
-ATTEND(attend_128, 4)
-ATTEND(attend_256, 8)
+// By the widest head, and what keys and values are kept as.
+#define ATTEND_IN(format, Format)                                                                                      \
+    ATTEND(attend_64_##format, Format, 2) ATTEND(attend_128_##format, Format, 4) ATTEND(attend_256_##format, Format, 8)
+ATTEND_IN(fp32, Fp32Kept)
+ATTEND_IN(fp16, Fp16Kept)
+ATTEND_IN(int8, Int8Kept)
 
 // y: f32[rows, heads * width] of all parts; a thread per value.
 extern "C" __global__ void combine(const float* partials, float* y, int y_stride, const Place* places, int rows,

@@ -28,7 +28,7 @@ from motley.plugins.cuda.kernels import (
     pointer,
     rows_of,
 )
-from motley.plugins.engine import DOMAIN, Collectives
+from motley.plugins.engine import DOMAIN, SCALES, Collectives
 from motley.plugins.known_nodes import check_known
 from motley.plugins.nodes import attributes_of
 
@@ -245,11 +245,12 @@ class _Step:
         q, k, v = (graph.values[name] for name in node.input[:3])
         heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
         shape, window = integers(heads, kv_heads, width), attributes["window"]
-        own = int(bool(window) and graph.windowed)
-        caches = [*(pointer(graph.caches[name]) for name in node.input[3:5]), *integers(own, graph.block)]
-        threads = self._tokens * (heads + 2 * kv_heads) * (width // 2)
+        kept, own = graph.blocks.format, int(bool(graph.blocks.windowed and window))
+        arrays = [array for name in node.input[3:5] for array in (name, f"{name}{SCALES}")]
+        caches = [*(pointer(graph.caches.get(name, 0)) for name in arrays), *integers(own, graph.blocks.tokens)]
+        threads = self._tokens * (heads + 2 * kv_heads) * WARP
         places, count = pointer(self._places), integers(self._tokens)
-        graph.launch("rotate", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *count, *shape)
+        graph.launch(f"rotate_{kept}", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *count, *shape)
         # Room for all rows in one part, or for those of several sequences in many.
         room = max(graph.max_rows, min(FEW_ROWS, graph.max_rows) * MOST_PARTS)
         partials = pointer(graph.buffer(f"partials of {heads} heads", heads * (2 + width), room).address)
@@ -260,7 +261,7 @@ class _Step:
             count = integers(rows.stop - rows.start)
             places = pointer(self._places + PLACE.itemsize * rows.start)
             graph.launch(
-                f"attend_{next(each for each in HEADS if width <= each)}",
+                f"attend_{next(each for each in HEADS if width <= each)}_{kept}",
                 (rows.stop - rows.start) * heads * parts * WARP,
                 *rows_of(q.after(rows.start)),
                 places,

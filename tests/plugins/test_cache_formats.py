@@ -8,9 +8,11 @@ import sys
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import motley.cli
 from motley.bench.random_models.writing import synthesise
@@ -24,6 +26,7 @@ from motley.plugins.reference.caches import int8_codes
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
 from tests.models.cases import BLOCKS, Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares
+from tests.plugins.cuda.test_engine import on_host
 from tests.plugins.reference.strict_arrays import STRICT
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -68,6 +71,20 @@ def test_logits_are_near_transformers_and_the_engines_agree(case: Case, cache_fo
             found.append(np.concatenate(steps))
         assert ALIKE / 100 < apart(found[-1], case.logits) < BOUNDS[cache_format]
     assert apart(found[1], found[0]) < ALIKE
+
+
+@pytest.mark.parametrize("cache_format", NARROW)
+@pytest.mark.parametrize("name", ["llama-biases-odd-sizes", "mistral-window"])
+def test_cuda_s_kernels_agree(name: str, cache_format: str, tmp_path: Path) -> None:
+    """At any split, of a prompt and of single tokens."""
+    case, found = golden_case(name), []
+    for ranks, factory in ((1, ReferenceEngine), (1, on_host), (3, on_host)):
+        with session(case, tmp_path / str(len(found)), cache_format, ranks, factory=factory) as own:
+            steps = [own.step(case.tokens[a:b], a) for a, b in ((0, 13), (13, 14), (14, 16))]
+            found.append(np.concatenate(steps))
+    assert ALIKE / 100 < apart(found[1], case.logits[:16]) < BOUNDS[cache_format]
+    assert apart(found[1], found[0]) < ALIKE
+    assert apart(found[2], found[1]) < ALIKE
 
 
 @pytest.mark.parametrize("cache_format", CACHE_FORMATS)
@@ -178,7 +195,7 @@ def test_int8_is_as_stated() -> None:
 def test_the_reference_keeps_what_our_kernels_keep(tmp_path: Path) -> None:
     """Of the first layer, whose operands have nearly the same bits, nearly all codes and scales are the same."""
     case, kept = golden_case("llama-mha"), []
-    for factory in (ReferenceEngine, OnnxRuntimeEngine):
+    for factory in (ReferenceEngine, OnnxRuntimeEngine, on_host):
         with session(case, tmp_path / factory.__name__, "int8", factory=factory) as own:
             own.step(case.tokens, 0)
             (engine,), cache = own.engines, "key_cache.0"
@@ -186,12 +203,28 @@ def test_the_reference_keeps_what_our_kernels_keep(tmp_path: Path) -> None:
                 kept.append((engine._caches[cache]._numbers.copy(), engine._caches[cache]._scales[..., 0].copy()))
             elif isinstance(engine, OnnxRuntimeEngine):
                 kept.append((engine._blocks[cache].copy(), engine._blocks[f"{cache}.scales"].copy()))
-    (codes, scales), (others, other_scales) = kept
-    assert codes.any()
-    off = np.abs(codes.astype(int) - others)
-    assert off.max() <= 1
-    assert off.mean() < 1e-3
-    np.testing.assert_allclose(scales, other_scales, rtol=1e-5)
+            elif isinstance(engine, CudaEngine):
+                codes, scales = (
+                    downloaded(engine, name, like)
+                    for name, like in zip((cache, f"{cache}.scales"), kept[0], strict=True)
+                )
+                kept.append((codes, scales))
+    assert len(kept) == 3
+    for codes, scales in kept[1:]:
+        assert codes.any()
+        off = np.abs(codes.astype(int) - kept[0][0])
+        assert off.max() <= 1
+        assert off.mean() < 1e-3
+        np.testing.assert_allclose(scales, kept[0][1], rtol=1e-5)
+
+
+def downloaded(engine: CudaEngine, cache: str, like: NDArray[Any]) -> NDArray[Any]:
+    """What is in a cache, which is an array like this."""
+    device = engine._on_device
+    pinned = device.pinned(like.nbytes)
+    engine._driver.copy(pinned.ctypes.data, device.caches[cache], like.nbytes, engine._stream.handle)
+    device.finish()
+    return pinned.view(like.dtype).reshape(like.shape)
 
 
 @pytest.mark.parametrize("cache_format", CACHE_FORMATS)
@@ -207,10 +240,10 @@ def test_the_reference_computes_it_on_a_device_too(cache_format: str, tmp_path: 
     np.testing.assert_array_equal(found[1], found[0])
 
 
-@pytest.mark.parametrize(("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine)])
-def test_an_engine_refuses_a_format_that_it_has_not(name: str, factory: EngineFactory, tmp_path: Path) -> None:
-    assert (cache_formats(name), cache_formats("onnxruntime")) == (("fp32",), CACHE_FORMATS)
+def test_an_engine_refuses_a_format_that_it_has_not(tmp_path: Path) -> None:
+    assert [cache_formats(name) for name in ("onnxruntime", "reference", "cuda")] == [CACHE_FORMATS] * 3
+    assert cache_formats("tensorrt") == ("fp32",)
     blocks = CacheBlocks(1, golden_case("llama-mqa").model.context)
-    words = f"engine '{name}' cannot keep KV caches as 'int8'; it can as: fp32"
+    words = "engine 'tensorrt' cannot keep KV caches as 'int8'; it can as: fp32"
     with pytest.raises(EngineError, match=words):
-        session(golden_case("llama-mqa"), tmp_path, "int8", factory=factory, blocks=blocks)
+        session(golden_case("llama-mqa"), tmp_path, "int8", factory=TensorRTEngine, blocks=blocks)

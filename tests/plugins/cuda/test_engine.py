@@ -522,15 +522,9 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
                     pool[table[position // tokens], :, position % tokens] = cache[row, :, position]
         partials = np.full(rows * heads * room * (2 + width), np.nan, np.float32)
         y, stride = np.zeros((rows, heads * width), np.float32), ctypes.c_int(heads * width)
-        kernel = f"attend_{next(each for each in kernels.HEADS if width <= each)}"
-        given = [
-            pointer(q),
-            stride,
-            pointer(places),
-            *map(pointer, pools),
-            *map(ctypes.c_int, (1, tokens)),
-            pointer(partials),
-        ]
+        kernel = f"attend_{next(each for each in kernels.HEADS if width <= each)}_fp32"
+        caches = [each for pool in pools for each in (pointer(pool), ctypes.c_void_p(0))]
+        given = [pointer(q), stride, pointer(places), *caches, *map(ctypes.c_int, (1, tokens)), pointer(partials)]
         given += [*map(ctypes.c_int, (rows, heads, kv_heads, width)), ctypes.c_float(scale)]
         given += [*map(ctypes.c_int, (window, room))]
         launch(SOURCES, kernel, -(-rows * heads * room * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
