@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from motley.daemon.machine.memory import available_memory
 from motley.plugins.engine import EngineError
-from motley.plugins.onnxruntime_gpu.preference import VARIABLE, wanted_gpu
+from motley.plugins.onnxruntime_gpu.preference import SOFTWARE, VARIABLE, takes_software, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
 
-SOFTWARE = "MOTLEY_SOFTWARE_GPU"
-"""With this environment variable set to 1, drivers that compute on the processor are taken for GPUs: for tests."""
 BUDGET = "VK_EXT_memory_budget"
 DISCRETE, INTEGRATED, VIRTUAL, PROCESSOR = 2, 1, 3, 4
 """Vulkan's kinds of devices."""
@@ -61,7 +58,7 @@ def vulkan_gpus() -> list[VulkanGpu]:
             f"no Vulkan driver works here ({type(error).__name__}): install the driver of the GPU; on Linux"
             " mesa-vulkan-drivers for AMD and Intel"
         ) from error
-    software = os.environ.get(SOFTWARE) == "1"
+    software = takes_software()
     try:
         wanted = wanted_gpu()
     except EngineError as error:

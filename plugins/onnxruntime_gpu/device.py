@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
+from motley.plugins.onnxruntime_gpu.preference import takes_software
 from motley.plugins.onnxruntime_gpu.providers import Provider
 
 OPSET = 24
@@ -48,6 +49,7 @@ def find_devices(provider: Provider) -> Sequence[ort.OrtEpDevice]:
         raise EngineError(
             f"engine {provider.engine!r} needs a package that is missing ({error}): {provider.install}"
         ) from error
+    takes_software()
     ort.set_default_logger_severity(3)  # else plugins print warnings for those who write them
     try:
         ort.register_execution_provider_library(provider.engine, plugin.get_library_path())

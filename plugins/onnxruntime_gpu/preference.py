@@ -9,6 +9,18 @@ from motley.plugins.engine import EngineError
 VARIABLE = "MOTLEY_GPU"
 """The environment variable that says it, for all processes of a node."""
 DISCRETE, INTEGRATED = "discrete", "integrated"
+SOFTWARE = "MOTLEY_SOFTWARE_GPU"
+"""With this environment variable set to 1, drivers that compute on the processor are taken for GPUs: for tests and the
+demonstration."""
+_OF_PROVIDER = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
+"""As the plugin of the WebGPU provider calls it, where a machine has no GPU."""
+
+
+def takes_software() -> bool:
+    """Whether drivers that compute on the processor are taken for GPUs; from then on the provider takes them, too."""
+    if takes := os.environ.get(SOFTWARE) == "1":
+        os.environ[_OF_PROVIDER] = "1"
+    return takes
 
 
 def wanted_gpu() -> str:

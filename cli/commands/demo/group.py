@@ -60,7 +60,8 @@ def demo(
         typer.Option(
             parser=one_of(Device),
             metavar="|".join(Device),
-            help="What the first machine computes on; the others compute on their processors.",
+            help="What the first machine computes on, a driver in software if there is no other; the other machines"
+            " compute on their processors.",
         ),
     ] = Device.CPU,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -93,7 +94,7 @@ def demo(
 async def _demo(ranks: int, prompt: str, tokens: int, seed: int, device: Device, quiet: bool) -> dict[str, Any]:
     from motley.bench.measurements.percentiles import percentiles
 
-    async with mesh_of_processes(memory_limits(ranks)) as mesh:
+    async with mesh_of_processes(memory_limits(ranks), software=device != Device.CPU) as mesh:
         client = mesh.client
         console.print(f"[bold]{counted(ranks, 'daemon')}[/] joined; loading [bold]{MODEL.name}[/] in uneven shares")
         wanted: dict[str, Any] = {"model": str(MODEL), "quantisation": "fp32", "nodes": node_names(ranks)}

@@ -21,6 +21,7 @@ from motley.cli.reaching.client import Client
 from motley.cli.reaching.mesh_of_one import wait_for_nodes
 from motley.cli.shown.show import console
 from motley.daemon.node.child import start_child
+from motley.plugins.onnxruntime_gpu.preference import SOFTWARE
 from motley.protocol.wording import short_bytes
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -116,11 +117,14 @@ class OrchestratorProcess:
 
 
 @asynccontextmanager
-async def mesh_of_processes(limits: list[int], threads: int = 1, *, apart: bool = False) -> AsyncIterator[DemoMesh]:
+async def mesh_of_processes(
+    limits: list[int], threads: int = 1, *, apart: bool = False, software: bool = False
+) -> AsyncIterator[DemoMesh]:
     """An orchestrator here and a daemon process per memory limit, all on loopback, ended with the context.
 
     Args:
         apart: the orchestrator is a process of its own, too.
+        software: drivers that compute on the processor are taken for GPUs.
     """
     from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 
@@ -136,7 +140,7 @@ async def mesh_of_processes(limits: list[int], threads: int = 1, *, apart: bool 
 
             async def start(name: str, limit: int) -> None:
                 where = orchestrator.local_target, orchestrator.join_token
-                daemons[name] = await _start_daemon(*where, name, limit, threads, _log(folder, name))
+                daemons[name] = await _start_daemon(*where, name, limit, threads, _log(folder, name), software)
 
             for name, limit in zip(node_names(len(limits)), limits, strict=True):
                 console.print(f"starting {name} with {short_bytes(limit)} of memory")
@@ -238,13 +242,18 @@ def _log(folder: str, name: str) -> Path:
 
 
 async def _start_daemon(
-    target: str, token: str, name: str, limit: int, threads: int, log: Path
+    target: str, token: str, name: str, limit: int, threads: int, log: Path, software: bool
 ) -> asyncio.subprocess.Process:
     with log.open("wb") as stderr:
         return await start_child(
             *("motley.cli.main", "join", target),
             *("--name", name, "--memory", str(limit), "--threads", str(threads), "--end-with-stdin"),
-            env={**os.environ, "MOTLEY_TOKEN": token, "MOTLEY_HOME": str(log.parent / "home")},
+            env={
+                **os.environ,
+                **({SOFTWARE: "1"} if software else {}),
+                "MOTLEY_TOKEN": token,
+                "MOTLEY_HOME": str(log.parent / "home"),
+            },
             stdout=asyncio.subprocess.DEVNULL,
             stderr=stderr,
         )
