@@ -45,7 +45,7 @@ ANOTHER_SCALE = ["gemma2", "gemma3", "gemma3-with-vision"]
 """No GGUF key tells the scale of attention: it follows from the size of a head, and theirs does not."""
 NOT_IN_GGUF = {
     *("deepseek_v3", "deepseek_v32", "gemma4", "glm4_moe_lite", "glm_moe_dsa"),
-    *("exaone_moe", "hy_v3", "llama4", "ministral3"),
+    *("exaone_moe", "hy_v3", "llama4"),
 }
 """Families whose GGUF files are refused by the name of their architecture."""
 CASES = [
@@ -431,7 +431,7 @@ def test_refusals(adapt: Callable[[gguf.GGUFWriter], None], complaint: str, tmp_
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'general\.architecture = "bert" is not supported; supported: llama, qwen2'):
+    with pytest.raises(ConfigError, match=r'architecture = "bert" is not supported; supported: llama, mistral3, qwen2'):
         read_model(adapted(tmp_path, lambda writer: None, "bert"))
     with pytest.raises(ConfigError, match=r"qwen2\.expert_count = 8 is not supported; supported: only 0"):
         read_model(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
@@ -461,8 +461,9 @@ def test_other_refusals(tmp_path: Path) -> None:
         read_model(tmp_path / "m.gguf")
 
 
-def test_a_window_in_every_layer_is_mistrals(tmp_path: Path) -> None:
-    model = read_model(adapted(tmp_path, key("attention.sliding_window", 16)))
+@pytest.mark.parametrize("architecture", ["llama", "mistral3"])
+def test_a_window_in_every_layer_is_mistrals(architecture: str, tmp_path: Path) -> None:
+    model = read_model(adapted(tmp_path, key("attention.sliding_window", 16, architecture), architecture))
     windows = [layer.attention.window for layer in model.layers if layer.attention]
     assert (model.family, windows) == ("mistral", [16, 16])
 

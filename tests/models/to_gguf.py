@@ -27,6 +27,7 @@ F32 = npt.NDArray[np.float32]
 ARCHITECTURES = {
     "mistral": "llama",
     "olmo3": "olmo2",
+    "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
@@ -406,7 +407,10 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
         if "mscale_all_dim" in rope:
-            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+            by = 1.0 if writer.arch == "mistral3" else 0.1
+            writer.add_rope_scaling_yarn_log_mul(by * rope["mscale_all_dim"])
+        if writer.arch == "mistral3":
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if writer.arch == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":

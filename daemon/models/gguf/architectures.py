@@ -35,6 +35,23 @@ def _llama(metadata: Metadata) -> dict[str, Any]:
     return biases | {"sliding_window": window}
 
 
+def _mistral3_family(metadata: Metadata) -> str:
+    """Only those whose queries grow tell by how much; the others are Mistrals."""
+    return "ministral3" if "attention.temperature_scale" in metadata.own.values else _llama_family(metadata)
+
+
+def _mistral3(metadata: Metadata) -> dict[str, Any]:
+    """Of YaRN's two scales a file tells one, which is both: they cancel each other."""
+    if _mistral3_family(metadata) != "ministral3":
+        return _llama(metadata)
+    no_experts(metadata)
+    own, rope = metadata.own, dict(rope_keys(metadata)["rope_parameters"])
+    if scale := own.number("rope.scaling.yarn_log_multiplier", 0.0):
+        rope.pop("attention_factor", None)
+        rope |= {"mscale": scale, "mscale_all_dim": scale}
+    return {"rope_parameters": rope | {"llama_4_scaling_beta": own.number("attention.temperature_scale")}}
+
+
 def _qwen(metadata: Metadata) -> dict[str, Any]:
     no_experts(metadata)
     no_window(metadata)
@@ -285,6 +302,11 @@ _CAPS = {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping
 _EPSILON = {"norm_eps": "attention.layer_norm_rms_epsilon"}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
+    "mistral3": Architecture(
+        _mistral3_family,
+        _mistral3,
+        frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}),
+    ),
     "qwen2": Architecture("qwen2", _qwen),
     "qwen3": Architecture("qwen3", _qwen),
     "olmo2": Architecture(_olmo_family, _olmo, frozenset({"attention.sliding_window_pattern"})),
