@@ -130,11 +130,10 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
 def _of_those_that_attend(own: Keys) -> int:
     """How many KV heads the layers have that have any."""
     listed = own.values.get(_KV_HEADS)
-    told = set(listed) - {0} if isinstance(listed, list) else {listed}
-    if len(told) != 1 or not all(isinstance(each, int) for each in told):
+    told: list[Any] = [each for each in listed if each != 0] if isinstance(listed, list) else [listed]
+    if not told or any(type(each) is not int or each != told[0] for each in told):
         raise own.refusal(_KV_HEADS, "one number, or a list of it and of 0 for layers that do not attend")
-    (heads,) = told
-    return int(heads)
+    return int(told[0])
 
 
 def _short(value: Any) -> Any:
