@@ -22,6 +22,11 @@ from motley.daemon.weights.stored import F32, Codes, Format
 
 A = TypeVar("A", bound=np.generic)
 
+HEAD_BIAS = "lm_head.bias"
+HARMLESS = (".rotary_emb.inv_freq", ".k_scale", ".v_scale")
+"""What the names of tensors end with that files may have in a layer and no model needs: rotary frequencies, which
+follow from the config, and scales for caches of FP8."""
+
 
 class Located:
     """The tensors of a model in a checkpoint (`motley.daemon.weights.stored.Source`).
@@ -45,26 +50,33 @@ class Located:
         expect_each(shapes, self._expect)
 
     def refuse_others(self, trunks: Collection[str], layers: int, ignored: Collection[str] = ()) -> None:
-        """Make sure that no weight or bias of a layer goes unused: the model would be another one without it.
+        """Make sure that nothing of a layer goes unused, and no bias of the head: the model would be another one.
 
         Args:
             trunks: what the names of the model's own tensors begin with in front of ``layers.N.``.
-            layers: how many the model has; those beyond are of no use to it, and may be there.
+            layers: how many the model has.
             ignored: what the names of others begin with that may be there.
 
         Raises:
             CheckpointError: naming the first such tensor.
         """
         known = {name for tensor in self._tensors.values() for name in (tensor.name, *_larger(tensor))}
-        own = {f"{trunk}layers.{layer}" for trunk in trunks for layer in range(layers)}
-        for name in sorted(self._files.names()):
-            if name in known or name.startswith(tuple(ignored)):
+        for name in sorted(set(self._files.names()) - known):
+            if name.startswith(tuple(ignored)) or name.endswith(HARMLESS):
                 continue
-            if name.endswith((".weight", ".bias")) and ".".join(_layer(name)) in own:
-                raise CheckpointError(
-                    f"{self.path}: tensor {name!r} is in a layer of the model, which has no use for it by its config:"
-                    " is this the config that belongs to these weights?"
-                )
+            trunk, _, number = ".".join(_layer(name)).rpartition("layers.")
+            if name == HEAD_BIAS:
+                where = "is of the head"
+            elif trunk not in trunks or not number.isdecimal():
+                continue
+            elif int(number) < layers:
+                where = "is in a layer of the model"
+            else:
+                where = f"is in a layer beyond the {layers} of the model"
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} {where}, which has no use for it by its config: is this the config that"
+                " belongs to these weights?"
+            )
 
     def _expect(self, name: str, shape: tuple[int, ...]) -> None:
         part = self._part(name)

@@ -41,11 +41,11 @@ from tests.models.cases import GOLDEN, Case, LocalSession, golden_case, golden_c
 from tests.models.test_whole_experts import joined
 from tests.models.to_gguf import to_gguf, write
 
-ANOTHER_SCALE = ["gemma3", "gemma3-with-vision"]
+ANOTHER_SCALE = ["gemma2", "gemma3", "gemma3-with-vision"]
 """No GGUF key tells the scale of attention: it follows from the size of a head, and theirs does not."""
 NOT_IN_GGUF = {
-    *("deepseek_v3", "deepseek_v32", "gemma4", "glm4", "glm4_moe_lite", "glm_moe_dsa"),
-    *("exaone_moe", "gemma2", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "llama4", "ministral3"),
+    *("deepseek_v3", "deepseek_v32", "gemma4", "glm4_moe_lite", "glm_moe_dsa"),
+    *("exaone_moe", "hy_v3", "llama4"),
 }
 """Families whose GGUF files are refused by the name of their architecture."""
 CASES = [
@@ -144,6 +144,45 @@ def test_latent_attention(tmp_path: Path) -> None:
     (rope,) = read_model(file).ropes.values()
     assert isinstance(rope.scaling, YarnScaling)
     assert rope.scaling.attention_factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "architecture"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
+        ("lfm2", {}, "lfm2"),
+        ("lfm2-moe", {"routed_scaling_factor": 1.0}, "lfm2moe"),
+        ("qwen2", {"model_type": "qwen2_5_vl_text"}, "qwen2vl"),
+        ("qwen3", {"model_type": "qwen3_vl_text"}, "qwen3vl"),
+        ("qwen3-moe", {"model_type": "qwen3_vl_moe_text"}, "qwen3vlmoe"),
+    ],
+)
+def test_a_file_computes_what_its_folder_does(
+    name: str, told: dict[str, Any], architecture: str, tmp_path: Path
+) -> None:
+    """Where a file cannot tell everything of the golden model, of one that differs from it in that."""
+    folder = tmp_path / "folder"
+    shutil.copytree(GOLDEN / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | told))
+    file, tokens = to_gguf(folder, tmp_path / "m.gguf"), golden_case(name).tokens
+    logits = []
+    for path in (folder, file):
+        shares = uneven_shares(units(read_model(path), "fp32", 32), 2)
+        with LocalSession(path, ReferenceEngine, shares, tmp_path / f"ranks {path.name}") as ranks:
+            logits.append(ranks.step(tokens, 0))
+    assert np.abs(logits[1] - logits[0]).max() < 1e-5 * np.abs(logits[0]).max()
+    with GgufCheckpoint(file) as checkpoint:
+        assert checkpoint.metadata["general.architecture"] == architecture
+
+
+def test_layers_that_attend_have_equally_many_heads(tmp_path: Path) -> None:
+    for heads in ([2, 0, 3], [0, 0], [2, "x"]):
+        adapt = lambda writer, told=heads: writer.add_array("lfm2.attention.head_count_kv", told)  # noqa: E731
+        if "x" in heads:
+            adapt = key("attention.head_count_kv", "x", "lfm2")
+        with pytest.raises(ConfigError, match=r"lfm2\.attention\.head_count_kv = .* one number, or a list"):
+            read_model(adapted(tmp_path, adapt, "lfm2"))
 
 
 @pytest.mark.parametrize("name", ANOTHER_SCALE)
@@ -392,7 +431,7 @@ def test_refusals(adapt: Callable[[gguf.GGUFWriter], None], complaint: str, tmp_
 
 
 def test_other_refusals(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'general\.architecture = "bert" is not supported; supported: llama, qwen2'):
+    with pytest.raises(ConfigError, match=r'architecture = "bert" is not supported; supported: llama, mistral3, qwen2'):
         read_model(adapted(tmp_path, lambda writer: None, "bert"))
     with pytest.raises(ConfigError, match=r"qwen2\.expert_count = 8 is not supported; supported: only 0"):
         read_model(adapted(tmp_path, key("expert_count", 8, "qwen2"), "qwen2"))
@@ -422,8 +461,9 @@ def test_other_refusals(tmp_path: Path) -> None:
         read_model(tmp_path / "m.gguf")
 
 
-def test_a_window_in_every_layer_is_mistrals(tmp_path: Path) -> None:
-    model = read_model(adapted(tmp_path, key("attention.sliding_window", 16)))
+@pytest.mark.parametrize("architecture", ["llama", "mistral3"])
+def test_a_window_in_every_layer_is_mistrals(architecture: str, tmp_path: Path) -> None:
+    model = read_model(adapted(tmp_path, key("attention.sliding_window", 16, architecture), architecture))
     windows = [layer.attention.window for layer in model.layers if layer.attention]
     assert (model.family, windows) == ("mistral", [16, 16])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -126,20 +127,33 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(name: str, tensor
             pass
 
 
-@pytest.mark.parametrize("name", ["nemotron-h", "qwen3-5-with-vision"])
-def test_a_tensor_too_many_in_a_layer_is_named(name: str, tmp_path: Path) -> None:
-    """The bias that a projection has not by its config, say; tensors elsewhere are none of ours."""
+@pytest.mark.parametrize("name", ["nemotron-h", "qwen3-5-with-vision", "deepseek-v3"])
+@pytest.mark.parametrize(
+    ("own", "where"),
+    [
+        ("{trunk}layers.1.mixer.up_proj.bias", "in a layer of"),
+        ("{trunk}layers.1.self_attn.sinks", "in a layer of"),
+        ("{trunk}layers.9.norm.weight", "in a layer beyond the [0-9] of"),
+        ("lm_head.bias", "of the head"),
+    ],
+)
+def test_a_tensor_too_many_is_named(name: str, own: str, where: str, tmp_path: Path) -> None:
+    """The bias that a projection has not by its config, say, or a layer; tensors elsewhere are none of ours."""
     folder = tmp_path / name
     shutil.copytree(golden_case(name).folder, folder)
     weights = load_file(folder / "model.safetensors")
-    trunk = golden_case(name).model.prefixes[-1]
-    more = {"mtp.layers.0.mixer.norm.weight": np.ones(3), f"{trunk}layers.9.norm.weight": np.ones(3)}
+    trunk = next(iter(reversed(golden_case(name).model.prefixes)), "model.")
+    more = {
+        "mtp.layers.0.mixer.norm.weight": np.ones(3),
+        "vision_tower.layers.9.norm.weight": np.ones(3),
+        f"{trunk}layers.0.self_attn.rotary_emb.inv_freq": np.ones(3),
+    }
     save_file(weights | more, folder / "model.safetensors")
     with open_model(folder):
         pass
-    more[f"{trunk}layers.1.mixer.up_proj.bias"] = np.ones(3)
-    save_file(weights | more, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"layers\.1\.mixer\.up_proj\.bias' is in a layer"), open_model(folder):
+    called = own.format(trunk=trunk)
+    save_file(weights | more | {called: np.ones(3)}, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{re.escape(called)}' is {where}"), open_model(folder):
         pass
 
 

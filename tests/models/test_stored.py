@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -376,6 +376,32 @@ def test_packed_tensors_that_the_config_does_not_know(models: Any, tmp_path: Pat
     shutil.copy(packed / "model.safetensors", tmp_path)
     shutil.copy(twin / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=r"qweight' is packed, but config\.json has no"), open_model(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "lost", "complaint"),
+    [
+        ("gptq asymmetric", "qweight", r"q_proj\.weight' is absent; beside it .*q_proj\.qzeros, .*q_proj\.scales"),
+        ("awq", "scales", r"q_proj\.scales' is absent; beside it .*q_proj\.qweight"),
+        ("compressed int8 bytes", "weight_scale", r"q_proj\.weight' has dtype I8.*; beside it .*weight_zero_point"),
+        ("compressed nvfp4", "weight_global_scale", r"is absent; beside it .*q_proj\.weight_packed, .*weight_scale"),
+        ("compressed fp8 channels", "weight_scale", r"is absent; beside it there are .*q_proj\.weight"),
+        ("nf4", "weight.quant_state.bitsandbytes__nf4", r"dtype U8; .*; beside it .*q_proj\.weight\.absmax"),
+    ],
+)
+def test_of_a_matrix_that_is_half_there_all_is_named(name: str, lost: str, complaint: str, tmp_path: Path) -> None:
+    """Of the first layer's queries; the others are whole."""
+    (kind,) = [each for each in KINDS if each.name == name]
+    seeds = []
+
+    def pack(rows: int, columns: int, seed: int) -> tuple[Tensors, Array]:
+        parts, values = kind.pack(rows, columns, seed)
+        seeds.append(seed)
+        return {part: own for part, own in parts.items() if part != lost or len(seeds) > 1}, values
+
+    packed, _ = make(replace(kind, pack=pack), tmp_path)
+    with pytest.raises(CheckpointError, match=complaint), open_model(packed):
         pass
 
 

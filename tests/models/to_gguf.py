@@ -27,6 +27,7 @@ F32 = npt.NDArray[np.float32]
 ARCHITECTURES = {
     "mistral": "llama",
     "olmo3": "olmo2",
+    "ministral3": "mistral3",
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
@@ -39,16 +40,32 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "minimax_m2": "minimax-m2",
+    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "lfm2_moe": "lfm2moe",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl",
+    "qwen3_vl_moe_text": "qwen3vlmoe",
 }
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
-DERIVED = re.compile(r"_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.")
+DERIVED = re.compile(
+    r"_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
+)
 """Matrices that a model has, and no file."""
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+OWN_WIDTH = (
+    *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
+    *("glm4moe", "deepseek2", "lfm2moe"),
+)
+"""Architectures whose experts have a width of their own."""
 LAYERS = 8
 """That a model has at most."""
-FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""What Phi-3 has in the place of these."""
+FUSED_MLP = {"gate_up_proj": ("gate_proj", "up_proj")}
+FUSED = {"glm4": FUSED_MLP, "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), **FUSED_MLP}}
+"""What architectures have in the place of these."""
+OF_EXPERTS = {"feed_forward.experts": "mlp.experts", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
+"""What is the usual name of experts that LFM2 calls otherwise."""
 
 
 def to_gguf(
@@ -76,8 +93,8 @@ def to_gguf(
         add_byte_level(writer, json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")), config)
     for name, factors in rope_factors(config).items():
         writer.add_tensor(name, np.array(factors, np.float32))
-    if architecture == "phi3":
-        found = fused(found)
+    if architecture in FUSED:
+        found = fused(found, FUSED[architecture])
     if "linear_num_key_heads" in config:
         found = dict(recurrent(found, config, tiled=architecture != "qwen3next"))
     if "kv_lora_rank" in config:
@@ -87,7 +104,7 @@ def to_gguf(
             values = interleaved(values, config["num_attention_heads"])
         if architecture in INTERLEAVED and ".k_proj" in name:
             values = interleaved(values, config["num_key_value_heads"])
-        if architecture == "gemma3" and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
         if EXPERT.fullmatch(name):
             continue
@@ -112,18 +129,23 @@ def read(folder: Path) -> dict[str, F32]:
             part = next((part for part in tensor.parts if part.tensor in files), None)
             if DERIVED.search(tensor.name) and part is not None and tensor.name not in files:
                 name = part.tensor.replace("model.language_model.", "model.")
+                name = name.replace("conv.conv.weight[:, 0]", "conv.conv.weight")
                 found.setdefault(name, files.read(Piece(part.tensor, *map(range, files.shape(part.tensor)))))
             else:
-                found[tensor.name] = opened.source.read(Piece(tensor.name, *map(range, tensor.shape)))
+                name = tensor.name
+                if ".feed_forward.experts." in name:
+                    for own, usual in OF_EXPERTS.items():
+                        name = name.replace(own, usual)
+                found[name] = opened.source.read(Piece(tensor.name, *map(range, tensor.shape)))
     return found
 
 
-def fused(tensors: dict[str, F32]) -> dict[str, F32]:
-    """Tensors with those of `FUSED` one after another in the first one's place."""
+def fused(tensors: dict[str, F32], fusing: dict[str, tuple[str, ...]]) -> dict[str, F32]:
+    """Tensors with some of them one after another in the first one's place."""
     found: dict[str, list[F32]] = {}
     for name, values in tensors.items():
         whole = next(
-            (name.replace(part, both) for both, parts in FUSED.items() for part in parts if part in name), name
+            (name.replace(part, both) for both, parts in fusing.items() for part in parts if part in name), name
         )
         found.setdefault(whole, []).append(values)
     return {name: np.concatenate(parts) for name, parts in found.items()}
@@ -216,6 +238,7 @@ def gguf_name(name: str, architecture: str) -> str:
     Two names are changed before they are looked up, as its converter does.
     """
     known = name.replace("e_score_correction_bias", "e_score_correction.bias").replace(".sinks", ".sinks.weight")
+    known = known.replace(".expert_bias", ".expert_bias.bias")
     if architecture in ("ernie4_5-moe", "minimax-m2"):  # spelled as their files spell it
         module = "moe_statics" if architecture == "ernie4_5-moe" else "block_sparse_moe"
         known = known.replace("mlp.e_score", f"{module}.e_score").replace("gate.e_score", f"{module}.e_score")
@@ -257,10 +280,16 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    columns = config["intermediate_size"]
+    writer.add_feed_forward_length(columns * 2 // 3 if config.get("block_auto_adjust_ff_dim") else columns)
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    heads = config["num_key_value_heads"]
+    if architecture in ("lfm2", "lfm2moe"):
+        writer.add_head_count_kv([heads * (kind == "full_attention") for kind in config["layer_types"]])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    else:
+        writer.add_head_count_kv(heads)
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     if "kv_lora_rank" in config:
         add_latent(writer, config)
     elif architecture != "phi3":
@@ -271,6 +300,9 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
     if config.get("model_type") in ("exaone4", "olmo3"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if architecture == "gemma3":
         if "layer_types" in config:
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -310,8 +342,26 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if not count:
         return
     writer.add_expert_count(count)
+    if writer.arch == "hunyuan-moe":
+        writer.add_expert_used_count(config["moe_topk"][0])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"][0])
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+        writer.add_expert_shared_count(config["num_shared_expert"][0])
+        return
     writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
-    if writer.arch in ("qwen2moe", "qwen3moe", "glm4moe", "deepseek2", "qwen3next", "qwen35moe"):
+    if writer.arch == "lfm2moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if writer.arch in (
+        "lfm2moe",
+        "qwen2moe",
+        "qwen3moe",
+        "qwen3vlmoe",
+        "glm4moe",
+        "deepseek2",
+        "qwen3next",
+        "qwen35moe",
+    ):
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if writer.arch == "gpt-oss":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
@@ -342,7 +392,11 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     usual = 0.25 if "linear_num_key_heads" in config else 1.0
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", usual))
     writer.add_rope_dimension_count(config.get("rotary_dim") or int(config["head_dim"] * partial))
-    writer.add_rope_freq_base(rope["rope_theta"])
+    stretched = rope.get("alpha", 1.0) ** (config["head_dim"] / (config["head_dim"] - 2))
+    writer.add_rope_freq_base(rope["rope_theta"] * stretched)
+    if "alpha" in rope:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1.0)
     if local and local["rope_theta"] != rope["rope_theta"]:
         writer.add_rope_freq_base_swa(local["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
@@ -353,7 +407,10 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
         if "mscale_all_dim" in rope:
-            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+            by = 1.0 if writer.arch == "mistral3" else 0.1
+            writer.add_rope_scaling_yarn_log_mul(by * rope["mscale_all_dim"])
+        if writer.arch == "mistral3":
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if writer.arch == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from motley.daemon.models.blocks.windows import FULL, SLIDING
+from motley.daemon.models.blocks.windows import FULL
+from motley.daemon.models.gguf.architecture import Architecture, experts, kinds, no_experts, no_window
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
+from motley.daemon.models.gguf.recurrent import CONVOLUTIONS, SSM, lfm2, lfm2_moe, qwen3_next, qwen35, qwen35_moe
 from motley.daemon.weights.spec import Piece
 
-ROUTER = "mlp.gate.weight"
-_SHARING = ("qwen2moe", "qwen3next", "qwen35moe")
-"""Architectures whose rows all have an expert besides, of a width of its own."""
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """What each rotary frequency is divided by, f32[r / 2], in long texts and in short ones (phi3)."""
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How llama.cpp's metadata of an architecture become the keys of a family.
-
-    Attributes:
-        family: what it is, or what tells it.
-        more: the family's keys that do not just have another name.
-        read: llama.cpp's keys besides those that all architectures have.
-        names: what llama.cpp calls keys of the family besides those of `COMMON`.
-        partial: a part of each head may be rotated.
-        latent: attention is latent.
-        factors: tensors that `more` reads, by llama.cpp's names; no weights of the model.
-    """
-
-    family: str | Callable[[Metadata], str]
-    more: Callable[[Metadata], dict[str, Any]]
-    read: frozenset[str] = frozenset()
-    names: Mapping[str, str] = field(default_factory=dict)
-    partial: bool = False
-    latent: bool = False
-    factors: frozenset[str] = frozenset()
 
 
 def _llama_family(metadata: Metadata) -> str:
@@ -55,105 +30,60 @@ def _llama(metadata: Metadata) -> dict[str, Any]:
     }
     window = metadata.own.size("attention.sliding_window", 0, least=0) or None
     if family == "mixtral":
-        return biases | {"sliding_window": window} | _experts(metadata, normalised=True, own_width=False)
-    _no_experts(metadata)
+        return biases | {"sliding_window": window} | experts(metadata, normalised=True, own_width=False)
+    no_experts(metadata)
     return biases | {"sliding_window": window}
 
 
+def _mistral3_family(metadata: Metadata) -> str:
+    """Only those whose queries grow tell by how much; the others are Mistrals."""
+    return "ministral3" if "attention.temperature_scale" in metadata.own.values else _llama_family(metadata)
+
+
+def _mistral3(metadata: Metadata) -> dict[str, Any]:
+    """Of YaRN's two scales a file tells one, which is both: they cancel each other."""
+    if _mistral3_family(metadata) != "ministral3":
+        return _llama(metadata)
+    no_experts(metadata)
+    own, rope = metadata.own, dict(rope_keys(metadata)["rope_parameters"])
+    if scale := own.number("rope.scaling.yarn_log_multiplier", 0.0):
+        rope.pop("attention_factor", None)
+        rope |= {"mscale": scale, "mscale_all_dim": scale}
+    return {"rope_parameters": rope | {"llama_4_scaling_beta": own.number("attention.temperature_scale")}}
+
+
 def _qwen(metadata: Metadata) -> dict[str, Any]:
-    _no_experts(metadata)
-    _no_window(metadata)
+    no_experts(metadata)
+    no_window(metadata)
     return {"attention_bias": metadata.has("self_attn.q_proj.bias")}
 
 
 def _olmoe(metadata: Metadata) -> dict[str, Any]:
-    _no_window(metadata)
+    no_window(metadata)
     bias = metadata.has("self_attn.q_proj.bias")
-    return {"attention_bias": bias} | _experts(metadata, normalised=False, own_width=False)
+    return {"attention_bias": bias} | experts(metadata, normalised=False, own_width=False)
 
 
 def _qwen2_moe(metadata: Metadata) -> dict[str, Any]:
-    _no_window(metadata)
-    keys = _experts(metadata, normalised=False, own_width=True)
+    no_window(metadata)
+    keys = experts(metadata, normalised=False, own_width=True)
     shared = metadata.own.size("expert_shared_feed_forward_length", metadata.own.size("feed_forward_length"))
     return keys | {"qkv_bias": metadata.has("self_attn.q_proj.bias"), "shared_expert_intermediate_size": shared}
 
 
 def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
-    _no_window(metadata)
+    no_window(metadata)
     bias = metadata.has("self_attn.q_proj.bias")
-    return {"attention_bias": bias} | _experts(metadata, normalised=True, own_width=True)
-
-
-def _no_window(metadata: Metadata) -> None:
-    if metadata.own.size("attention.sliding_window", 0, least=0):
-        raise metadata.own.refusal("attention.sliding_window", "only 0 in this architecture")
-
-
-def _no_experts(metadata: Metadata) -> None:
-    own = metadata.own
-    for key in ("expert_count", "expert_used_count"):
-        if own.size(key, 0, least=0):
-            raise own.refusal(key, "only 0 in this architecture")
-    for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length", "expert_weights_norm"):
-        if key in own.values:
-            raise own.refusal(key, "only its absence in this architecture")
-
-
-def _experts(metadata: Metadata, *, normalised: bool, own_width: bool) -> dict[str, Any]:
-    """The keys of experts.
-
-    Args:
-        normalised: the weights of a row's experts add up to 1: the architecture decides, and no key tells it.
-        own_width: experts have a width of their own; else that of an MLP.
-    """
-    own = metadata.own
-    count, chosen = own.size("expert_count"), own.size("expert_used_count")
-    if chosen > count:
-        raise own.refusal("expert_used_count", f"at most expert_count = {count}")
-    sparse = [metadata.has(ROUTER, layer) for layer in range(metadata.layers)]
-    if not any(sparse):
-        raise own.refusal("expert_count", "experts in a layer: no tensor ffn_gate_inp.weight is there")
-    if own.values.get("expert_weights_norm", normalised) != normalised:
-        raise own.refusal("expert_weights_norm", f"only {str(normalised).lower()} in this architecture")
-    if "expert_shared_feed_forward_length" in own.values and metadata.architecture not in _SHARING:
-        raise own.refusal("expert_shared_feed_forward_length", "only its absence in this architecture")
-    columns = own.size("feed_forward_length")
-    width = own.size("expert_feed_forward_length", columns // chosen if own_width else columns)
-    if not own_width and width != columns:
-        raise own.refusal("expert_feed_forward_length", f"only feed_forward_length = {columns}")
-    return {
-        "num_experts": count,
-        "num_experts_per_tok": chosen,
-        "norm_topk_prob": normalised,
-        "moe_intermediate_size": width,
-        "mlp_only_layers": [layer for layer, has in enumerate(sparse) if not has],
-    }
-
-
-def _kinds(metadata: Metadata, period: int) -> list[str]:
-    """Which layers have a window: by the file's list, or all but the last one of each period.
-
-    Args:
-        period: in layers, where the file does not say.
-    """
-    own, layers, key = metadata.own, metadata.layers, "attention.sliding_window_pattern"
-    given = own.get(key)
-    if not isinstance(given, list):
-        period = own.size(key, period)
-        given = [(layer + 1) % period != 0 for layer in range(layers)]
-    if len(given) != layers or not all(isinstance(each, bool) for each in given):
-        raise own.refusal(key, f"a number, or a list of {layers} times true or false")
-    return [SLIDING if each else FULL for each in given]
+    return {"attention_bias": bias} | experts(metadata, normalised=True, own_width=True)
 
 
 def _exaone4(metadata: Metadata) -> dict[str, Any]:
     own = metadata.own
-    _no_experts(metadata)
+    no_experts(metadata)
     windowed = own.size("attention.sliding_window", 0, least=0)
     return {
         "sliding_window": windowed or None,
-        "layer_types": _kinds(metadata, period=4) if windowed else [FULL] * metadata.layers,
+        "layer_types": kinds(metadata, period=4) if windowed else [FULL] * metadata.layers,
     }
 
 
@@ -176,11 +106,11 @@ def _olmo(metadata: Metadata) -> dict[str, Any]:
     """Only layers that see everything have a scaled rotary embedding; all have one base."""
     if _olmo_family(metadata) == "olmo2":
         return _qwen(metadata)
-    _no_experts(metadata)
+    no_experts(metadata)
     full = rope_keys(metadata)["rope_parameters"]
     return {
         "attention_bias": metadata.has("self_attn.q_proj.bias"),
-        "layer_types": _kinds(metadata, period=4),
+        "layer_types": kinds(metadata, period=4),
         "rope_parameters": {"full_attention": full, "sliding_attention": {"rope_theta": full["rope_theta"]}},
     }
 
@@ -197,10 +127,34 @@ def _smollm3(metadata: Metadata) -> dict[str, Any]:
     return _qwen(metadata) | {"no_rope_layer_interval": 4, "mlp_bias": metadata.has("mlp.down_proj.bias")}
 
 
+def _gemma2(metadata: Metadata) -> dict[str, Any]:
+    """Every second layer has a window, as in the family; the scale of attention is told by the size."""
+    no_experts(metadata)
+    own, largest = metadata.own, metadata.layers == 46  # the model of 27 billion parameters
+    size = own.size("embedding_length") / own.size("attention.head_count") if largest else metadata.head_size
+    return {"query_pre_attn_scalar": size}
+
+
+def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
+    """The shared expert is as wide as an MLP would be, and each of the others is."""
+    own = metadata.own
+    no_window(metadata)
+    columns = own.size("feed_forward_length")
+    if own.size("expert_shared_feed_forward_length", columns) != columns:
+        raise own.refusal("expert_shared_feed_forward_length", f"only feed_forward_length = {columns}")
+    return {
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+        "num_experts": own.size("expert_count"),
+        "moe_topk": own.size("expert_used_count"),
+        "moe_intermediate_size": own.size("expert_feed_forward_length", columns),
+        "num_shared_expert": own.size("expert_shared_count", 1),
+    }
+
+
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
     """Only layers that see everything have a scaled rotary embedding; the scale of attention is told by the size."""
     own = metadata.own
-    _no_experts(metadata)
+    no_experts(metadata)
     heads, size = own.size("attention.head_count"), metadata.head_size
     largest = metadata.layers == 62  # the model of 27 billion parameters
     windowed = own.size("attention.sliding_window", 0, least=0)
@@ -211,7 +165,7 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
         },
         "query_pre_attn_scalar": own.size("embedding_length") / heads if largest else size,
         "sliding_window": windowed or None,
-        "layer_types": _kinds(metadata, period=6) if windowed else [FULL] * metadata.layers,
+        "layer_types": kinds(metadata, period=6) if windowed else [FULL] * metadata.layers,
         "max_position_embeddings": own.size("context_length"),
     }
 
@@ -221,7 +175,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
     rope = rope_keys(metadata)["rope_parameters"]
     return {
         "rope_parameters": rope | ({"truncate": False} if rope.get("rope_type") == "yarn" else {}),
-        "layer_types": _kinds(metadata, period=2),
+        "layer_types": kinds(metadata, period=2),
         "intermediate_size": own.size("expert_feed_forward_length"),
         "num_experts": own.size("expert_count"),
         "num_experts_per_tok": own.size("expert_used_count"),
@@ -254,7 +208,7 @@ def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
 def _phi3(metadata: Metadata) -> dict[str, Any]:
     """Factors of the rotary frequencies are tensors, for short texts and for long ones."""
     own, checkpoint = metadata.own, metadata.checkpoint
-    _no_experts(metadata)
+    no_experts(metadata)
     keys: dict[str, Any] = {"sliding_window": own.size("attention.sliding_window", 0, least=0) or None}
     if LONG_FACTORS not in checkpoint:
         if own.number("rope.scaling.attn_factor", 1.0) != 1.0:
@@ -274,15 +228,15 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _ernie(metadata: Metadata) -> dict[str, Any]:
-    _no_window(metadata)
-    _no_experts(metadata)
+    no_window(metadata)
+    no_experts(metadata)
     return {"use_bias": metadata.has("self_attn.q_proj.bias")}
 
 
 def _ernie_moe(metadata: Metadata) -> dict[str, Any]:
     """``expert_shared_feed_forward_length`` is not read: converters make it of keys that have nothing to do with it."""
     own = metadata.own
-    _no_window(metadata)
+    no_window(metadata)
     return {
         "moe_num_experts": own.size("expert_count"),
         "moe_k": own.size("expert_used_count"),
@@ -295,7 +249,7 @@ def _ernie_moe(metadata: Metadata) -> dict[str, Any]:
 
 def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
     own = metadata.own
-    _no_window(metadata)
+    no_window(metadata)
     if own.size("expert_gating_func", 2, least=0) != 2:
         raise own.refusal("expert_gating_func", "only 2, a sigmoid")
     return {
@@ -341,65 +295,28 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _delta_net(metadata: Metadata) -> dict[str, Any]:
-    """Sizes of layers with a recurrent state; which layers attend, their tensors tell."""
-    own = metadata.own
-    values = own.size("ssm.time_step_rank")
-    inner = own.size("ssm.inner_size")
-    if inner % values:
-        raise own.refusal("ssm.inner_size", f"a multiple of ssm.time_step_rank = {values}")
-    attends = [metadata.has("self_attn.q_proj.weight", layer) for layer in range(metadata.layers)]
-    return {
-        "num_hidden_layers": metadata.layers,
-        "attention_bias": metadata.has("self_attn.q_proj.bias", attends.index(True) if any(attends) else 0),
-        "layer_types": [FULL if each else "linear_attention" for each in attends],
-        "linear_conv_kernel_dim": own.size("ssm.conv_kernel"),
-        "linear_key_head_dim": own.size("ssm.state_size"),
-        "linear_value_head_dim": inner // values,
-        "linear_num_key_heads": own.size("ssm.group_count"),
-        "linear_num_value_heads": values,
-    }
-
-
-def _qwen3_next(metadata: Metadata) -> dict[str, Any]:
-    own = metadata.own
-    apart = metadata.has("linear_attn.in_proj_qkv.weight")
-    return (
-        _delta_net(metadata)
-        | _experts(metadata, normalised=True, own_width=True)
-        | {
-            "projections_are_apart": apart,
-            "shared_expert_intermediate_size": own.size("expert_shared_feed_forward_length"),
-        }
-    )
-
-
-def _qwen35(metadata: Metadata) -> dict[str, Any]:
-    _no_experts(metadata)
-    return _delta_net(metadata)
-
-
-def _qwen35_moe(metadata: Metadata) -> dict[str, Any]:
-    shared = metadata.own.size("expert_shared_feed_forward_length")
-    experts = _experts(metadata, normalised=True, own_width=True)
-    return _delta_net(metadata) | experts | {"shared_expert_intermediate_size": shared}
-
-
-_SSM = frozenset(
-    {
-        *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size"),
-        *("full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"),
-    }
-)
-"""Keys of layers with a recurrent state. Sections of the rotary embedding are of images; a text's are alike."""
+_IMAGES = frozenset({"rope.dimension_sections", "n_deepstack_layers"})
+"""Keys of models that see images: sections of the rotary embedding, which are alike in a text, and layers that images
+are added to."""
+_CAPS = {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+_EPSILON = {"norm_eps": "attention.layer_norm_rms_epsilon"}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
+    "mistral3": Architecture(
+        _mistral3_family,
+        _mistral3,
+        frozenset({"attention.temperature_scale", "rope.scaling.yarn_log_multiplier"}),
+    ),
     "qwen2": Architecture("qwen2", _qwen),
     "qwen3": Architecture("qwen3", _qwen),
     "olmo2": Architecture(_olmo_family, _olmo, frozenset({"attention.sliding_window_pattern"})),
     "olmoe": Architecture("olmoe", _olmoe),
     "qwen2moe": Architecture("qwen2_moe", _qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", _qwen3_moe),
+    "qwen2vl": Architecture("qwen2_5_vl_text", _qwen, _IMAGES),
+    "qwen3vl": Architecture("qwen3_vl_text", _qwen, _IMAGES),
+    "qwen3vlmoe": Architecture("qwen3_vl_moe_text", _qwen3_moe, _IMAGES),
+    "gemma2": Architecture("gemma2", _gemma2, names=_CAPS),
     "gemma3": Architecture(
         "gemma3_text",
         _gemma3,
@@ -407,6 +324,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {"final_logit_softcapping": "final_logit_softcapping"},
     ),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})),
+    "glm4": Architecture("glm4", _qwen, partial=True),
     "glm4moe": Architecture(
         "glm4_moe",
         _glm4_moe,
@@ -444,15 +362,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         ),
         latent=True,
     ),
-    "qwen3next": Architecture("qwen3_next", _qwen3_next, _SSM, partial=True),
-    "qwen35": Architecture("qwen3_5_text", _qwen35, _SSM, partial=True),
-    "qwen35moe": Architecture("qwen3_5_moe_text", _qwen35_moe, _SSM, partial=True),
+    "qwen3next": Architecture("qwen3_next", qwen3_next, SSM, partial=True),
+    "qwen35": Architecture("qwen3_5_text", qwen35, SSM, partial=True),
+    "qwen35moe": Architecture("qwen3_5_moe_text", qwen35_moe, SSM, partial=True),
     "ernie4_5": Architecture("ernie4_5", _ernie),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
         _ernie_moe,
         frozenset({"expert_shared_count", "interleave_moe_layer_step", "leading_dense_block_count"}),
     ),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", _qwen),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_moe, frozenset({"expert_shared_count"})),
+    "lfm2": Architecture("lfm2", lfm2, CONVOLUTIONS, _EPSILON, listed=True),
+    "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=True),
     "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),
     "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
     "granite": Architecture(

@@ -37,6 +37,7 @@ _READ = frozenset(
         "rope.scaling.yarn_beta_slow",
     }
 )
+_KV_HEADS = "attention.head_count_kv"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -116,12 +117,23 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
         if key not in known and value not in _NEUTRAL.get(key, ()):
             neutral = _NEUTRAL.get(key)
             raise own.refusal(key, f"only {neutral[0]}" if neutral else "only its absence")
+    if kind.listed:
+        own.values[_KV_HEADS] = _of_those_that_attend(own)
     layers = own.size("block_count") - own.size("nextn_predict_layers", 0, least=0)
     if not any(name.startswith(f"model.layers.{layers - 1}.") for name in checkpoint.names()):
         raise own.refusal("block_count", "the number of layers whose tensors are there")
     if EMBEDDING not in checkpoint:
         raise ConfigError(f"{checkpoint.file}: no tensor token_embd.weight; this file holds no language model")
     return Metadata(checkpoint, architecture, own, layers, kind.partial, kind.latent)
+
+
+def _of_those_that_attend(own: Keys) -> int:
+    """How many KV heads the layers have that have any."""
+    listed = own.values.get(_KV_HEADS)
+    told: list[Any] = [each for each in listed if each != 0] if isinstance(listed, list) else [listed]
+    if not told or any(type(each) is not int or each != told[0] for each in told):
+        raise own.refusal(_KV_HEADS, "one number, or a list of it and of 0 for layers that do not attend")
+    return int(told[0])
 
 
 def _short(value: Any) -> Any:
@@ -143,7 +155,7 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
         )
     return {
         "vocab_size": vocabulary,
-        "num_key_value_heads": own.size("attention.head_count_kv", own.size("attention.head_count")),
+        "num_key_value_heads": own.size(_KV_HEADS, own.size("attention.head_count")),
         "head_dim": metadata.head_size,
         "tie_word_embeddings": HEAD not in checkpoint,
         "eos_token_id": end,

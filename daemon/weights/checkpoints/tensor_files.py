@@ -64,6 +64,14 @@ class TensorInfo:
         return self.size if len(self.shape) < 2 else self.size // max(1, self.shape[0])
 
 
+_PARTS = (
+    *("weight", "qweight", "qzeros", "scales", "g_idx"),
+    *("weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale"),
+    *("weight_zero_point", "weight_shape", "weight.absmax", "weight.quant_map"),
+)
+"""What the tensors of a matrix are called in its module, in all the ways to pack it."""
+
+
 class TensorFiles(ABC):
     """The tensors in some files (`motley.daemon.weights.stored.Source`), each opened by its path and, where not all
     of its bytes are here, what brings them.
@@ -163,12 +171,19 @@ class TensorFiles(ABC):
         """
         info, allowed = self._find(name), dtypes or self.readable
         if info is None:
-            raise CheckpointError(f"{self.path}: tensor {name!r} is absent{self.naming}")
+            raise CheckpointError(f"{self.path}: tensor {name!r} is absent{self.naming}{self._beside(name)}")
         if info.dtype not in allowed:
             raise CheckpointError(
                 f"{info.file}: tensor {name!r} has dtype {info.dtype}; expected one of {', '.join(allowed)}"
+                f"{self._beside(name)}"
             )
         return info
+
+    def _beside(self, name: str) -> str:
+        """What a message adds of other tensors of the same matrix, of which a packed one has several."""
+        module = name.rpartition(".")[0].removesuffix(".weight")
+        found = [each for ending in _PARTS if (each := f"{module}.{ending}") in self._tensors and each != name]
+        return f"; beside it there are {', '.join(found)}" if found else ""
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Make sure that these tensors are there, readable, and of these shapes.

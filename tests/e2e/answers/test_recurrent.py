@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
 from motley.protocol import CACHE_BLOCK
-from tests.e2e.processes import Mesh
+from tests.e2e.losses.test_survival import streamed, undisturbed, worker_of
+from tests.e2e.processes import Mesh, mesh
 from tests.models.cases import Case, golden_case
 
 
@@ -58,6 +59,45 @@ async def test_two_uneven_ranks_write_what_transformers_does(name: str, there: M
         assert answers[number]["choices"][0]["text"] == text_of(answer)
     assert again["choices"][0]["text"] == text_of(answer)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == CACHE_BLOCK
+
+
+KINDS = [pytest.param(name, marks=pytest.mark.soak) for name in ("qwen3-5", "lfm2-moe")]
+
+
+@pytest.mark.parametrize("name", [*KINDS, "nemotron-h"])
+async def test_states_survive_wrong_guesses_prefixes_and_losses(name: str, tmp_path: Path) -> None:
+    """Of each kind of state: delta rule, short convolution, Mamba2. Few letters are often guessed wrongly."""
+    case = golden_case(name)
+    model = with_letters(case, tmp_path)
+    asked = {
+        "model": name,
+        "prompt": text_of(case.tokens[: case.prompt]),
+        "max_tokens": 80,
+        "ignore_eos": True,
+        "temperature": 1.5,
+        "logit_bias": {"5": 60, "6": 60, "9": 60},
+    }
+    async with mesh(tmp_path, "a", "b") as there:
+        session = await there.session(model=str(model), nodes=["a", "b"], shares=[3, 1], sequences=2, exact=True)
+        bodies = [{**asked, "seed": seed} for seed in range(3)]
+        plain = [await undisturbed(there.url, {**body, "drafts": False}) for body in bodies]
+        assert len(set(plain)) == 3
+        assert list(await asyncio.gather(*(undisturbed(there.url, body) for body in bodies))) == plain
+        async with Client(there.url) as client:
+            again = await client.call("POST", "/v1/completions", bodies[0])
+            told = await client.call("GET", f"/api/sessions/{session['id']}")
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == CACHE_BLOCK
+        assert again["choices"][0]["text"] == plain[0]
+        assert told["activity"]["tried_drafts"] > told["activity"]["accepted_drafts"] > 0
+
+        for lost, rank in ((1, -1), (2, 0)):  # a busy machine may be left out of the plan after a loss
+            async with Client(there.url) as client:
+                ranks = (await client.call("GET", f"/api/sessions/{session['id']}"))["ranks"]
+            dies = worker_of(there.nodes[ranks[rank]["node"]])
+            assert (await streamed(there.url, bodies[lost], 20, dies.kill))[0] == plain[lost]
+        async with Client(there.url) as client:
+            told = await client.call("GET", f"/api/sessions/{session['id']}")
+        assert told["epoch"] == 3
 
 
 async def test_what_such_a_model_cannot_do_is_refused_by_name(there: Mesh, tmp_path: Path) -> None:

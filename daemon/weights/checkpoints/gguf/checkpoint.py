@@ -32,6 +32,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 """What each rotary frequency is divided by, f32[head_dim / 2]; it keeps this name."""
 
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAST_NORM = {"token_embd_norm": "model.embedding_norm"}
+_WHOLE_IN = {"lfm2": _LAST_NORM, "lfm2moe": _LAST_NORM}
 _OF_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -65,6 +67,27 @@ _DELTA_NET = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
+_GEMMA = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+_CONVOLUTIONS = {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "ffn_gate_inp": "feed_forward.gate",
+    "exp_probs_b.bias": "feed_forward.expert_bias",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
 _OF_LAYER_IN = {
     "deepseek2": {
         "attn_q_a": "self_attn.q_a_proj",
@@ -85,11 +108,19 @@ _OF_LAYER_IN = {
     },
     "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
-    "gemma3": {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
+    **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
     },
+    "hunyuan-dense": _HUNYUAN,
+    "hunyuan-moe": {
+        "ffn_gate_inp": "mlp.gate.wg",
+        **{f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+        **_HUNYUAN,
+    },
+    **dict.fromkeys(("lfm2", "lfm2moe"), _CONVOLUTIONS),
     "gpt-oss": {
         "attn_sinks.weight": "self_attn.sinks",
         "post_attention_norm": "post_attention_layernorm",
@@ -118,8 +149,10 @@ _OF_EXPERTS = {
     "ffn_down_exps": ("down_proj",),
 }
 """The parts that each expert has in such a tensor, by rows."""
+_EXPERTS_IN = {"lfm2moe": ("feed_forward", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"})}
+"""The module that experts are in, and what their parts are called, where it is not ``mlp``."""
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)(?(layer)(?:\.(?P<expert>\d+))?)(?:\.(?P<kind>weight|bias))?",
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>(?:shortconv\.)?\w+)(?(layer)(?:\.(?P<expert>\d+))?)(?:\.(?P<kind>weight|bias))?",
     re.ASCII,
 )
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
@@ -132,16 +165,25 @@ def hugging_face_name(name: str, architecture: str = "llama") -> str:
         return name
     part, kind = parts["part"], parts["kind"]
     if parts["layer"] is None:
-        return f"{_WHOLE[part]}.{kind}" if part in _WHOLE else name
+        whole = _WHOLE | _WHOLE_IN.get(architecture, {})
+        return f"{whole[part]}.{kind}" if part in whole else name
     layer = f"model.layers.{parts['layer']}"
     if parts["expert"] is not None:
-        return f"{layer}.mlp.experts.{parts['expert']}.{_OF_EXPERT[part]}.{kind}" if part in _OF_EXPERT else name
+        return (
+            f"{_expert(layer, parts['expert'], _OF_EXPERT[part], architecture)}.{kind}" if part in _OF_EXPERT else name
+        )
     known = _OF_LAYER | _OF_LAYER_IN.get(architecture, {})
     if kind is None:
         return f"{layer}.{known[part]}" if part in known else name
     if f"{part}.{kind}" in known:
         return f"{layer}.{known[f'{part}.{kind}']}"
     return f"{layer}.{known[part]}.{kind}" if part in known else name
+
+
+def _expert(layer: str, number: int | str, part: str, architecture: str) -> str:
+    """What Hugging Face calls a matrix of an expert, but for its kind."""
+    module, called = _EXPERTS_IN.get(architecture, ("mlp", {}))
+    return f"{layer}.{module}.experts.{number}.{called.get(part, part)}"
 
 
 def by_hugging_face_name(name: str, info: TensorInfo, architecture: str = "llama") -> Iterator[tuple[str, TensorInfo]]:
@@ -154,18 +196,18 @@ def by_hugging_face_name(name: str, info: TensorInfo, architecture: str = "llama
         shape = info.shape
         if part == "ffn_gate_inp_shexp" and len(shape) == 1:
             shape = (1, *shape)
-        elif part == "ssm_conv1d" and len(shape) == 2:
+        elif part in ("ssm_conv1d", "shortconv.conv") and len(shape) == 2:
             shape = (shape[0], 1, shape[1])
         elif part in _HEADS and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])
         yield hugging_face_name(name, architecture), replace(info, shape=shape)
         return
     count, rows, *columns = info.shape
-    size = info.size // max(1, count * len(parts))
+    size, layer = info.size // max(1, count * len(parts)), f"model.layers.{found['layer']}"
     for number in range(count * len(parts)):
         expert, part = divmod(number, len(parts))
         yield (
-            f"model.layers.{found['layer']}.mlp.experts.{expert}.{parts[part]}.{found['kind']}",
+            f"{_expert(layer, expert, parts[part], architecture)}.{found['kind']}",
             replace(info, shape=(rows // len(parts), *columns), offset=info.offset + number * size, size=size),
         )
 
