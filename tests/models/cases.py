@@ -56,6 +56,11 @@ TELLING = {
     *("gemma4-given-rows", "nemotron-h-latent"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
+KINDS = {
+    *("llama-biases-odd-sizes", "gemma2", "phi3-longrope", "gpt-oss-mxfp4", "olmoe-clipped-normalised", "hunyuan-moe"),
+    *("llama4", "deepseek-v3", "gemma4-experts", "gemma4-given-rows", "qwen3-next", "nemotron-h-latent", "lfm2"),
+}
+"""Golden cases that have every kind of operation and of attention together, as test_description.py checks."""
 MADE_OF_OTHERS = {
     *("deepseek_v32", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma2", "glm4_moe_lite", "glm_moe_dsa"),
     *("hunyuan_v1_dense", "hy_v3", "lfm2_moe", "minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),
@@ -168,7 +173,7 @@ def golden_cases() -> list[Case]:
 
 
 def others_soak(rows: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, each a case or a tuple with one: those of cases not in `TELLING` wait for `make soak`.
+    """Parameters of a test, each a case or a tuple with one: those of cases not in `KINDS` wait for `make soak`.
 
     For tests of what engines do with any model; that each model is computed rightly is tested with all at every commit.
     """
@@ -176,7 +181,7 @@ def others_soak(rows: Iterable[Any]) -> list[Any]:
     for row in rows:
         values = row if isinstance(row, tuple) else (row,)
         (case,) = (str(value) for value in values if isinstance(value, Case))
-        parameters.append(pytest.param(*values, marks=pytest.mark.soak if case not in TELLING else ()))
+        parameters.append(pytest.param(*values, marks=pytest.mark.soak if case not in KINDS else ()))
     return parameters
 
 

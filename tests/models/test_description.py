@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from math import prod
 
 import pytest
 
-from motley.daemon.models.description.model import expected_shapes, tensors
+from motley.daemon.models.description.model import Model, expected_shapes, tensors
+from motley.daemon.models.description.operations import Attend, Experts, Gated, Route
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.located import Located
-from tests.models.cases import MADE_OF_OTHERS, TELLING, Case, elements_in_files, golden_case, golden_cases
+from tests.models.cases import KINDS, MADE_OF_OTHERS, TELLING, Case, elements_in_files, golden_case, golden_cases
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
@@ -56,3 +59,27 @@ def test_every_family_has_a_telling_case() -> None:
     telling = {case.model.family for case in golden_cases() if str(case) in TELLING}
     assert telling == {case.model.family for case in golden_cases()} - MADE_OF_OTHERS
     assert {str(case) for case in golden_cases()} >= TELLING
+
+
+def kinds(model: Model) -> Iterator[str]:
+    """The operations of a model, and what attention, experts and their routing have that others of them do without."""
+    for operation in model.operations:
+        yield type(operation).__name__
+        if isinstance(operation, Gated):
+            yield operation.activation
+        if isinstance(operation, Attend):
+            yield from (f"attends without {name}" for name in ("v", "rope") if getattr(operation, name) is None)
+            yield from (["attends to a window"] if operation.window else [])
+        for each in (operation.routing if isinstance(operation, Route) else operation,):
+            if isinstance(operation, Attend | Experts | Route):
+                optional = (field for field in fields(each) if field.default is not MISSING)
+                yield from (
+                    f"{type(each).__name__}.{it.name}" for it in optional if getattr(each, it.name) != it.default
+                )
+    yield from (["several rotations"] if len(model.ropes) > 1 else [])
+
+
+def test_every_kind_of_operation_is_in_a_case_that_every_commit_tries() -> None:
+    of_all = {kind for case in golden_cases() for kind in kinds(case.model)}
+    assert of_all == {kind for name in KINDS for kind in kinds(golden_case(name).model)}
+    assert len(of_all) > 40

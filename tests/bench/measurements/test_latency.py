@@ -60,6 +60,7 @@ async def test_a_timing_tells_of_the_steps_since_the_last_one() -> None:
         assert mesh.timing[1].tokens == 8 + 4
 
 
+@pytest.mark.soak
 async def test_a_network_between_the_ranks_is_emulated() -> None:
     """12 all-reduces per token, and each takes at least the 5 ms that a byte is under way."""
     specs = [MeshSpec(BUNDLED, [1, 1], "int4", context=64, link=link) for link in ("", "5ms,100Mbit")]

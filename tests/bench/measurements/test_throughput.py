@@ -14,7 +14,7 @@ from motley.cli.app import app
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "reference"])
+@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("reference", marks=pytest.mark.soak)])
 def test_requests_together_and_alone(engine: str) -> None:
     options = ["--ranks", "2", "--requests", "1,3", "--tokens", "24", "--prompt-tokens", "5", "--engine", engine]
     options += ["--cache-format", "int8"]

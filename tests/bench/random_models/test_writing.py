@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections import namedtuple
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ PARAMETERS = {  # as the models' authors count them, in millions
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
 def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
-    count = sum(int(np.prod(tensor.shape)) for tensor in writing._tensors(SHAPES[name]))
+    count = sum(prod(tensor.shape) for tensor in writing._tensors(SHAPES[name]))
     assert round(count / 1e6) == PARAMETERS[name]
 
 

@@ -28,7 +28,10 @@ def test_a_bandwidth_is_measured_and_nothing_is_left(kind: str) -> None:
     assert driver.live == 0
 
 
-@pytest.mark.parametrize(("form", "captured"), [(HostStep.MEMORY, False), (HostStep.FUNCTION, True)])
+@pytest.mark.parametrize(
+    ("form", "captured"),
+    [pytest.param(HostStep.MEMORY, False, marks=pytest.mark.soak), (HostStep.FUNCTION, True)],
+)
 def test_sums_are_timed_between_two_processes(form: HostStep, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[3])  # for the processes: the driver is one of the tests
     took = gpu_speed.all_reduce_us(form, captured, rounds=1, open_driver=HostDriver)

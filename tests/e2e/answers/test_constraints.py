@@ -50,6 +50,7 @@ def check(asked: dict[str, Any], choice: dict[str, Any]) -> None:
         jsonschema.validate(json.loads(choice["text"]), SCHEMA)
 
 
+@pytest.mark.soak
 async def test_answers_are_valid_and_the_same_on_every_number_of_ranks(there: Mesh) -> None:
     """Together with a request that is kept to nothing, whose text is what it is alone; with guesses and without."""
     texts: list[list[str]] = []

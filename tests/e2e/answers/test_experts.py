@@ -113,11 +113,14 @@ async def test_no_layout_and_no_placement_shows_in_the_text(model: Path, there: 
     "layouts",
     [
         [{"nodes": ["a"]}, {"nodes": ["b", "a", "c"]}, {"nodes": ["a", "b"], "shares": [1, 3]}],
-        [
-            {"experts": "parallel", "nodes": ["a"]},
-            {"experts": "parallel", "nodes": ["b", "a", "c"], "trunk": 2},
-            {"experts": "parallel", "nodes": ["a", "b", "c"], "replicas": 2},
-        ],
+        pytest.param(
+            [
+                {"experts": "parallel", "nodes": ["a"]},
+                {"experts": "parallel", "nodes": ["b", "a", "c"], "trunk": 2},
+                {"experts": "parallel", "nodes": ["a", "b", "c"], "replicas": 2},
+            ],
+            marks=pytest.mark.soak,
+        ),
     ],
     ids=["sliced", "parallel"],
 )

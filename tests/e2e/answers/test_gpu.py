@@ -71,6 +71,7 @@ async def test_a_gpu_beside_a_cpu_says_what_a_cpu_says_and_can_be_had_again(gpu_
     assert await said(client) == expected
 
 
+@pytest.mark.soak
 async def test_experts_on_a_gpu_s_host_say_what_those_of_a_cpu_say(gpu_mesh: Mesh, client: Client) -> None:
     experts = {"model": str(BUNDLED.with_name("shakespeare-moe-1.5m")), "experts": "parallel", "context": 64}
     texts = []

@@ -184,6 +184,7 @@ async def test_demo_of_experts() -> None:
     assert answer["identical_to_single_process"] is True
 
 
+@pytest.mark.soak
 async def test_bench_latency(tmp_path: Path) -> None:
     answer = await last_json(
         *("bench", "latency", "--model", str(BUNDLED), "--ranks", "3", "--shares", "3,2,1"),
@@ -230,6 +231,7 @@ async def test_bench_latency_draws_the_tokens_in_the_terminal() -> None:
     assert "█ compute  ▓ wire  ▒ wait  ░ lead, mean ms" in err
 
 
+@pytest.mark.soak
 def test_bench_collectives() -> None:
     answer = said_json("bench", "collectives", "--ranks", "3", "--sizes", "4,8192", "--rounds", "20")
     assert [(row["op"], row["bytes"], row["ranks"]) for row in answer["rows"]] == [
@@ -238,6 +240,7 @@ def test_bench_collectives() -> None:
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in answer["rows"])
 
 
+@pytest.mark.soak
 def test_bench_precision() -> None:
     answer = said_json("bench", "precision", "--ranks", "2")
     assert {row["format"] for row in answer["wire_formats"]} == {"fp32", "bf16", "int8"}

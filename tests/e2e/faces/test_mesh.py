@@ -172,6 +172,7 @@ async def test_layers_with_a_window_keep_a_few_positions_and_write_the_same_text
     assert planned[1] - planned[0] == (64 * 32 - 1024) * a_token
 
 
+@pytest.mark.soak
 async def test_exact_answers_do_not_depend_on_the_split_or_the_company(there: Mesh) -> None:
     """To the last bit of every log-probability; in company, some step back and compute their tokens again."""
     prompts = [f"{name}:" for name in ("ROMEO", "KING", "JULIET")]
@@ -262,6 +263,7 @@ async def test_the_session_tells_what_its_requests_have_been_spared(there: Mesh)
         assert 20 < after["accepted_drafts"] <= after["tried_drafts"]
 
 
+@pytest.mark.soak
 async def test_a_killed_daemon_ends_its_request_and_its_worker_and_the_others_serve_on(tmp_path: Path) -> None:
     """Twice: a whole machine that is gone, and a daemon alone, whose worker has nobody to work for."""
     async with mesh(tmp_path, "a", "b", "c") as there:

@@ -313,7 +313,15 @@ async def test_what_fits_is_told_and_chosen(browser: Browser, there: Mesh) -> No
         assert await page.get_by_label("Model", exact=True).input_value() == "qwen2.5-0.5b"
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")])
+FITS = [
+    (DESKTOP, "light"),
+    pytest.param(DESKTOP, "dark", marks=pytest.mark.soak),
+    pytest.param(PHONE, "light", marks=pytest.mark.soak),
+    (PHONE, "dark"),
+]
+
+
+@pytest.mark.parametrize(("size", "scheme"), FITS)
 async def test_everything_fits_in_light_and_dark(
     size: tuple[int, int], scheme: str, browser: Browser, there: Mesh, tmp_path: Path
 ) -> None:

@@ -19,7 +19,8 @@ NEAR = 512
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name are found in /proc")
-@pytest.mark.parametrize("node", [pytest.param("a", marks=pytest.mark.soak), "b"])
+@pytest.mark.soak
+@pytest.mark.parametrize("node", ["a", "b"])
 async def test_a_disk_that_cannot_be_read_any_more_shows_in_no_text(node: str, there: Mesh) -> None:
     asked = [{"prompt": f"{name}:\n{PROMPT}"[:500], "max_tokens": 250} for name in ("ROMEO", "KING", "DUKE", "NURSE")]
     near = {"nodes": ["a", "b"], "shares": [3, 2], "context": NEAR, "cache_tokens": NEAR}

@@ -424,7 +424,7 @@ def test_spans_get_together_what_each_gets_alone(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("window", [0, 700])
+@pytest.mark.parametrize("window", [pytest.param(0, marks=pytest.mark.soak), 700])
 def test_more_spans_than_there_is_scratch_for(level: str, window: int) -> None:
     """They are computed in several goes, of which each is enough for threads, and some are of many spans."""
     set_level(level)
