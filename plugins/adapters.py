@@ -54,10 +54,15 @@ def refuse_adapters(engine: str, graph: RankGraph) -> None:
         EngineError: it has some.
     """
     if graph.adapters:
-        raise EngineError(
-            f"engine {engine!r} cannot compute with adapters; start the session without them, or use engine"
-            " 'onnxruntime' on this node"
-        )
+        raise no_adapters(engine)
+
+
+def no_adapters(engine: str) -> EngineError:
+    """What is said of an engine that cannot compute with any."""
+    return EngineError(
+        f"engine {engine!r} cannot compute with adapters; start the session without room for any, or use engine"
+        " 'onnxruntime', or for its GPU 'cuda' or 'webgpu', on this node"
+    )
 
 
 class AdapterSlots:

@@ -109,6 +109,11 @@ def read_adapter(
     return Adapter(digest.hexdigest(), products)
 
 
+def expert_tensors(model: Model) -> set[str]:
+    """The names of the matrices of a model's routed experts, by which `Adapter.products` has them."""
+    return {each.name for each in _expert_matrices(model)}
+
+
 def _content(file: Path, alive: Callable[[], None], most: int | None) -> npt.NDArray[np.uint8]:
     """u8[bytes]: what a file has.
 

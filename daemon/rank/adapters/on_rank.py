@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from motley.daemon.adapters.cutting import cut_adapter
 from motley.daemon.adapters.fetching import fetched_adapter
-from motley.daemon.adapters.reading import Adapter, read_adapter
+from motley.daemon.adapters.reading import Adapter, expert_tensors, read_adapter
 from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, read_piece, size_of
 from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
@@ -77,6 +77,7 @@ class RankAdapters:
         rank: the largest that a product of an adapter may have.
         store: has what other ranks have sent.
         models: the folder in which sources are looked up, if there is one.
+        experts_elsewhere: routed experts are on hosts.
     """
 
     engine: AdaptedEngine
@@ -87,6 +88,7 @@ class RankAdapters:
     rank: int
     store: AdapterStore
     models: Path | None
+    experts_elsewhere: bool = False
     _places: dict[str, Path] = field(default_factory=dict)
     """Where the files of adapters are, as far as they have been looked for."""
     _found: dict[str, FoundAdapter] = field(default_factory=dict)
@@ -205,6 +207,11 @@ class RankAdapters:
             raise AdapterStoreError(
                 f"{place} has matrices of rank {largest}; this session has room for adapters of rank {self.rank}: start"
                 f" it with --adapter-rank {largest}"
+            )
+        if self.experts_elsewhere and (hosted := adapter.products.keys() & expert_tensors(self.model)):
+            raise AdapterStoreError(
+                f"{place} adds to {min(hosted)!r}; this session has its experts on hosts, which get rows and not whose"
+                " they are: start it with experts 'sliced', or leave experts out of the adapter"
             )
         if adapter.bytes > self._room:
             raise AdapterStoreError(

@@ -110,6 +110,21 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
     assert not list((tmp_path / "kept-0").glob("*"))
 
 
+def test_adapters_of_experts_that_are_on_hosts_are_refused_and_others_are_not(tmp_path: Path) -> None:
+    model = golden_case("olmoe").model
+    shares = uneven_shares(units(model, "fp32", 32), 1)
+    declared = build_rank_graph(model, shares, 0, "fp32", 32, 64, adapters=2, experts_elsewhere=True)
+    kept = AdapterStore(tmp_path / "kept", A_LOT)
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, experts_elsewhere=True)
+    of_experts = write_adapter(tmp_path / "experts", model, seed=3, rank=2, experts=True)
+    told = found(rank, "", str(of_experts))
+    assert (
+        "adds to 'model.layers.0.mlp.experts.0.down_proj.weight'; this session has its experts on hosts" in told.trouble
+    )
+    assert "start it with experts 'sliced'" in told.trouble
+    assert found(rank, "", str(write_adapter(tmp_path / "attention", model, seed=3, rank=2))).fingerprint
+
+
 def test_what_takes_turns_is_not_read_again(folder: Path, tmp_path: Path) -> None:
     rank, engine = a_rank(tmp_path)
     name = found(rank, "", str(folder)).fingerprint
