@@ -1,4 +1,4 @@
-"""Adapters while experts are on hosts: texts are those of sliced experts, also when a host dies in the middle of one."""
+"""Adapters while experts are on hosts: texts are those of sliced experts, also when a host dies meanwhile."""
 
 from __future__ import annotations
 
