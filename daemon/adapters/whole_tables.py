@@ -60,15 +60,16 @@ def whole_tables(
             problems.append(f"{tensor} {trouble}")
         else:
             own[name] = matrix
-    given_names = {own_name(module) for module in given}
+    there = {*given, *map(own_name, given)}
+    tables = {*expected, *(module for module in given if own_name(module) in expected)}
     for name in config.saved:
-        if not any(_ends(module, name) for module in expected):
+        if own_name(name) not in expected and not any(_ends(module, name) for module in tables):
             problems.append(f"{file}: {CONFIG} saves {name!r} as a whole; only {embedding} and {head} may be")
-        elif not any(_ends(module, name) for module in given_names):
+        elif not any(_ends(module, name) for module in there):
             problems.append(f"{file}: has no matrix for {name!r}, which {CONFIG} saves as a whole (modules_to_save)")
     refuse_all(problems)
     if ties and own:
-        own = dict.fromkeys((embedding, head), own.get(embedding, own.get(head)))
+        own = dict.fromkeys((embedding, head), own[embedding] if embedding in own else own[head])
     return Tables({expected[head].name: own[head]} if head in own else {}, own.get(embedding))
 
 

@@ -184,6 +184,24 @@ def test_whole_tables_that_do_not_fit(
         read_adapter(tmp_path, LLAMA)
 
 
+def test_the_tables_of_a_model_that_is_a_part_of_a_larger_one(tmp_path: Path) -> None:
+    model = golden_case("gemma3-with-vision").model
+    prefix = next(each for each in model.prefixes if each != "model.")
+    name = f"{prefix}embed_tokens"
+
+    def rename(tensors: Tensors) -> None:
+        tensors[f"base_model.model.{name}.weight"] = tensors.pop("base_model.model.model.embed_tokens.weight")
+
+    for saved in ("embed_tokens", name):
+        folder = write_adapter(
+            tmp_path / saved, model, 0, whole=("model.embed_tokens",), change=rename, modules_to_save=[saved]
+        )
+        assert read_adapter(folder, model).embedding is not None
+    write_adapter(tmp_path / "none", model, 0, modules_to_save=[name])
+    with pytest.raises(CheckpointError, match="has no matrix for"):
+        read_adapter(tmp_path / "none", model)
+
+
 def test_a_head_with_both_kinds_of_matrices(tmp_path: Path) -> None:
     write_adapter(tmp_path, LLAMA, 0, whole=("lm_head",), head=True)
     with pytest.raises(CheckpointError, match=r"a whole matrix, and LoRA's for 'lm_head\.weight' besides"):
