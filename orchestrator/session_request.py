@@ -228,10 +228,6 @@ class SessionRequest:
                 "cache_node_tokens",
                 "is not for experts on nodes of their own: leave it out, or ask for sliced ones",
             )
-        if self.adapters and self.wants_parallel:
-            raise ContradictionError(
-                "adapters", "are not for experts on nodes of their own: leave them out, or ask for sliced ones"
-            )
         placed = [place for place in self.places if place.engine]
         if placed and self.wants_parallel:
             raise ContradictionError(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from motley.plugins.engine import DOMAIN, AdapterProduct, EngineError, RankGraph, Span
+from motley.plugins.engine import DOMAIN, AdapterProduct, EngineError, Factor, RankGraph, Span
 from motley.plugins.nodes import attributes_of
 
 ADAPTED = "Adapted"
@@ -54,10 +54,15 @@ def refuse_adapters(engine: str, graph: RankGraph) -> None:
         EngineError: it has some.
     """
     if graph.adapters:
-        raise EngineError(
-            f"engine {engine!r} cannot compute with adapters; start the session without them, or use engine"
-            " 'onnxruntime' on this node"
-        )
+        raise no_adapters(engine)
+
+
+def no_adapters(engine: str) -> EngineError:
+    """What is said of an engine that cannot compute with any."""
+    return EngineError(
+        f"engine {engine!r} cannot compute with adapters; start the session without room for any, or use engine"
+        " 'onnxruntime', or for its GPU 'cuda' or 'webgpu', on this node"
+    )
 
 
 class AdapterSlots:
@@ -100,6 +105,28 @@ class AdapterSlots:
             self._check_product(part, product)
         return {part: product for part, product in products.items() if len(product.down)}
 
+    def fitting_whole(self, whole: Mapping[str, Factor] | None) -> Mapping[str, Factor]:
+        """What an adapter has in place of the base's matrices, for the parts of the graph.
+
+        Raises:
+            EngineError: a matrix fits no part.
+        """
+        for part, matrix in (whole or {}).items():
+            self._check_matrix(part, matrix, self._shape(part))
+        return whole or {}
+
+    def refuse_whole(self, whole: Mapping[str, Factor] | None) -> None:
+        """Refuse matrices in place of the base's, for an engine that cannot have any.
+
+        Raises:
+            EngineError: there are some.
+        """
+        if whole:
+            raise EngineError(
+                f"engine {self._engine!r} cannot compute with a matrix in place of the head's, which this adapter has"
+                " (modules_to_save); use engine 'onnxruntime' on this node"
+            )
+
     def rows(self, spans: Sequence[Span], head: bool = False) -> dict[int, list[int]]:
         """The rows of a step that each slot's adapter computes, by the slots.
 
@@ -120,17 +147,22 @@ class AdapterSlots:
         return {slot: own for slot, own in rows.items() if own}
 
     def _check_product(self, part: str, product: AdapterProduct) -> None:
+        width, columns = self._shape(part)
+        rank = len(product.down)
+        self._check_matrix(part, product.down, (rank, columns))
+        self._check_matrix(part, product.up, (width, rank))
+
+    def _shape(self, part: str) -> tuple[int, int]:
         if part not in self._shapes:
             raise EngineError(f"an adapter is of {part!r}, which engine {self._engine!r} does not multiply with here")
-        width, columns = self._shapes[part]
-        rank = len(product.down)
-        down, up = product
-        for factor, shape in ((down, (rank, columns)), (up, (width, rank))):
-            if factor.shape != shape or factor.dtype not in FACTOR_TYPES:
-                raise EngineError(
-                    f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, and is"
-                    f" {factor.dtype}{list(factor.shape)}"
-                )
+        return self._shapes[part]
+
+    def _check_matrix(self, part: str, matrix: Factor, shape: tuple[int, int]) -> None:
+        if matrix.shape != shape or matrix.dtype not in FACTOR_TYPES:
+            raise EngineError(
+                f"an adapter's matrix for {part!r} should be {list(shape)} of float32, float16 or bfloat16, and is"
+                f" {matrix.dtype}{list(matrix.shape)}"
+            )
 
 
 def rows_by_slot(slots: npt.NDArray[np.int32]) -> dict[int, list[int]]:

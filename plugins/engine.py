@@ -20,9 +20,10 @@ in place of ``experts``, the experts are on other machines, and `Collectives.exp
 ``motley.Adapted`` has the operands x: f32[T, K] and y: f32[T, N]: y is what the product before it has made of x, and
 nobody else reads it. Only graphs with `RankGraph.adapters` have such nodes. The attribute ``columns`` is K; ``parts``
 and ``widths`` name what lies side by side in the N columns, and how many columns each has. To row t of a part it adds
-``up @ (down @ x[t])``, with the `AdapterProduct` that the row's adapter (`Span.adapter`) has for the part's name; to
-rows without an adapter, and to parts that the adapter leaves alone, it adds nothing. In the graph of an expert, a row's
-adapter is that of the row of x which the expert was given.
+``up @ (down @ x[t])``, with the `AdapterProduct` that the row's adapter (`Span.adapter`) has for the part's name. Where
+the adapter has a matrix in place of the base's, the row becomes ``whole @ x[t]``. To rows without an adapter, and to
+parts that the adapter leaves alone, it adds nothing. In the graph of an expert, a row's adapter is that of the row of x
+which the expert was given.
 
 The operators of layers with a recurrent state are stated in `motley.plugins.recurrent`.
 
@@ -478,16 +479,20 @@ class AdaptedEngine(Engine, Protocol):
     rows; a product of rank 0, or of zeros alone, changes no bit of them.
     """
 
-    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+    def prepare_adapter(
+        self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None = None
+    ) -> PreparedAdapter:
         """Copy an adapter to where and how this engine computes with it. Any thread may call this, also while the
         engine computes.
 
         Args:
             products: by the names that the graph's Adapted nodes have for their parts; parts that are absent stay as
                 they are.
+            whole: [N, K] each, with which parts of the head are multiplied in place of the base's matrix; by the same
+                names.
 
         Raises:
-            EngineError: a product fits no part.
+            EngineError: a product fits no part, or the engine cannot have any in place of the base's.
             EngineMemoryError: there is no room.
         """
 

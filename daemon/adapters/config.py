@@ -33,14 +33,14 @@ _ANYTHING = r"[^.]*"
 N = TypeVar("N", int, float)
 _READ = {
     *("peft_type", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "r", "rank_pattern"),
-    "target_parameters",
+    *("target_parameters", "modules_to_save", "ensure_weight_tying"),
     *("lora_alpha", "alpha_pattern", "use_rslora", "bias", "init_lora_weights"),
 }
 """Keys that say what is computed."""
 _SILENT = {
     *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
     *("lora_dropout", "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-    *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
+    *("qalora_group_size", "runtime_config"),
 }
 """Keys that say nothing about the numbers of an adapter that was trained."""
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
@@ -49,6 +49,8 @@ _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 Sides = dict[str, dict[str, Factor]]
 """By the modules of the base and the letters ``A`` and ``B``: its A, [R, K], and its B, [N, R]."""
+Whole = dict[str, Factor]
+"""By the modules of the base: what an adapter has in place of their matrices, [N, K] each."""
 
 
 class Said(Protocol):
@@ -83,6 +85,8 @@ class AdapterConfig:
         rank, ranks: of the matrices; by patterns of modules' names, where they differ.
         alpha, alphas: what the scale is made of; likewise.
         rslora: the scale is ``alpha / sqrt(rank)``, and not ``alpha / rank``.
+        saved: the modules that have a whole matrix, by the ends of their names.
+        tied: where the base's head is its embedding table, a matrix in place of one is in place of both.
     """
 
     targets: tuple[str, ...] | str
@@ -95,6 +99,8 @@ class AdapterConfig:
     alpha: float
     alphas: Mapping[str, float]
     rslora: bool
+    saved: tuple[str, ...]
+    tied: bool
 
     def adapts(self, module: str) -> bool:
         """Whether a module of the base model has matrices; of a model's linear ones alone if it is `ALL_LINEAR`."""
@@ -109,6 +115,10 @@ class AdapterConfig:
         if self.layers is None or isinstance(self.targets, str) or module in self.targets:
             return True
         return _layer(self.layers_patterns, module) in self.layers
+
+    def saves(self, module: str) -> bool:
+        """Whether a module of the base has a whole matrix."""
+        return _names(self.saved, module)
 
     def promises(self, module: str) -> bool:
         """Whether an adapter without a module's matrices is half a one."""
@@ -158,6 +168,9 @@ def read_config(file: Path) -> AdapterConfig:
         raise keys.refusal("target_parameters", "a list of names of parameters")
     if not targets and not parameters:
         raise keys.refusal("target_modules", "names of modules, a pattern of them, or all-linear")
+    saved = _words(keys, "modules_to_save")
+    if isinstance(saved, str) and saved:
+        raise keys.refusal("modules_to_save", "a list of names of modules")
     patterns = _words(keys, "layers_pattern")
     config = AdapterConfig(
         targets=targets,
@@ -170,6 +183,8 @@ def read_config(file: Path) -> AdapterConfig:
         alpha=_number(keys, "lora_alpha", keys.get("lora_alpha"), 8.0),
         alphas=_numbers(keys, "alpha_pattern"),
         rslora=keys.flag("use_rslora", False),
+        saved=tuple(saved),
+        tied=keys.flag("ensure_weight_tying", False),
     )
     for key, value in keys.values.items():
         if key not in _READ | _SILENT and value not in (None, False, [], {}, ""):

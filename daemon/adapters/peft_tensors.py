@@ -1,4 +1,5 @@
-"""The tensors of an adapter in PEFT's format: a safetensors file that has an A and a B for each module."""
+"""The tensors of an adapter in PEFT's format: a safetensors file that has an A and a B for each module, and whole
+matrices of modules that were trained as they are (``modules_to_save``)."""
 
 from __future__ import annotations
 
@@ -8,30 +9,35 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from motley.daemon.adapters.config import PREFIX, Sides
+from motley.daemon.adapters.config import PREFIX, Sides, Whole
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, parse_header
 from motley.plugins.engine import Factor
 
 _MATRIX = re.compile(re.escape(PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_WHOLE = re.compile(re.escape(PREFIX) + r"(?P<module>(?!.*\.(?:lora_|base_layer)).+)\.weight")
 
 
-def peft_tensors(file: Path, content: npt.NDArray[np.uint8]) -> Sides:
-    """The matrices of a file, given its content, u8[bytes].
+def peft_tensors(file: Path, content: npt.NDArray[np.uint8]) -> tuple[Sides, Whole]:
+    """The matrices of a file, given its content, u8[bytes]: those of LoRA, and whole ones.
 
     Raises:
         CheckpointError: it is broken, or has something else.
     """
     sides: Sides = {}
+    whole: Whole = {}
     for name, matrix in _tensors(file, content).items():
-        found = _MATRIX.fullmatch(name)
-        if found is None:
+        if found := _MATRIX.fullmatch(name):
+            sides.setdefault(found["module"], {})[found["side"]] = matrix
+        elif found := _WHOLE.fullmatch(name):
+            whole[found["module"]] = matrix
+        else:
             raise CheckpointError(
-                f"{file}: tensor {name!r} is no matrix of LoRA for a linear module; of adapters, only those are"
-                " computed here: no embeddings, no whole modules, no biases, no magnitudes of DoRA"
+                f"{file}: tensor {name!r} is no matrix of LoRA for a linear module, nor an embedding table or a head;"
+                " of adapters, only those are computed here: no low-rank matrices of embeddings, no biases, no"
+                " magnitudes of DoRA"
             )
-        sides.setdefault(found["module"], {})[found["side"]] = matrix
-    return sides
+    return sides, whole
 
 
 def _tensors(file: Path, content: npt.NDArray[np.uint8]) -> dict[str, Factor]:

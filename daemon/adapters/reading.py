@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import chain
@@ -25,6 +25,7 @@ from motley.daemon.adapters.config import CONFIG, Said, Sides, read_config
 from motley.daemon.adapters.gguf_adapter import GGUF, gguf_adapter, read_adapter_header
 from motley.daemon.adapters.peft_tensors import peft_tensors
 from motley.daemon.adapters.stacked_experts import experts_apart
+from motley.daemon.adapters.whole_tables import Tables, whole_tables
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import HEAD, Model
 from motley.daemon.models.description.operations import Experts, HeadLinear, Linear
@@ -46,16 +47,21 @@ class Adapter:
     Attributes:
         fingerprint: hex SHA-256 of its config and its matrices; equal where both are equal to the byte.
         products: what it adds to the products with the model's matrices, by the names of their tensors.
+        whole: what is multiplied with in place of the head's matrix, [N, K], by the name of its tensor.
+        embedding: [vocabulary, D], the rows that tokens begin with in place of the model's; None: those.
     """
 
     fingerprint: str
     products: Mapping[str, AdapterProduct]
+    whole: Mapping[str, Factor] = field(default_factory=dict)
+    embedding: Factor | None = None
 
     @cached_property
     def bytes(self) -> int:
         """How much memory its matrices take, if a rank has all of them."""
         arrays = {id(factor): factor.nbytes for product in self.products.values() for factor in product}
-        return sum(arrays.values())
+        tables = [*self.whole.values()] + ([] if self.embedding is None else [self.embedding])
+        return sum(arrays.values()) + sum(each.nbytes for each in tables)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -99,14 +105,23 @@ def read_adapter(
     except OSError as error:
         raise CheckpointError(f"{error.filename}: cannot be read: {error.strerror or error}") from error
     if header:
+        tables = Tables()
         products = _products(file, *gguf_adapter(file, header, content, model), model)
     elif config:
-        sides = peft_tensors(file, content)
+        sides, given = peft_tensors(file, content)
+        tables = whole_tables(file, given, config, model, partial(_own_name, model))
         sides = experts_apart(file, sides, config.parameters, model, partial(_own_name, model))
         products = _products(file, sides, config, model)
+        if twice := products.keys() & tables.head.keys():
+            raise CheckpointError(f"{file}: the head has a whole matrix, and LoRA's for {min(twice)!r} besides")
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
-    return Adapter(digest.hexdigest(), products)
+    return Adapter(digest.hexdigest(), products, tables.head, tables.embedding)
+
+
+def expert_tensors(model: Model) -> set[str]:
+    """The names of the matrices of a model's routed experts, by which `Adapter.products` has them."""
+    return {each.name for each in _expert_matrices(model)}
 
 
 def _content(file: Path, alive: Callable[[], None], most: int | None) -> npt.NDArray[np.uint8]:

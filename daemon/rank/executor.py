@@ -48,7 +48,7 @@ from motley.daemon.rank.steps import (
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memory
+from motley.plugins.engine import F32, CacheBlocks, Engine, Factor, Span, blocks_in_memory
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
@@ -104,6 +104,10 @@ class Adapters(Protocol):
         Raises:
             StepError: there is no such slot.
         """
+        ...
+
+    def embedding(self, slot: int) -> Factor | None:
+        """[vocabulary, D]: the rows that tokens begin with here with the adapter in a slot; None: the model's."""
         ...
 
 
@@ -392,6 +396,7 @@ class Executor:
             hidden = self._embed(tokens)
         except IndexError as error:
             raise StepError(f"a step has tokens that there are not: {error}") from error
+        self._embed_by_adapters(hidden, tokens, spans)
         results = self._compute(hidden, spans, step.halved)
         summaries = (self._pool if self._pooling else self._summarise)(step.spans, results)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
@@ -399,6 +404,16 @@ class Executor:
         if self._blocks.far:
             return tell_loss(self._far.lost if self._far else "", join(summaries))
         return join(summaries) if summaries else None
+
+    def _embed_by_adapters(self, hidden: F32, tokens: Sequence[int], spans: Sequence[Span]) -> None:
+        """Have the rows of sequences whose adapters have embeddings of their own begin with those."""
+        begin = 0
+        for span in spans:
+            end = begin + span.rows
+            table = self._adapters.embedding(span.adapter) if self._adapters and span.adapter else None
+            if table is not None:
+                hidden[begin:end, : table.shape[1]] = table[tokens[begin:end]]
+            begin = end
 
     def _compute(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
         """f32[R, V_r]{tp}: logits of the wanted rows, or, where texts are embedded, hidden states f32[T, D] of all

@@ -30,6 +30,7 @@ from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.weights.cache import ShareCache
+from motley.plugins.adapters import no_adapters
 from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, EngineError, EngineOptions
 from motley.plugins.installed import embeds, keeps_prefixes, load_engine, on_gpu, takes_adapters
@@ -117,10 +118,7 @@ def load_rank(
             " keeping them, or with another engine"
         )
     if assignment.adapters and not takes_adapters(assignment.engine):
-        raise EngineError(
-            f"engine {assignment.engine!r} cannot compute with adapters; start the session without room for any, or use"
-            " engine 'onnxruntime' on this node"
-        )
+        raise no_adapters(assignment.engine)
     if assignment.embeddings and not embeds(assignment.engine):
         raise EngineError(
             f"engine {assignment.engine!r} cannot embed texts; start the session with engine 'onnxruntime' on this node"
@@ -194,6 +192,7 @@ def load_rank(
                         assignment.adapter_rank,
                         AdapterStore(cache.folder / ADAPTERS, cache.limit // KEPT_PART),
                         models,
+                        experts_elsewhere=len(assignment.hosts) > 0,
                     )
                     stack.callback(adapters.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))

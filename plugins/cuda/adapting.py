@@ -17,7 +17,7 @@ import onnx
 from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of
 from motley.plugins.cuda.device_graph import STEP_S, DeviceGraph
 from motley.plugins.cuda.kernels import WARP, View, integers, pointer, rows_of
-from motley.plugins.engine import AdapterProduct, PreparedAdapter, RankGraph, Span
+from motley.plugins.engine import AdapterProduct, Factor, PreparedAdapter, RankGraph, Span
 from motley.transport.cuda.driver import Driver
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream
@@ -99,12 +99,13 @@ class Adapting:
         device.send(self._parts_address, parts.view(np.uint8))
         self._send_table()
 
-    def prepare(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
-        """See `motley.plugins.engine.AdaptedEngine.prepare_adapter`.
+    def prepare(self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None) -> PreparedAdapter:
+        """See `motley.plugins.engine.AdaptedEngine.prepare_adapter`; `whole` is refused.
 
         Raises:
             CudaError: too little memory, or the device has failed.
         """
+        self._slots.refuse_whole(whole)
         fitting = self._slots.fitting(products)
         size = sum(4 * factor.size for each in fitting.values() for factor in each)
         driver = self._device.stream.driver

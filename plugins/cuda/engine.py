@@ -40,6 +40,7 @@ from motley.plugins.engine import (
     EngineError,
     EngineMemoryError,
     EngineOptions,
+    Factor,
     PreparedAdapter,
     RankGraph,
     Span,
@@ -181,9 +182,11 @@ class CudaEngine:
                 self._change_form()
         return self._logits[: len(wanted) * self._graph.vocabulary].reshape(len(wanted), self._graph.vocabulary)
 
-    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
+    def prepare_adapter(
+        self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None = None
+    ) -> PreparedAdapter:
         with _told(" cannot have an adapter"):
-            return self._adapting.prepare(products)
+            return self._adapting.prepare(products, whole)
 
     def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
         with _told(" cannot load an adapter"):

@@ -1,9 +1,10 @@
-/* What adapters add to the rows of a product: y += up @ (down @ x), in two passes over the matrices of all that have
- * rows in a step. The arithmetic is the same to the bit for every level, pool and company, and for whatever else is in
- * slots:
+/* What adapters make of the rows of a product: y += up @ (down @ x), or y = down @ x where they have a matrix in place
+ * of the base's; in two passes over the matrices of all that have rows in a step. The arithmetic is the same to the bit
+ * for every level, pool and company, and for whatever else is in slots:
  *
  * - Down: lane i of 16 adds the products of elements i, i + 16, ... of a row of the matrix and of x by
  *   lane = fma(element, activation, lane), starting from 0; lanes are added as the tree of matmul.c.
+ * - Where there is no up, that is y.
  * - Up: sum = fma(element, activation, sum), rank by rank, starting from 0. It is added to y if it is not 0: a zero
  *   changes no bit of y.
  *
@@ -15,7 +16,8 @@
 
 #include <stdatomic.h>
 
-enum { DOWN_COLUMNS = 8, UP_COLUMNS = 1024 }; /* of a pass's results, that a thread takes at a time: whole panels */
+/* Of a pass's results, that a thread takes at a time: whole panels. */
+enum { DOWN_COLUMNS = 8, WHOLE_COLUMNS = 64, UP_COLUMNS = 1024 };
 
 #define BEYOND ((int64_t)1 << 40) /* all chunks */
 
@@ -30,7 +32,6 @@ struct job {
  * case, and says in *needed how much there is between the passes. */
 static int64_t pass_chunk(const struct job *job, int up, int64_t chunk, int64_t *needed) {
     const struct adapted *a = job->a;
-    const int64_t size = up ? UP_COLUMNS : DOWN_COLUMNS;
     int64_t chunks = 0;
     *needed = 0;
     for (int64_t g = 0; g < a->step->count; g++) {
@@ -38,7 +39,8 @@ static int64_t pass_chunk(const struct job *job, int up, int64_t chunk, int64_t 
         for (int64_t p = 0; p < a->count; p++) {
             const struct adapted_part *part = a->parts + p;
             const struct factors *own = part->slots + group->slot;
-            if (!own->rank) continue;
+            if (!own->rank || (up && !own->up)) continue;
+            const int64_t size = up ? UP_COLUMNS : own->up ? DOWN_COLUMNS : WHOLE_COLUMNS;
             const int64_t all = up ? part->width : own->rank, begin = (chunk - chunks) * size;
             if (chunk >= chunks && begin < all) {
                 const struct adapted_piece piece = {
@@ -58,7 +60,7 @@ static int64_t pass_chunk(const struct job *job, int up, int64_t chunk, int64_t 
                 return chunks;
             }
             chunks += divide_up(all, size);
-            *needed += group->count * own->rank;
+            if (own->up) *needed += group->count * own->rank;
         }
     }
     return chunks;

@@ -13,7 +13,9 @@ enum { PANEL_ROWS = 4, PANEL_STRETCH = 16, PANEL_COLUMNS = 64 };
 /* SHARED with library.py. What an adapter has for a part of a product, each matrix in the order in which it is read:
  * down[rank, columns] by panels of PANEL_ROWS rows (the last one has what is left), in each PANEL_STRETCH columns of one
  * row after another; up[width, rank] by panels of PANEL_COLUMNS of its rows, in each column by column. Zeros fill up
- * columns of down and rows of up that are none. */
+ * columns of down and rows of up that are none.
+ *
+ * Without an up, down[width, columns] is what the part is multiplied with in place of the base's matrix. */
 struct factors {
     const void *down, *up;
     int64_t rank; /* 0: nothing */
@@ -49,7 +51,7 @@ struct adapted {
 };
 
 /* A part of a pass over some rows of a step, see adapted.c: between[tokens, rank], of its columns in [begin, end), or
- * y[rows, ..], likewise. */
+ * y[rows, ..], likewise; y, too, of factors without an up. */
 struct adapted_piece {
     const struct factors *own;
     const float *x;

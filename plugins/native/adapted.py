@@ -1,4 +1,6 @@
-"""What adapters add to the rows of a product, ``y += up @ (down @ x)``: each row with the matrices of its own adapter.
+"""What adapters add to the rows of a product, ``y += up @ (down @ x)``, or have in its place, ``y = down @ x``.
+
+Each row is computed with the matrices of its own adapter.
 
 The arithmetic is stated in adapted.c. Results are the same to the bit on every CPU and for any number of threads, and a
 row's depend neither on which other rows are computed with it nor on what other adapters are loaded.
@@ -41,28 +43,31 @@ class Packed(NamedTuple):
 
 
 class PackedFactors(NamedTuple):
-    """What an adapter adds to a part of a product.
+    """What an adapter adds to a part of a product, or has in its place.
 
     Attributes:
-        rank: of its matrices.
+        rank: of its matrices; width, where there is no up.
         down: [rank, columns].
-        up: [width, rank].
+        up: [width, rank]; None: the part is multiplied with `down` alone, in place of the base's matrix.
     """
 
     rank: int
     columns: int
     width: int
     down: Packed
-    up: Packed
+    up: Packed | None
 
 
-def packed_bytes(down: Matrix, up: Matrix) -> tuple[int, int]:
-    """The bytes that `pack_down` and `pack_up` need for a pair of matrices, in whole cache lines."""
-    rank, columns = down.shape
-    elements = rank * -(-columns // PANEL_STRETCH) * PANEL_STRETCH, rank * -(-len(up) // PANEL_COLUMNS) * PANEL_COLUMNS
-    sizes = (count * each.itemsize for count, each in zip(elements, (down, up), strict=True))
-    down_bytes, up_bytes = (-(-size // CACHE_LINE) * CACHE_LINE for size in sizes)
-    return down_bytes, up_bytes
+def down_bytes(matrix: Matrix) -> int:
+    """The bytes that `pack_down` needs for a matrix, in whole cache lines."""
+    rank, columns = matrix.shape
+    return _whole_lines(rank * -(-columns // PANEL_STRETCH) * PANEL_STRETCH * matrix.itemsize)
+
+
+def up_bytes(matrix: Matrix) -> int:
+    """The bytes that `pack_up` needs for a matrix, in whole cache lines."""
+    width, rank = matrix.shape
+    return _whole_lines(rank * -(-width // PANEL_COLUMNS) * PANEL_COLUMNS * matrix.itemsize)
 
 
 def pack_down(matrix: Matrix, place: U8) -> Packed:
@@ -87,6 +92,10 @@ def pack_up(matrix: Matrix, place: U8) -> Packed:
     into = place[: bits.nbytes].view(bits.dtype).reshape(panels, rank, PANEL_COLUMNS)
     into[...] = bits.reshape(panels, PANEL_COLUMNS, rank).swapaxes(1, 2)
     return Packed(place, matrix.dtype)
+
+
+def _whole_lines(size: int) -> int:
+    return -(-size // CACHE_LINE) * CACHE_LINE
 
 
 def _bits(matrix: Matrix) -> Matrix:
@@ -152,16 +161,19 @@ class AdaptedProduct:
             ValueError: they are of other shapes or types, or not aligned.
         """
         rank, columns, width, down, up = factors
-        if not {down.dtype, up.dtype} <= {*KINDS}:
-            raise ValueError(f"down and up must be of {', '.join(map(str, KINDS))}, not {down.dtype} and {up.dtype}")
+        dtypes = [each.dtype for each in (down, up) if each]
+        if not {*dtypes} <= {*KINDS}:
+            raise ValueError(f"matrices must be of {', '.join(map(str, KINDS))}, not {' and '.join(map(str, dtypes))}")
+        if up is None and rank != width:
+            raise ValueError(f"a matrix of {rank} rows is none for the {width} columns of a part")
         if (columns, width) != (self._columns, self._widths[part]):
             raise ValueError(f"an adapter's {width} by {columns} is not {self._widths[part]} by {self._columns}")
         self._factors[part][slot] = Factors(
             address("down", down.data, np.uint8, len(down.data)),
-            address("up", up.data, np.uint8, len(up.data)),
+            address("up", up.data, np.uint8, len(up.data)) if up else None,
             rank,
             KINDS[down.dtype],
-            KINDS[up.dtype],
+            KINDS[up.dtype] if up else 0,
         )
         self._kept[slot, part] = factors
 

@@ -57,8 +57,10 @@ ALWAYS void down_tile(const struct adapted_piece *s, int64_t row, int64_t token,
     if (whole < s->columns) add_elements(down, at, lanes, x, whole, s->columns - whole, rows, tokens, kind);
     float totals[TILE];
     add_lanes(lanes, rows * tokens, totals);
-    for (int t = 0; t < tokens; t++)
-        for (int r = 0; r < rows; r++) s->between[(token + t) * s->own->rank + row + r] = totals[t * rows + r];
+    for (int t = 0; t < tokens; t++) {
+        float *to = s->own->up ? s->between + (token + t) * s->own->rank : s->y + s->rows[token + t] * s->y_apart;
+        for (int r = 0; r < rows; r++) to[row + r] = totals[t * rows + r];
+    }
 }
 
 ALWAYS void down_rows(const struct adapted_piece *s, const int kind) {

@@ -286,7 +286,7 @@ STRUCTS = (
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     Encoding,
 )
-INTERFACE = (13, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (14, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 

@@ -34,6 +34,7 @@ from motley.plugins.engine import (
     Collectives,
     EngineError,
     EngineOptions,
+    Factor,
     Pending,
     PreparedAdapter,
     RankGraph,
@@ -170,8 +171,11 @@ class OnnxRuntimeEngine:
             for source, target in pairs:
                 states.copy(source, target)
 
-    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
-        return pack_adapter(self._slots.fitting(products), [each.parts for each in self._adapts])
+    def prepare_adapter(
+        self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None = None
+    ) -> PreparedAdapter:
+        own, in_place = self._slots.fitting(products), self._slots.fitting_whole(whole)
+        return pack_adapter(own, in_place, [each.parts for each in self._adapts])
 
     def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
         self._slots.check(slot)

@@ -4,40 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from motley.plugins.engine import AdapterProduct, EngineMemoryError, PreparedAdapter
+from motley.plugins.engine import AdapterProduct, EngineMemoryError, Factor, PreparedAdapter
 from motley.plugins.huge_pages import huge_pages
-from motley.plugins.native.adapted import PackedFactors, pack_down, pack_up, packed_bytes
+from motley.plugins.native.adapted import PackedFactors, down_bytes, pack_down, pack_up, up_bytes
+from motley.plugins.native.library import U8
 
 
-def pack_adapter(products: Mapping[str, AdapterProduct], in_order: Sequence[Sequence[str]]) -> PreparedAdapter:
+def pack_adapter(
+    products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor], in_order: Sequence[Sequence[str]]
+) -> PreparedAdapter:
     """Lay out an adapter.
 
     Args:
         products: its own, by part.
+        whole: what it has in place of the base's matrices, by part.
         in_order: the names of the parts of each product of the graph, in the order in which these are computed: first
             what is multiplied with x for all parts of one, then the rest.
 
     Raises:
         EngineMemoryError: there is no room.
     """
-    sizes = {part: packed_bytes(*each) for part, each in products.items()}
-    total = sum(map(sum, sizes.values()))
+    first = {part: each.down for part, each in products.items()} | dict(whole)
+    total = sum(map(down_bytes, first.values())) + sum(up_bytes(each.up) for each in products.values())
     try:
         room = huge_pages(total)
     except (OSError, MemoryError) as error:
         raise EngineMemoryError(f"there is no memory for an adapter of {total} bytes: {error}") from error
     parts: dict[str, PackedFactors] = {}
     at = 0
+
+    def place(size: int) -> U8:
+        nonlocal at
+        at += size
+        return room[at - size : at]
+
     for side_by_side in in_order:
-        own = [part for part in side_by_side if part in products]
-        downs, ups = {}, {}
+        own = [part for part in side_by_side if part in first]
+        downs = {part: pack_down(first[part], place(down_bytes(first[part]))) for part in own}
+        ups = {part: products[part].up for part in own if part in products}
+        packed = {part: pack_up(up, place(up_bytes(up))) for part, up in ups.items()}
         for part in own:
-            downs[part] = pack_down(products[part].down, room[at : at + sizes[part][0]])
-            at += sizes[part][0]
-        for part in own:
-            ups[part] = pack_up(products[part].up, room[at : at + sizes[part][1]])
-            at += sizes[part][1]
-        for part in own:
-            (rank, columns), width = products[part].down.shape, len(products[part].up)
-            parts[part] = PackedFactors(rank, columns, width, downs[part], ups[part])
+            rank, columns = first[part].shape
+            width = len(ups[part]) if part in ups else rank
+            parts[part] = PackedFactors(rank, columns, width, downs[part], packed.get(part))
     return PreparedAdapter(parts, total)

@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnx import helper, numpy_helper
 
 from motley.plugins.adapters import AdapterSlots, parts_of
-from motley.plugins.engine import AdapterProduct, PreparedAdapter, RankGraph, Span
+from motley.plugins.engine import AdapterProduct, Factor, PreparedAdapter, RankGraph, Span
 from motley.plugins.onnxruntime_gpu.device import Gpu, Mirror, Run, declared, upload
 from motley.plugins.segments import Kernel
 
@@ -112,8 +112,9 @@ class Adapting:
         adapt = Adapt(self._sessions[widths], x, product, y, parts, absent)
         return adapt, {x: columns[0], product: sum(widths), y: sum(widths)}
 
-    def prepare(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
-        """See `motley.plugins.engine.AdaptedEngine.prepare_adapter`."""
+    def prepare(self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None) -> PreparedAdapter:
+        """See `motley.plugins.engine.AdaptedEngine.prepare_adapter`; `whole` is refused."""
+        self._slots.refuse_whole(whole)
         parts = {}
         size = 0
         for part, product in self._slots.fitting(products).items():

@@ -31,6 +31,7 @@ from motley.plugins.engine import (
     Collectives,
     EngineError,
     EngineOptions,
+    Factor,
     Pending,
     PreparedAdapter,
     RankGraph,
@@ -170,8 +171,10 @@ class WebGpuEngine:
                 self._run_by_turns(chunks)
             return self._computed_logits(chunks, spans)
 
-    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
-        return self._adapting.prepare(products)
+    def prepare_adapter(
+        self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None = None
+    ) -> PreparedAdapter:
+        return self._adapting.prepare(products, whole)
 
     def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
         self._adapting.load(slot, adapter)

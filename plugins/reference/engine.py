@@ -30,6 +30,7 @@ from motley.plugins.engine import (
     Collectives,
     EngineError,
     EngineOptions,
+    Factor,
     PreparedAdapter,
     RankGraph,
     Span,
@@ -109,8 +110,9 @@ class ReferenceEngine(Interpreter):
         """Of the rows whose experts are being computed."""
         self._at = STEP
         """Which of these rows nodes have that are being made ready."""
-        self._factors: dict[int, Mapping[str, tuple[Array, Array]]] = {}
-        """A and B on the device, transposed, by the slots and the names of the graph's parts."""
+        self._factors: dict[int, Mapping[str, tuple[Array, ...]]] = {}
+        """A and B, or what is in place of the base's matrix, on the device, transposed, by the slots and the names of
+        the graph's parts."""
         self._rows = (0, graph.hidden)
         """(T, D) of this step."""
         self._widths = {
@@ -163,14 +165,16 @@ class ReferenceEngine(Interpreter):
                 for source, target in pairs:
                     states.copy(source, target)
 
-    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
-        fitting = self._adapters.fitting(products)
+    def prepare_adapter(
+        self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None = None
+    ) -> PreparedAdapter:
+        matrices: dict[str, tuple[Factor, ...]] = {**self._adapters.fitting(products)}
+        matrices |= {name: (matrix,) for name, matrix in self._adapters.fitting_whole(whole).items()}
         with self.device.errors_told():
             factors = {
-                name: (self.floats(down.astype(np.float32).T), self.floats(up.astype(np.float32).T))
-                for name, (down, up) in fitting.items()
+                name: tuple(self.floats(each.astype(np.float32).T) for each in own) for name, own in matrices.items()
             }
-        return PreparedAdapter(factors, sum(4 * each.size for pair in fitting.values() for each in pair))
+        return PreparedAdapter(factors, sum(4 * each.size for own in matrices.values() for each in own))
 
     def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
         self._adapters.check(slot)
@@ -306,9 +310,12 @@ class ReferenceEngine(Interpreter):
             rows = xp.asarray(numbers)
             for part, columns in places.items():
                 if part in self._factors[slot]:
-                    down, up = self._factors[slot][part]
-                    added, own = x[rows] @ down @ up, y[rows, columns]
-                    adapted[rows, columns] = xp.where(added == 0, own, own + added)
+                    first, *up = self._factors[slot][part]
+                    made = x[rows] @ first
+                    if up:
+                        added, own = made @ up[0], y[rows, columns]
+                        made = xp.where(added == 0, own, own + added)
+                    adapted[rows, columns] = made
         return adapted
 
     # -- experts -----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from motley.daemon.weights.places import Tensor
 from motley.daemon.weights.quantise import ZERO_POINT, quantise, unpack
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import F32, EngineFactory, EngineOptions
+from motley.plugins.engine import F32, EngineFactory, EngineOptions, Span
 from tests.models.cases import LocalSession
 
 
@@ -65,6 +65,7 @@ def write_adapter(
     change: Callable[[dict[str, Any]], None] = lambda tensors: None,
     head: bool = False,
     experts: bool = False,
+    whole: Collection[str] = (),
     **config: Any,
 ) -> Path:
     """Write a random adapter of a model, in PEFT's format.
@@ -73,6 +74,7 @@ def write_adapter(
         only: what the names of its modules end in; empty: all that there are.
         head: the head is adapted, too.
         experts: all routed experts are.
+        whole: the modules in place of whose matrices it has others, of ``model.embed_tokens`` and ``lm_head``.
         change: is called with the tensors before they are written.
         config: other keys of its config.
     """
@@ -87,8 +89,12 @@ def write_adapter(
             a, b = random.normal(size=(rank, inner)) / inner**0.5, random.normal(size=(out, rank)) * 0.3
             tensors[f"base_model.model.{module}.lora_A.weight"] = a.astype(dtype)
             tensors[f"base_model.model.{module}.lora_B.weight"] = b.astype(dtype)
+    for module in whole:
+        matrix = random.normal(size=model.embedding.shape) * (1.0 if module.startswith("model") else 0.1)
+        tensors[f"base_model.model.{module}.weight"] = matrix.astype(dtype)
+        config |= {"modules_to_save": [name.rpartition(".")[2] for name in whole]} | config
     change(tensors)
-    targets = sorted({name.split(".")[-3] for name in tensors})
+    targets = sorted({name.split(".")[-3] for name in tensors if ".lora_" in name})
     keys = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets} | config
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(keys))
@@ -116,6 +122,9 @@ class Baked:
             return values
         height, width = self._source.shape(piece.tensor)
         whole: npt.NDArray[np.floating[Any]] = self._source.read(Piece(piece.tensor, range(height), range(width)))
+        if (instead := self._adapter.whole.get(piece.tensor)) is not None:
+            rows, columns = (slice(own.start, own.stop) for own in piece.ranges)
+            return np.ascontiguousarray(instead[rows, columns], np.float32)
         held = self._held.get(piece.tensor, FLOATS)
         if not held.encoding.float_bytes:
             whole = rounded(whole.astype(np.float32), held)
@@ -123,6 +132,11 @@ class Baked:
             whole = whole + product.up.astype(np.float64) @ product.down.astype(np.float64)
         rows, columns = (slice(own.start, own.stop) for own in piece.ranges)
         return np.ascontiguousarray(whole[rows, columns], np.float32)
+
+    def rows(self, name: str, ids: Sequence[int]) -> F32:
+        own = self._adapter.embedding
+        rows: F32 = self._source.rows(name, ids) if own is None or "embed_tokens." not in name else own[ids]
+        return rows.astype(np.float32)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -161,6 +175,8 @@ class AdaptedSession(LocalSession):
         exact: bool = False,
     ) -> None:
         self.declared: list[Declared] = []
+        self._embeddings: dict[int, npt.NDArray[Any] | None] = {}
+        """Of the adapters in slots."""
 
         def declare(*of: Any, **more: Any) -> Declared:
             self.declared.append(build_rank_graph(*of, **more, adapters=slots))
@@ -171,8 +187,19 @@ class AdaptedSession(LocalSession):
     def load(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter in a slot of every rank."""
         for engine, declared in zip(self.engines, self.declared, strict=True):
-            prepared = engine.prepare_adapter(cut_adapter(adapter, declared))  # type: ignore[attr-defined]
+            prepared = engine.prepare_adapter(*cut_adapter(adapter, declared))  # type: ignore[attr-defined]
             engine.load_adapter(slot, prepared)  # type: ignore[attr-defined]
+        self._embeddings[slot] = adapter.embedding
+
+    def rows(self, spans: Sequence[Span], tokens: Sequence[int]) -> F32:
+        hidden = super().rows(spans, tokens)
+        begin = 0
+        for span in spans:
+            own = slice(begin, begin + span.rows)
+            if (table := self._embeddings.get(span.adapter)) is not None:
+                hidden[own, : table.shape[1]] = table[tokens[own]]
+            begin += span.rows
+        return hidden
 
     def unload(self, slot: int) -> None:
         """Forget an adapter on every rank."""

@@ -31,6 +31,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "target_modules": ["q_proj"],
         "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
     },
+    "saved": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    "saved embeddings": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "saved head": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "saved, tied": {
+        "r": 2,
+        "lora_alpha": 3,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens"],
+        "ensure_weight_tying": True,
+    },
     "some layers": {"r": 2, "lora_alpha": 3, "target_modules": ["gate_proj", "k_proj"], "layers_to_transform": [1]},
 }
 """Of adapters, by names of ours."""
@@ -47,6 +57,8 @@ def make_adapter(model: Path, folder: Path, settings: dict[str, Any], seed: int,
                 spread = 0.5 if ".lora_B" in name else value.shape[1] ** -0.5
                 value.copy_(spread * torch.randn(value.shape, generator=generator))
                 value.data = value.data.to(dtype)
+            elif ".modules_to_save." in name:
+                value.add_(value.std() * torch.randn(value.shape, generator=generator))
     adapted.save_pretrained(folder, save_embedding_layers=False)
 
 

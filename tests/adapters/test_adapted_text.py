@@ -141,6 +141,43 @@ def test_the_head_may_be_adapted(name: str, engine: str, tmp_path: Path) -> None
             np.testing.assert_allclose(got, np.concatenate([alone[3:5], plain, alone[4:5]]), atol=1e-4)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("name", "quantisation"), [("llama-mha", "fp32"), ("qwen2-some-windows", "int8")])
+def test_embeddings_and_a_head_of_an_adapter_s_own(name: str, quantisation: str, engine: str, tmp_path: Path) -> None:
+    """At any split as if the base had them, tied and quantised, too; a row beside others has the bits it has alone."""
+    case = golden_case(name)
+    whole = ("model.embed_tokens", "lm_head")
+    adapters = [random_adapter(tmp_path / str(seed), case.model, seed, whole=whole) for seed in (8, 9)]
+    lora = random_adapter(tmp_path / "lora", case.model, 3, head=True)
+    expected = logits_in_weights(case, adapters[0], quantisation, tmp_path / "baked")
+    for ranks in (1, 3):
+        shares = uneven_shares(units(case.model, quantisation, 32), ranks)
+        folder = tmp_path / str(ranks)
+        with AdaptedSession(case.folder, ENGINES[engine], shares, folder, quantisation, slots=3) as session:
+            for slot, adapter in enumerate([*adapters, lora], 1):
+                session.load(slot, adapter)
+            assert_near = assert_close if quantisation == "fp32" or engine == "reference" else assert_similar
+            assert_near(session.adapted(case.tokens, 1), expected)
+            session.sequences.close(0)
+            alone = []
+            for slot in range(4):
+                alone.append(session.adapted(case.tokens[:4], slot)[2:])
+                session.sequences.close(0)
+            asked = [*enumerate((1, 0, 2, 3, 1))]
+            spans = [session.sequences.span(at, 0, 4, 2)._replace(adapter=slot) for at, slot in asked]
+            got = session.run(spans, case.tokens[:4] * 5).reshape(5, 2, -1)
+            for at, slot in asked:
+                if quantisation == "fp32" or engine == "reference":  # whose float products may round otherwise
+                    np.testing.assert_allclose(got[at], alone[slot], atol=1e-4)
+                else:
+                    np.testing.assert_array_equal(got[at], alone[slot])
+
+
+def assert_similar(got: F32, expected: F32, limit: float = 0.04) -> None:
+    """As of products that round activations, too."""
+    assert np.abs(got - expected).mean() < limit * np.abs(expected).mean()
+
+
 def test_engines_and_devices_mix(tmp_path: Path) -> None:
     case = golden_case("llama-mqa")
     adapter = random_adapter(tmp_path / "adapter", case.model, seed=4)
@@ -309,6 +346,6 @@ def test_an_engine_that_cannot_compute_with_adapters_refuses(tmp_path: Path) -> 
     assert [takes_adapters(each) for each in ("tensorrt", "cuda", *ENGINES)] == [False, True, True, True]
     shares = uneven_shares(units(COMPANY.model, "fp32", 32), 1)
     with pytest.raises(
-        EngineError, match=r"engine 'tensorrt' cannot compute with adapters; .* use engine 'onnxruntime'"
+        EngineError, match=r"engine 'tensorrt' cannot compute with adapters; .* use engine 'onnxruntime', or .* 'cuda'"
     ):
         AdaptedSession(COMPANY.folder, TensorRTEngine, shares, tmp_path)

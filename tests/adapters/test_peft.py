@@ -59,10 +59,41 @@ def test_every_family_with_a_fresh_adapter(case: Case, tmp_path: Path) -> None:
     elif case.model.family == "phi3":
         names = ["all", "fused"]
     else:
-        others = sorted({*SETTINGS} - {"all", "fused", "stacked"})
+        others = sorted(name for name in {*SETTINGS} - {"all", "fused", "stacked"} if not name.startswith("saved"))
         names = ["all", others[golden_cases().index(case) % len(others)]]
     for name in names:
         adapter = tmp_path / name
         make_adapter(case.folder, adapter, SETTINGS[name], 2026, torch.float32)
         expected = peft_logits(case.folder, adapter, case.tokens)
         assert_close(ours(case, adapter, ReferenceEngine, 3, tmp_path / f"{name} ranks"), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("llama-mha", "saved"),
+        ("granite", "saved embeddings"),
+        ("olmo2", "saved head"),
+        ("llama-mqa", "saved embeddings"),
+        ("gemma3-softcaps", "saved head"),
+        ("qwen2-some-windows", "saved, tied"),
+        ("gemma2", "saved, tied"),
+    ],
+)
+def test_embeddings_and_heads_that_were_trained_as_a_whole(model: str, name: str, tmp_path: Path) -> None:
+    """Tied ones, too: where PEFT was not told to keep them so, one of both is the base's."""
+    pytest.importorskip("torch")
+    pytest.importorskip("peft")
+    import torch
+
+    from tests.adapters.peft_models import SETTINGS, make_adapter, peft_logits
+
+    case = golden_case(model)
+    assert case.model.tied == (model not in ("llama-mha", "granite", "olmo2"))
+    adapter = tmp_path / "adapter"
+    make_adapter(case.folder, adapter, SETTINGS[name], 2026, torch.float32)
+    expected = peft_logits(case.folder, adapter, case.tokens)
+    assert np.abs(expected[:-1] - case.logits).max() > 0.1 * np.abs(case.logits).max()
+    for engine in (ReferenceEngine, OnnxRuntimeEngine):
+        assert_close(ours(case, adapter, engine, 3, tmp_path / f"{engine.__name__}"), expected)

@@ -118,8 +118,9 @@ def put(name: str, *shape: int, value: float = 1.0, kind: type = np.float32) -> 
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, value=np.nan), "lora_A.* no finite numbers"),
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, kind=np.int8), "is I8; supported: F32"),
         (put(f"{PREFIX}.self_attn.q_proj.lora_magnitude_vector", 32), "lora_magnitude_vector' is no matrix of LoRA"),
-        (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "no embeddings"),
-        (put("base_model.model.lm_head.weight", 9, 9), "lm_head.weight' is no matrix of LoRA"),
+        (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "no low-rank matrices of embeddings"),
+        (put("base_model.model.lm_head.weight", 9, 9), r"lm_head\.weight' is not among what .* \(modules_to_save\)"),
+        (put(f"{PREFIX}.input_layernorm.weight", 64), r"input_layernorm\.weight' is whole; of an adapter, only those"),
         (put("base_model.model.lm_head.lora_A.weight", 4, 64), r"lm_head\.lora_B\.weight' is absent"),
         (put("base_model.model.model.layers.99.mlp.up_proj.lora_A.weight", 4, 32), "no such matrix in its layers"),
         (put("base_model.model.model.layers.0.mlp.experts.0.lora_A.weight", 4, 32), "no such matrix in its layers"),
@@ -128,6 +129,82 @@ def put(name: str, *shape: int, value: float = 1.0, kind: type = np.float32) -> 
 def test_tensors_that_do_not_fit(change: Callable[[Tensors], None], told: str, tmp_path: Path) -> None:
     write_adapter(tmp_path, LLAMA, seed=0, change=change)
     with pytest.raises(CheckpointError, match=told):
+        read_adapter(tmp_path, LLAMA)
+
+
+def test_whole_tables(tmp_path: Path) -> None:
+    """They are kept as they are, and count."""
+    plain = random_adapter(tmp_path / "plain", LLAMA, seed=0, dtype=np.float16)
+    both = random_adapter(tmp_path / "both", LLAMA, 0, dtype=np.float16, whole=("model.embed_tokens", "lm_head"))
+    head = random_adapter(tmp_path / "head", LLAMA, 0, dtype=np.float16, whole=("lm_head",))
+    assert both.embedding is not None
+    assert (head.embedding, [*head.whole], [*both.whole]) == (None, ["lm_head.weight"], ["lm_head.weight"])
+    assert both.embedding.shape == head.whole["lm_head.weight"].shape == LLAMA.embedding.shape
+    assert [each.bytes - plain.bytes for each in (head, both)] == [both.embedding.nbytes, 2 * both.embedding.nbytes]
+    assert {*both.products} == {*plain.products}
+
+
+def test_tied_tables_are_replaced_together_only_where_peft_ties_them(tmp_path: Path) -> None:
+    model = golden_case("llama-mqa").model
+    assert model.tied
+    for name, ties in (("own", False), ("both", True)):
+        for module in ("model.embed_tokens", "lm_head"):
+            place = tmp_path / f"{name} {module}"
+            adapter = random_adapter(place, model, 0, whole=(module,), ensure_weight_tying=ties)
+            replaced = adapter.embedding is not None, model.embedding.name in adapter.whole
+            assert replaced == ((True, True) if ties else (module != "lm_head", module == "lm_head"))
+
+
+@pytest.mark.parametrize(
+    ("whole", "saved", "change", "told"),
+    [
+        ((), ["lm_head"], dict, "no matrix for 'lm_head', which adapter_config.json saves as a whole"),
+        ((), ["score"], dict, "saves 'score' as a whole; only model.embed_tokens and lm_head may be"),
+        (("lm_head",), ["embed_tokens", "lm_head"], dict, "no matrix for 'embed_tokens'"),
+        (
+            ("lm_head",),
+            ["lm_head"],
+            put("base_model.model.lm_head.weight", 9, 9),
+            r"lm_head\.weight' has shape \[9, 9\]; the model's is \[\d+, 64\]",
+        ),
+        (
+            ("model.embed_tokens",),
+            ["embed_tokens"],
+            put("base_model.model.model.embed_tokens.weight", *LLAMA.embedding.shape, value=np.inf),
+            r"embed_tokens\.weight' has values that are no finite numbers",
+        ),
+        (("lm_head",), ["lm_head"], put("base_model.model.lm_head.lora_A.weight", 4, 64), "lora_B.weight' is absent"),
+    ],
+)
+def test_whole_tables_that_do_not_fit(
+    whole: tuple[str, ...], saved: list[str], change: Callable[[Tensors], None], told: str, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path, LLAMA, 0, whole=whole, change=change, modules_to_save=saved)
+    with pytest.raises(CheckpointError, match=told):
+        read_adapter(tmp_path, LLAMA)
+
+
+def test_the_tables_of_a_model_that_is_a_part_of_a_larger_one(tmp_path: Path) -> None:
+    model = golden_case("gemma3-with-vision").model
+    prefix = next(each for each in model.prefixes if each != "model.")
+    name = f"{prefix}embed_tokens"
+
+    def rename(tensors: Tensors) -> None:
+        tensors[f"base_model.model.{name}.weight"] = tensors.pop("base_model.model.model.embed_tokens.weight")
+
+    for saved in ("embed_tokens", name):
+        folder = write_adapter(
+            tmp_path / saved, model, 0, whole=("model.embed_tokens",), change=rename, modules_to_save=[saved]
+        )
+        assert read_adapter(folder, model).embedding is not None
+    write_adapter(tmp_path / "none", model, 0, modules_to_save=[name])
+    with pytest.raises(CheckpointError, match="has no matrix for"):
+        read_adapter(tmp_path / "none", model)
+
+
+def test_a_head_with_both_kinds_of_matrices(tmp_path: Path) -> None:
+    write_adapter(tmp_path, LLAMA, 0, whole=("lm_head",), head=True)
+    with pytest.raises(CheckpointError, match=r"a whole matrix, and LoRA's for 'lm_head\.weight' besides"):
         read_adapter(tmp_path, LLAMA)
 
 

@@ -311,13 +311,17 @@ class LocalSession:
 
     def run(self, spans: Sequence[Span], tokens: Sequence[int], halved: bool = False) -> F32:
         """f32[R, V]: what a step gives, the ranks' slices side by side."""
-        hidden = self._opened.rows(tokens)
+        hidden = self.rows(spans, tokens)
         through = [span._replace(wanted=span.rows) for span in spans]
         for stage in self._stages[:-1]:
             each = self._step(stage, hidden, through, halved)
             hidden = each[0]
             assert all(np.array_equal(own, hidden) for own in each), "residuals are the same bits on all ranks"
         return np.concatenate(self._step(self._stages[-1], hidden, spans, halved), axis=1)
+
+    def rows(self, spans: Sequence[Span], tokens: Sequence[int]) -> F32:
+        """What a step begins with."""
+        return self._opened.rows(tokens)
 
     def _step(self, stage: Stage, hidden: F32, spans: Sequence[Span], halved: bool) -> list[F32]:
         return self._everywhere(lambda engine: engine.step(hidden.copy(), spans, halved).copy(), stage.ranks)

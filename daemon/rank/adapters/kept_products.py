@@ -5,7 +5,26 @@ So an adapter that takes turns with others is loaded without its file being read
 
 from __future__ import annotations
 
-from motley.plugins.engine import PreparedAdapter
+from typing import NamedTuple
+
+from motley.plugins.engine import Factor, PreparedAdapter
+
+
+class AdapterShare(NamedTuple):
+    """What a rank has of an adapter in memory.
+
+    Attributes:
+        prepared: what its engine has.
+        embedding: the rows that tokens begin with here, [vocabulary, D]; None: those of the model.
+    """
+
+    prepared: PreparedAdapter
+    embedding: Factor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.prepared.nbytes + (0 if self.embedding is None else self.embedding.nbytes)
 
 
 class KeptProducts:
@@ -17,7 +36,7 @@ class KeptProducts:
             limit: bytes that all of them together may have, unless those in slots alone have more.
         """
         self._limit = limit
-        self._kept: dict[str, PreparedAdapter] = {}
+        self._kept: dict[str, AdapterShare] = {}
         """The one that was used longest ago first."""
         self._in_slots: dict[int, str] = {}
 
@@ -26,14 +45,14 @@ class KeptProducts:
         """What all of them have together."""
         return sum(own.nbytes for own in self._kept.values())
 
-    def get(self, adapter: str) -> PreparedAdapter | None:
+    def get(self, adapter: str) -> AdapterShare | None:
         """The share of an adapter, which is used now; None: it is not here."""
         own = self._kept.pop(adapter, None)
         if own is not None:
             self.put(adapter, own)
         return own
 
-    def put(self, adapter: str, share: PreparedAdapter) -> None:
+    def put(self, adapter: str, share: AdapterShare) -> None:
         """Keep a share, in place of others that are in no slot and were used longest ago."""
         self._kept.pop(adapter, None)
         self._kept[adapter] = share

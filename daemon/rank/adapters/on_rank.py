@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
 from motley.daemon.adapters.cutting import cut_adapter
 from motley.daemon.adapters.fetching import fetched_adapter
-from motley.daemon.adapters.reading import Adapter, read_adapter
+from motley.daemon.adapters.reading import Adapter, expert_tensors, read_adapter
 from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, read_piece, size_of
 from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.rank.adapters.kept_products import KeptProducts
+from motley.daemon.rank.adapters.kept_products import AdapterShare, KeptProducts
 from motley.daemon.rank.adapters.lookups import Alive, Lookups
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
@@ -28,7 +29,7 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import is_network_path, stays_inside
-from motley.plugins.engine import AdaptedEngine, PreparedAdapter
+from motley.plugins.engine import AdaptedEngine, Factor
 
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
@@ -61,7 +62,7 @@ class _Read(NamedTuple):
 
     told: FoundAdapter
     place: Path
-    share: PreparedAdapter
+    share: AdapterShare
 
 
 @dataclass
@@ -77,6 +78,7 @@ class RankAdapters:
         rank: the largest that a product of an adapter may have.
         store: has what other ranks have sent.
         models: the folder in which sources are looked up, if there is one.
+        experts_elsewhere: routed experts are on hosts.
     """
 
     engine: AdaptedEngine
@@ -87,6 +89,7 @@ class RankAdapters:
     rank: int
     store: AdapterStore
     models: Path | None
+    experts_elsewhere: bool = False
     _places: dict[str, Path] = field(default_factory=dict)
     """Where the files of adapters are, as far as they have been looked for."""
     _found: dict[str, FoundAdapter] = field(default_factory=dict)
@@ -96,6 +99,8 @@ class RankAdapters:
     _pieces: Lookups[tuple[Path, int], bytes] = field(init=False)
     _answers: OrderedDict[_Sought, FoundAdapter] = field(default_factory=OrderedDict)
     """What was said last of what was looked for."""
+    _embeddings: dict[int, Factor | None] = field(default_factory=dict)
+    """Of the adapters in slots."""
 
     def __post_init__(self) -> None:
         self._kept = KeptProducts(self.slots * self._room)
@@ -127,6 +132,10 @@ class RankAdapters:
                 if not 1 <= slot <= self.slots:
                     raise StepError(f"an adapter is for slot {slot}; there are {self.slots}")
                 return self._load(fingerprint, slot)
+
+    def embedding(self, slot: int) -> Factor | None:
+        """[vocabulary, D]: the rows that tokens begin with here with the adapter in a slot; None: the model's."""
+        return self._embeddings.get(slot)
 
     def close(self) -> None:
         """Forget what has come of an adapter of which the rest does not come."""
@@ -179,7 +188,8 @@ class RankAdapters:
                 trouble = AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
                 continue
             told = FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
-            return _Read(told, place, self.engine.prepare_adapter(cut_adapter(adapter, self.declared)))
+            prepared = self.engine.prepare_adapter(*cut_adapter(adapter, self.declared))
+            return _Read(told, place, AdapterShare(prepared, adapter.embedding if self.declared.stage.first else None))
         raise trouble
 
     def _candidates(self, sought: _Sought) -> list[Path]:
@@ -206,10 +216,16 @@ class RankAdapters:
                 f"{place} has matrices of rank {largest}; this session has room for adapters of rank {self.rank}: start"
                 f" it with --adapter-rank {largest}"
             )
-        if adapter.bytes > self._room:
+        if self.experts_elsewhere and (hosted := adapter.products.keys() & expert_tensors(self.model)):
             raise AdapterStoreError(
-                f"{place} has matrices of {adapter.bytes} bytes, as it adds to more than the layers; this session has"
-                f" room for {self._room} bytes of an adapter: start it with a larger --adapter-rank than {self.rank}"
+                f"{place} adds to {min(hosted)!r}; this session has its experts on hosts, which get rows and not whose"
+                " they are: start it with experts 'sliced', or leave experts out of the adapter"
+            )
+        if adapter.bytes > self._room:
+            enough = ceil(adapter.bytes / (ELEMENT_BYTES * adapter_elements(self.model)))
+            raise AdapterStoreError(
+                f"{place} has matrices of {adapter.bytes} bytes, as it changes more than the layers; this session has"
+                f" room for {self._room} bytes of an adapter: start it with --adapter-rank {enough}"
             )
         return adapter
 
@@ -243,6 +259,7 @@ class RankAdapters:
         share = self._kept.get(fingerprint)
         if share is None:
             return Moved(f"adapter {fingerprint[:12]} is not in memory any more")
-        self.engine.load_adapter(slot, share)
+        self.engine.load_adapter(slot, share.prepared)
+        self._embeddings[slot] = share.embedding
         self._kept.loaded(slot, fingerprint)
         return Moved()

@@ -70,7 +70,8 @@ class Layouts:
 
         Args:
             request: the session's own, or another that is tried for it.
-            draft: a model that guesses tokens beside rank 0; experts are sliced then.
+            draft: a model that guesses tokens beside rank 0; experts are sliced then. So they are in ``auto`` where
+                there is room for adapters, which can be of sliced experts, too.
             avoid: ids of nodes that are to take no part.
 
         Raises:
@@ -85,7 +86,7 @@ class Layouts:
                 session.planned = self._clock()
                 participants = self._participants(request, profiles, avoid)
                 engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
-                together = draft or request.cache_node_tokens or request.adapters
+                together = draft or request.cache_node_tokens or (request.adapters and not request.wants_parallel)
                 if together or not is_parallel(request, profile, engines):
                     break
                 able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]

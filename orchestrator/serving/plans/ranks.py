@@ -229,7 +229,10 @@ async def plan_trunks(
     refusals = []
     for first in range(len(others) - more + 1 if more else 1):
         chosen = own + others[first : first + more]
-        each = [trunk_profile(profiles[one.setup.quantisation]) for one in chosen]
+        each = [
+            with_adapters(trunk_profile(profiles[one.setup.quantisation]), request.adapters, request.adapter_rank)
+            for one in chosen
+        ]
         try:
             candidates = _candidates(chosen, each, memory)
             blocks = blocks_of(caches, each[0], [one.setup for one in chosen])

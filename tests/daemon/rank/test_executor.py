@@ -73,6 +73,35 @@ class Wordless(Engine):
         return super().step(hidden, spans, halved)[:, :0]
 
 
+class Tables:
+    """The adapter in slot 2 has embeddings of its own: of token t, rows of t."""
+
+    def embedding(self, slot: int) -> Any:
+        return np.arange(64, dtype=np.float16)[:, None].repeat(3, axis=1) if slot == 2 else None
+
+
+def test_rows_begin_with_the_embeddings_of_their_own_adapter() -> None:
+    """Beside which other columns stay as they are."""
+    entered: list[F32] = []
+
+    class Entered(Engine):
+        def step(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:
+            entered.append(hidden.copy())
+            return super().step(hidden, spans, halved)
+
+    def embed(ids: Sequence[int]) -> F32:
+        return np.full((len(ids), 4), -1, np.float32)
+
+    tables = cast(Any, Tables())
+    rank = Executor(cast(Any, Entered()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1), adapters=tables)
+    for slot, adapter in enumerate((1, 2, 0, 2)):
+        rank.execute(Open(slot, 2, SAMPLING, ints(5, 6), adapter))
+    plans = [SpanPlan(slot, 0, 2, 1, 4, ints(slot)) for slot in range(4)]
+    rank.execute(Step(plans, ints(5, 6, 7, 8, 9, 10, 11, 12)))
+    assert entered[0][:, 0].tolist() == [-1, -1, 7, 8, -1, -1, 11, 12]
+    assert entered[0][2].tolist() == [7, 7, 7, -1]
+
+
 def ints(*numbers: int) -> Any:
     return np.array(numbers, np.int32)
 

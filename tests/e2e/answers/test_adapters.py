@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from motley.cli.errors import CliError
-from motley.cli.reaching.client import Client
+from motley.cli.reaching.client import Client, Refused
 from motley.daemon.models.files import open_model
 from motley.training.adapters import merge
 from motley.training.merging import How
@@ -125,6 +127,63 @@ async def test_what_does_not_fit_is_refused_by_name(there: Mesh, tmp_path: Path)
                 await client.add_adapter("bard", "fine", str(adapter))
         assert not (await client.call("GET", "/api/adapters"))["adapters"]
     assert await text_of(there.url, "bard"), "it goes on"
+
+
+async def test_bad_adapters_are_refused_in_the_terminal_and_over_http(there: Mesh, tmp_path: Path) -> None:
+    """By the names of the tensors, and nobody notices: not the request that is being answered meanwhile."""
+    model = float_model(tmp_path / "bard")
+    prefix = "base_model.model.model.layers.0.mlp"
+
+    def changed(name: str, change: Callable[[dict[str, Any]], None]) -> Path:
+        with open_model(model) as opened:
+            return write_adapter(tmp_path / name, opened.model, 1, RANK, change=change)
+
+    def differ(tensors: dict[str, Any]) -> None:
+        name = f"{prefix}.up_proj.lora_B.weight"
+        tensors[name] = tensors[name][:, 1:].copy()
+
+    def unknown(tensors: dict[str, Any]) -> None:
+        for side in "AB":
+            tensors[f"{prefix}.c_fc.lora_{side}.weight"] = tensors[f"{prefix}.up_proj.lora_{side}.weight"]
+
+    def other(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith("lora_A.weight")]:
+            tensors[name] = np.concatenate([tensors[name]] * 2, axis=1)
+
+    cut = changed("cut", lambda tensors: None)
+    weights = cut / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    folders = {
+        cut: "truncated",
+        changed("differ", differ): f"tensor '{prefix}.up_proj.lora_B.weight' has shape",
+        changed("unknown", unknown): f"'{prefix}.c_fc.lora_A.weight': this model (llama) has no such matrix",
+        changed("other", other): f"tensor '{prefix}.up_proj.lora_A.weight' has shape",
+    }
+    room = {"model": str(model), "nodes": ["a", "b"], "adapter_rank": 1024}
+    async with Client(there.url) as client:
+        with pytest.raises(CliError, match=r"It fits with room for \d+ adapters of rank 1024"):
+            await client.call("POST", "/api/sessions", {**room, "adapters": 256})
+        await there.session(**room | {"adapters": 2, "adapter_rank": RANK, "shares": [1, 1]})
+        await client.add_adapter("bard", "fine", str(an_adapter(model, tmp_path / "fine", 1)))
+        alone = await text_of(there.url, "bard:fine", **LONG)
+        answering = asyncio.create_task(text_of(there.url, "bard:fine", **LONG))
+        for folder, words in folders.items():
+            status, _, err = await in_thread("adapters", "add", f"bad={folder}", MOTLEY_URL=there.url)
+            assert status == 1
+            assert words in " ".join(err.split())
+            body = {"model": "bard", "name": "bad", "folder": str(folder)}
+            with pytest.raises(Refused, match=re.escape(words)) as refused:
+                await client.call("POST", "/api/adapters", body)
+            assert refused.value.code == "invalid_adapter"
+        assert await answering == alone
+        pieces: list[str] = []
+        async for event in client.stream("/v1/completions", {**LONG, "model": "bard:fine"}):
+            pieces += [choice["text"] for choice in event["choices"]]
+            if len(pieces) == 5:  # removed while it answers
+                await client.call("DELETE", "/api/adapters/bard/fine")
+                with pytest.raises(CliError, match="'bard' has no adapter 'fine'"):
+                    await text_of(there.url, "bard:fine")
+        assert "".join(pieces) == alone
 
 
 def _cut(adapter: Path) -> None:

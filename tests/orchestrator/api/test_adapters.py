@@ -171,11 +171,23 @@ async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, lea
     assert of_kind(leader, "adapter")[-1].adapter.unpin
 
 
-async def test_experts_on_nodes_of_their_own_exclude_adapters(mesh: Any, new_node: Any) -> None:
-    await mesh.join(new_node())
-    body = {"model": "bard", "adapters": 2, "experts": "parallel"}
+async def test_a_trunk_whose_experts_are_elsewhere_has_room_for_adapters(mesh: Any, new_node: Any, moe: Any) -> None:
+    """Each takes 400 kB of the trunk; where nothing is said of experts, all are where adapters may add to them."""
+    moe.adapter_elements = 1_000
+    nodes = [await mesh.join(new_node(name, memory=4_000_000)) for name in ("a", "b")]
+    for node in nodes:
+        node.on_describe = lambda _: Described(profile=moe)
+    planned = []
+    for adapters in (0, 2):
+        body = {"model": "bard", "adapters": adapters, "adapter_rank": 100, "experts": "parallel", "nodes": ["a", "b"]}
+        status, told = await mesh.call("POST", "/api/sessions", body)
+        assert (status, told["experts"]) == (201, "parallel"), told
+        planned.append(told["ranks"][0]["memory"]["planned_bytes"])
+        await mesh.call("DELETE", f"/api/sessions/{told['id']}")
+    assert planned[1] - planned[0] == 2 * 400_000
+    del body["experts"], body["nodes"]
     status, told = await mesh.call("POST", "/api/sessions", body)
-    assert (status, told["error"]["param"]) == (400, "adapters")
+    assert (status, told["experts"]) == (201, "sliced"), told
 
 
 async def test_operators_see_requests_by_adapter(mesh: Any, leader: Any) -> None:

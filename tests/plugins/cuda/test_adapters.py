@@ -54,6 +54,18 @@ def test_an_adapter_beside_the_weights_is_as_one_in_them(tmp_path: Path) -> None
     engines.check()
 
 
+def test_a_head_of_an_adapter_s_own_is_refused_by_name(tmp_path: Path) -> None:
+    case, engines = golden_case("llama-mqa"), Engines()
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=1, whole=("lm_head",))
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with (
+        AdaptedSession(case.folder, engines, shares, tmp_path / "ranks") as session,
+        pytest.raises(EngineError, match=r"'cuda' .* in place of the head's.* use engine 'onnxruntime'"),
+    ):
+        session.load(1, adapter)
+    engines.check()
+
+
 @pytest.mark.parametrize("quantisation", ["fp32", "int4"])
 def test_rows_of_other_adapters_share_a_step(quantisation: str, tmp_path: Path) -> None:
     """Each with the bits that it has alone, also when what is in a slot changes between captured steps; no adapter,

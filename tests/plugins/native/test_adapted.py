@@ -18,9 +18,10 @@ from motley.plugins.native.adapted import (
     AdaptedProduct,
     PackedFactors,
     StepRows,
+    down_bytes,
     pack_down,
     pack_up,
-    packed_bytes,
+    up_bytes,
 )
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
@@ -33,10 +34,16 @@ WIDTHS = (5, 0, 37)
 
 def packed(down: npt.NDArray[Any], up: npt.NDArray[Any]) -> PackedFactors:
     """A and B as the kernel reads them, at the end of pages."""
-    sizes = packed_bytes(down, up)
-    places = [at_the_end(np.full(size, 0xFF, np.uint8)) for size in sizes]
+    places = [at_the_end(np.full(size, 0xFF, np.uint8)) for size in (down_bytes(down), up_bytes(up))]
     (rank, columns), width = down.shape, len(up)
     return PackedFactors(rank, columns, width, pack_down(down, places[0]), pack_up(up, places[1]))
+
+
+def packed_whole(matrix: npt.NDArray[Any]) -> PackedFactors:
+    """A matrix in place of the base's, likewise."""
+    width, columns = matrix.shape
+    place = at_the_end(np.full(down_bytes(matrix), 0xFF, np.uint8))
+    return PackedFactors(width, columns, width, pack_down(matrix, place), None)
 
 
 def pair(random: np.random.Generator, rank: int, columns: int, width: int, kind: np.dtype[Any]) -> Pair:
@@ -117,6 +124,36 @@ def test_zeros_change_no_bit() -> None:
     pairs = {1: {0: (down, np.zeros_like(up))}, 2: {0: (np.zeros_like(down), up)}, 3: {0: (down[:0], up[:, :0])}}
     product = loaded(pairs, 32, (20,), POOL)
     assert_same(at_all_levels(lambda: adapted(product, x, y, {1: [0], 2: [1], 3: [2]})), y)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(("columns", "width"), [(1, 1), (33, 5), (64, 130), (200, 67)])
+def test_a_matrix_in_place_of_the_base_s(kind: np.dtype[Any], columns: int, width: int, threads: int) -> None:
+    """Beside rows of other adapters and of none, with the bits that a row has alone."""
+    random = np.random.default_rng([columns, width])
+    x, y = normal(random, 8, columns), normal(random, 8, 3 + width)
+    y[5] = np.nan
+    matrix = normal(random, width, columns).astype(kind)
+    pool = Pool(threads)
+    product = loaded({1: {1: pair(random, 4, columns, width, kind)}, 2: {}}, columns, (3, width), pool)
+    product.load(2, 1, packed_whole(matrix))
+    rows = {2: [7, 0, 5, 2, 3, 6], 1: [4]}
+    result = at_all_levels(lambda: adapted(product, x, y, rows))
+    of_it = rows[2]
+    exact = x[of_it].astype(np.float64) @ matrix.astype(np.float64).T
+    size = np.abs(x[of_it]).astype(np.float64) @ np.abs(matrix.astype(np.float64)).T
+    assert (np.abs(result[of_it, 3:] - exact) <= 4 * 2.0**-24 * size).all()
+    assert_same(result[:, :3], y[:, :3])
+    assert_same(result[1], y[1])
+    assert (result[4, 3:] != y[4, 3:]).any()
+    for row in of_it:
+        assert_same(adapted(product, x[row : row + 1], y[row : row + 1], {2: [0]})[0], result[row])
+    product.unload(2)
+    assert_same(adapted(product, x, y, {2: of_it}), y)
+    with pytest.raises(ValueError, match="is none for the"):
+        product.load(2, 1, packed_whole(matrix)._replace(rank=width + 1))
+    pool.close()
 
 
 def test_an_unloaded_slot_adds_nothing() -> None:

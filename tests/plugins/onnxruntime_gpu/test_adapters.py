@@ -36,6 +36,17 @@ def test_an_adapter_beside_the_weights_is_as_one_in_them(name: str, tmp_path: Pa
     assert_close(np.concatenate([first, rest]), expected)
 
 
+def test_a_head_of_an_adapter_s_own_is_refused_by_name(tmp_path: Path) -> None:
+    case = golden_case("phi3")
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=1, whole=("lm_head",))
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with (
+        AdaptedSession(case.folder, WebGpuEngine, shares, tmp_path / "ranks") as session,
+        pytest.raises(EngineError, match=r"'webgpu' .* in place of the head's.* use engine 'onnxruntime'"),
+    ):
+        session.load(1, adapter)
+
+
 @pytest.mark.soak
 def test_rows_of_other_adapters_share_a_step(tmp_path: Path) -> None:
     """Also when what is in a slot, or how many rows it has, changes; no adapter, zeros and rank 0 change no bit."""

@@ -62,6 +62,9 @@ class Disk:
     coming: bytes = b""
     asked: int = 0
 
+    def embedding(self, slot: int) -> None:
+        """All begin with the model's rows."""
+
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
         match message:
             case FindAdapter(name, source, again, fetch):

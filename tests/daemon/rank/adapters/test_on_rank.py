@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import huggingface_hub
 import pytest
+from safetensors.numpy import load_file
 
 from motley.daemon.adapters import store
 from motley.daemon.adapters.config import CONFIG
 from motley.daemon.adapters.reading import WEIGHTS
 from motley.daemon.adapters.store import AdapterStore
+from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.rank.adapters import lookups
@@ -27,7 +29,7 @@ from motley.daemon.rank.adapters.messages import (
 )
 from motley.daemon.rank.adapters.on_rank import RankAdapters
 from motley.daemon.rank.steps import Moved, StepError
-from motley.plugins.engine import AdapterProduct, PreparedAdapter
+from motley.plugins.engine import AdapterProduct, Factor, PreparedAdapter
 from tests.adapters.adapted import write_adapter
 from tests.adapters.test_gguf_adapter import Type, to_gguf
 from tests.models.cases import golden_case, uneven_shares
@@ -43,8 +45,9 @@ class Engine:
         self.slots: dict[int, PreparedAdapter] = {}
         self.loads = 0
 
-    def prepare_adapter(self, products: Mapping[str, AdapterProduct]) -> PreparedAdapter:
-        return PreparedAdapter(products, sum(factor.nbytes for each in products.values() for factor in each))
+    def prepare_adapter(self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor]) -> PreparedAdapter:
+        matrices = [factor for each in products.values() for factor in each] + [*whole.values()]
+        return PreparedAdapter({**products, **whole}, sum(each.nbytes for each in matrices))
 
     def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
         self.slots[slot] = adapter
@@ -108,6 +111,43 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
         assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
         assert [*engine.slots[2].parts] == [name for name in rank.declared.adapted if "layers" in name]
     assert not list((tmp_path / "kept-0").glob("*"))
+
+
+def test_adapters_of_experts_that_are_on_hosts_are_refused_and_others_are_not(tmp_path: Path) -> None:
+    model = golden_case("olmoe").model
+    shares = uneven_shares(units(model, "fp32", 32), 1)
+    declared = build_rank_graph(model, shares, 0, "fp32", 32, 64, adapters=2, experts_elsewhere=True)
+    kept = AdapterStore(tmp_path / "kept", A_LOT)
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, experts_elsewhere=True)
+    of_experts = write_adapter(tmp_path / "experts", model, seed=3, rank=2, experts=True)
+    told = found(rank, "", str(of_experts))
+    assert (
+        "adds to 'model.layers.0.mlp.experts.0.down_proj.weight'; this session has its experts on hosts" in told.trouble
+    )
+    assert "start it with experts 'sliced'" in told.trouble
+    assert found(rank, "", str(write_adapter(tmp_path / "attention", model, seed=3, rank=2))).fingerprint
+
+
+def test_whole_tables_are_where_their_rows_are_needed(tmp_path: Path) -> None:
+    """Every rank of the first stage has all embeddings, each of the last one its rows of the head; all are counted."""
+    folder = write_adapter(tmp_path / "whole", MODEL, seed=3, rank=2, whole=("model.embed_tokens", "lm_head"))
+    needed = sum(each.size for each in load_file(folder / WEIGHTS).values())
+    enough = -(-needed // adapter_elements(MODEL))
+    told = found(a_rank(tmp_path, rank=2)[0], "", str(folder)).trouble
+    assert f"start it with --adapter-rank {enough}" in told
+    rows = 0
+    for number in (0, 1):
+        rank, engine = a_rank(tmp_path, number, rank=enough)
+        there = found(rank, "", str(folder))
+        assert (there.rank, there.weights) == (2, 4 * needed)
+        assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
+        table = rank.embedding(2)
+        assert table is not None
+        assert (table.shape, rank.embedding(1)) == (MODEL.embedding.shape, None)
+        own = sum(len(each) for each in engine.slots[2].parts.values() if not isinstance(each, AdapterProduct))
+        assert own == len(rank.declared.words)
+        rows += own
+    assert rows == MODEL.vocabulary
 
 
 def test_what_takes_turns_is_not_read_again(folder: Path, tmp_path: Path) -> None:
@@ -240,5 +280,5 @@ def test_one_that_adds_to_more_than_the_layers_must_fit_into_their_room(tmp_path
     adapter = write_adapter(tmp_path / "head", MODEL, seed=3, rank=2, head=True)
     assert found(a_rank(tmp_path, rank=3)[0], "", str(adapter)).rank == 2
     told = found(a_rank(tmp_path, rank=2)[0], "", str(adapter)).trouble
-    assert "adds to more than the layers" in told
-    assert "larger --adapter-rank than 2" in told
+    assert "changes more than the layers" in told
+    assert "start it with --adapter-rank 3" in told
