@@ -83,7 +83,7 @@ class LeaseFile:
                 raise LeaseError(f"it is longer than {MOST_BYTES} bytes")
             return read_lease(content)
         except LeaseError as error:
-            raise LeaseError(f"{self.path} holds no lease: {error}") from error
+            raise LeaseError(f"{self.path} holds no lease: {error}; `motley lease give` removes it") from error
 
     def take(self, lease: Lease, limit_s: float) -> None:
         """Write a lease, unless another counts already whose holder has another name. A damaged file gives way.

@@ -97,7 +97,7 @@ def read_lease(content: bytes) -> Lease:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise LeaseError(f"{where or 'it'}: {first['msg']}") from error
+        raise LeaseError(f"{where}: {first['msg']}" if where else first["msg"]) from error
 
 
 def write_lease(lease: Lease) -> bytes:

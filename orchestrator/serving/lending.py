@@ -19,6 +19,8 @@ from motley.protocol.mesh_pb2 import Credentials, Lend, Lent, Loan, ModelSpec, O
 
 A_NODE = 2
 """Workers of one session that a node may have, which borrow: a rank, and an expert host."""
+MOST = MAX_RANKS - 1
+"""Workers that a node lends to at a time: it is a member of the loan, too."""
 LEND_S = 70.0
 """A node that has not said that it lends so long after it was asked is given up; it has 60 s to open the model."""
 
@@ -44,13 +46,7 @@ class Loans:
             ServingError: they are too many.
         """
         borrowing = [worker for worker in workers if worker.node_name in self.borrowers]
-        if len(borrowing) >= len(self.credentials):
-            raise refusal(
-                "model_missing",
-                f"{len(borrowing)} ranks and expert hosts are on nodes without files of the model; a node lends them to"
-                f" {len(self.credentials) - 1} at most: put the files on some of these nodes",
-                "model",
-            )
+        _check_not_too_many(len(borrowing), len(self.credentials) - 1)
         for member, worker in enumerate(borrowing, start=1):
             worker.loan = _to(member, self.lent, self.credentials)
 
@@ -64,7 +60,14 @@ class Lending:
         """By the id of the loan."""
 
     async def begin(
-        self, spec: ModelSpec, fingerprint: str, copies: Copies, there: Iterable[Node], taking: Sequence[Node]
+        self,
+        spec: ModelSpec,
+        fingerprint: str,
+        copies: Copies,
+        there: Iterable[Node],
+        taking: Sequence[Node],
+        *,
+        surely: bool,
     ) -> Loans | None:
         """Have a model lent to the nodes that are to take part and have none of its files.
 
@@ -73,21 +76,24 @@ class Lending:
             copies: what nodes have of the model.
             there: the nodes that may lend it.
             taking: those that are to have ranks, one for each rank.
+            surely: all of these will have one; otherwise, those that the plan chooses.
 
         Returns:
             None: all of these have it, or nobody does.
 
         Raises:
-            ServingError: the nodes that have it cannot lend it.
+            ServingError: the nodes that have it cannot lend it, or they are surely too many who borrow.
         """
         borrowers = frozenset(node.name for node in taking if is_missing(copies, node.name, fingerprint))
         lenders = [node for node in there if node.alive and has_files(copies, node.name, fingerprint)]
         if not borrowers or not lenders:
             return None
+        borrowing = sum(node.name in borrowers for node in taking)
+        if surely:
+            _check_not_too_many(borrowing, MOST)  # before somebody waits for a lender, and that for borrowers
         refused = []
         for lender in lenders:
-            most = A_NODE * sum(node.name in borrowers for node in taking)
-            loans = await self.ask(lender, spec.source, fingerprint, min(most, MAX_RANKS - 1))
+            loans = await self.ask(lender, spec.source, fingerprint, min(A_NODE * borrowing, MOST))
             if not isinstance(loans, Lent):
                 lent, credentials = loans
                 return Loans(lent, borrowers, credentials)
@@ -172,6 +178,20 @@ class Lending:
             return Lent(failure=f"it has not answered within {LEND_S:.0f} s")
         finally:
             del self._asked[order.id]
+
+
+def _check_not_too_many(borrowing: int, most: int) -> None:
+    """
+    Raises:
+        ServingError: more workers borrow than a node lends to.
+    """
+    if borrowing > most:
+        raise refusal(
+            "model_missing",
+            f"{borrowing} ranks and expert hosts are on nodes without files of the model; a node lends them to"
+            f" {most} at most: put the files on some of these nodes",
+            "model",
+        )
 
 
 def _to(member: int, lent: Loan, credentials: Sequence[Credentials]) -> Loan:

@@ -77,7 +77,9 @@ class Lifecycle:
                 profiles, copies = await self._descriptions.survey(session, spec, taking, self._nodes)
                 profile = profiles[spec.quantisation]
                 self._carrier.check_planning(session)
-                loans = await self._lending.begin(spec, profile.fingerprint, copies, self._nodes, taking)
+                loans = await self._lending.begin(
+                    spec, profile.fingerprint, copies, self._nodes, taking, surely=bool(request.places)
+                )
                 self._carrier.check_planning(session)
                 caches = caches_of(request, profile)
                 draft = None

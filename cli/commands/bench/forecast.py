@@ -6,13 +6,16 @@ import json
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, counting_bar, results, table
 from motley.cli.typed.options import Quant, Quantisation
+
+if TYPE_CHECKING:
+    from motley.bench.measurements.forecast import Compared
 
 FORECAST_EXAMPLE = "Example: motley bench forecast --json"
 LIKE = "tinyllama-1.1b"
@@ -31,9 +34,10 @@ def forecast(
 ) -> None:
     """Forecast plans of 1 to 4 ranks, with parts of cores and emulated networks, run them, and compare.
 
-    Takes about five minutes on a machine that does nothing else, which it must not.
+    What the planner would choose on each set of these machines is run, too, beside the best. Takes about ten minutes on
+    a machine that does nothing else, which it must not.
     """
-    from motley.bench.measurements.forecast import CASES, SHORT, measure_forecasts, summary
+    from motley.bench.measurements.forecast import CASES, SHORT, Forecasts, summary
     from motley.bench.random_models.writing import temporary_model
     from motley.daemon.models.files import open_model
     from motley.orchestrator.known_models.shapes import SHAPES
@@ -46,12 +50,14 @@ def forecast(
             vocabulary = opened.model.vocabulary
         cases = [CASES[number] for number in SHORT] if short else CASES
         bar = stack.enter_context(counting_bar("plans"))
-        rows = run(measure_forecasts(model, quant, cases, prompt_tokens, tokens, vocabulary, bar))
-    told = summary(rows)
+        forecasts = Forecasts(model, quant, prompt_tokens, tokens, vocabulary)
+        chosen = run(forecasts.measure(cases, bar))
+    rows = forecasts.rows
+    told = summary(rows, chosen)
     columns = ["shares", "parts of a core", "link", "predicted", "measured", "off"]
     lines = [
         [
-            ":".join(f"{share:g}" for share in row.shares) + (f" in {len(row.stages)} stages" if row.stages else ""),
+            _plan(row),
             ", ".join(f"{fraction:g}" for fraction in row.fractions),
             row.link or "none",
             f"{row.predicted_ms:.1f} ms",
@@ -62,5 +68,26 @@ def forecast(
     ]
     results.print(table(columns, lines, title="Forecast and measurement"))
     results.print(f"Median off by {100 * told['median_off']:.0f} %, at worst {100 * told['worst_off']:.0f} %")
+    columns = ["machines' parts of a core", "link", "chosen", "takes", "best that was run", "takes", "behind"]
+    lines = [
+        [
+            ", ".join(f"{fraction:g}" for fraction in each.fractions),
+            each.link or "none",
+            _plan(each.plan),
+            f"{each.plan.measured_ms:.1f} ms",
+            _plan(each.best),
+            f"{each.best.measured_ms:.1f} ms",
+            f"{100 * each.behind:.0f} %",
+        ]
+        for each in chosen
+    ]
+    if chosen:
+        results.print(table(columns, lines, title="What the planner chooses"))
     if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], **told}))
+        print(json.dumps({"rows": [asdict(row) for row in rows], "chosen": [asdict(each) for each in chosen], **told}))
+
+
+def _plan(row: Compared) -> str:
+    least = min(row.shares)
+    shares = ":".join(f"{share / least:.3g}" for share in row.shares) if row.ranks > 1 else "one rank"
+    return shares + (f" in {len(row.stages)} stages" if row.stages else "")

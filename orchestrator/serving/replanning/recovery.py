@@ -218,7 +218,8 @@ class Recovery:
         caches, model = session.caches, (known.spec, known.profiles)
         draft = await self._draft(session, request, avoid)
         taking = [one.node for one in choose_participants(request, self._but(avoid))]
-        loans = await self._lending.begin(known.spec, session.profile.fingerprint, copies, self._nodes, taking)
+        fingerprint, surely = session.profile.fingerprint, bool(request.places)
+        loans = await self._lending.begin(known.spec, fingerprint, copies, self._nodes, taking, surely=surely)
         try:
             ranks, experts = await self._layouts.lay_out(session, request, *model, caches, draft, avoid)
         except _Refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,23 @@ from typer.testing import CliRunner
 
 import motley.cli
 from motley.bench.measurements import forecast
-from motley.bench.measurements.forecast import CASES, SHORT, Case, Compared, beside_each_other, measure_link, summary
+from motley.bench.measurements.forecast import (
+    CASES,
+    SHORT,
+    Case,
+    Compared,
+    beside_each_other,
+    beside_the_best,
+    case_of,
+    measure_link,
+    summary,
+)
+from motley.bench.meshes.local_mesh import StageSpec
 from motley.bench.meshes.rank_over_link import Brake
 from motley.cli.app import app
+from motley.orchestrator.planning.choosing.arrangement import Choice
+from motley.orchestrator.planning.cost import Forecast
+from motley.orchestrator.planning.cutting.shares import RankPlan
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
@@ -28,7 +43,10 @@ def test_a_plan_is_forecast_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
     *shown, last = result.stdout.splitlines()
     assert any("in 2 stages" in line for line in shown), "people see a table, whatever follows"
     said = json.loads(last)
-    row, staged = said["rows"]
+    row, staged, *chosen = said["rows"]
+    assert [each["plan"] for each in said["chosen"]] == chosen, "what the planner chooses is run, too"
+    assert [each["fractions"] for each in said["chosen"]] == [[0.5, 0.25], [0.5, 0.5]]
+    assert said["worst_behind"] == max(each["behind"] for each in said["chosen"]) >= 0
     assert staged["stages"] == [1, 1]
     assert 10 <= staged["predicted_ms"] < 12 * 5, "from stage to stage and back, and no sums"
     assert staged["measured_ms"] >= 10
@@ -80,6 +98,34 @@ def test_a_brake_makes_computing_last_longer(monkeypatch: pytest.MonkeyPatch) ->
     sleep(0.05)  # another process had the core
     brake.hold()
     assert slept[1] < 0.02
+
+
+def ran(measured_ms: float, fractions: list[float], link: str) -> Compared:
+    size = len(fractions)
+    return Compared(size, [1] * size, fractions, link, [], 1.0, measured_ms, 0, {}, {}, 1.0, 1.0)
+
+
+def test_a_choice_is_beside_the_best_that_its_machines_could_do() -> None:
+    chosen = ran(11, [0.5, 0.25], "1ms")
+    alone, whole, other = ran(10, [0.5], ""), ran(2, [1], ""), ran(3, [0.5, 0.25], "0.1ms")
+    twice = ran(4, [0.5, 0.5], "1ms")
+    found = beside_the_best((0.5, 0.25), "1ms", chosen, [alone, whole, other, twice, chosen])
+    assert (found.plan, found.best, found.behind) == (chosen, alone, 0.1), "machines that are not there do not count"
+    best = beside_the_best((0.5, 0.25), "1ms", chosen, [ran(12, [0.25, 0.5], "1ms")])
+    assert (best.best, best.behind) == (chosen, 0)
+    assert summary([chosen], [found, best])["worst_behind"] == 0.1
+
+
+def test_a_choice_becomes_a_plan_that_can_be_run() -> None:
+    shares = [RankPlan(1, range(1), range(1), range(1), size, size, 0) for size in (300, 100)]
+    expected = Forecast(1, 1, 0, 0)
+    whole = case_of(Choice((0, 2), shares, expected), [0.5, 0.1, 0.25], "1ms")
+    assert whole == Case([300, 100], [0.5, 0.25], "1ms")
+    staged = [replace(plan, layers=layers) for plan, layers in zip(shares, (range(4), range(4, 6)), strict=True)]
+    case = case_of(Choice((2, 0), staged, expected), [0.5, 0.1, 0.25], "1ms")
+    assert (case.fractions, case.staged(6)) == ([0.25, 0.5], [StageSpec(1, 4), StageSpec(1, 2)])
+    alone = case_of(Choice((1,), shares[:1], expected), [0.5, 0.1], "1ms")
+    assert (alone.fractions, alone.link) == ([0.1], ""), "nothing travels"
 
 
 def test_the_summary_tells_how_many_are_within_the_target() -> None:

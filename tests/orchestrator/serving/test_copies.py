@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from motley.orchestrator.serving import lending
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lending import Loans
 from motley.orchestrator.serving.plans import descriptions
@@ -126,6 +127,19 @@ def test_who_borrows_is_told_how_and_one_too_many_is_refused() -> None:
     ]
     with pytest.raises(ServingError, match="lends them to 2 at most"):
         loans.give([*workers, Worker(3, "", "b", 0)])
+
+
+async def test_too_many_borrowers_are_refused_before_anybody_lends(
+    mesh: Any, four: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lender would wait for them, and they for it; nodes that are only there may be left out by the plan."""
+    monkeypatch.setattr(lending, "MOST", 1)
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "nodes": ["a", "b", "d"]})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (422, "model_missing", "model")
+    assert "2 ranks and expert hosts are on nodes without files of the model" in body["error"]["message"]
+    assert not any(four[name].lends for name in "abcd")
+    await mesh.serve(nodes=["a", "b"])
+    assert len(four["a"].lends) == 1
 
 
 async def test_a_draft_model_is_borrowed_too(mesh: Any, four: dict[str, Any]) -> None:
