@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # which peft a
 DEADLINE_S = 240.0
 VOCABULARY = 96
 DATA_SEED = 11
-SETTINGS = Settings(steps=4, batch=2, accumulate=2, rate=1e-2, warm_up=2, clip=0.5, rank=4, seed=3)
+SETTINGS = Settings(steps=4, batch=2, accumulate=2, rate=1e-2, warm_up=2, clip=0.5, rank=4, seed=3, evaluate_every=2)
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": SHAPE,
@@ -123,6 +123,13 @@ def test_a_chain_whose_loss_is_no_number_ends_before_anybody_goes_a_step(monkeyp
             leader.lead(Scripted(norm), torch.nn.Module(), examples, SETTINGS, leader.Record())  # type: ignore[arg-type]
 
 
+def test_who_goes_on_in_turn_knows_when_the_main_owner_led_last() -> None:
+    from motley.training.chain.owners import last_led
+
+    assert [last_led(done, 1, 2) for done in range(6)] == [0, 1, 1, 3, 3, 5]
+    assert [last_led(done, 2, 3) for done in range(9)] == [0, 1, 2, 2, 2, 2, 2, 7, 8]
+
+
 @pytest.fixture(scope="module")
 def chained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """A folder with a random model of each family, and adapters that a chain of three processes made of it; and what
@@ -215,6 +222,7 @@ def test_a_chain_of_three_learns_what_one_process_does(case: str, chained: tuple
     assert told["losses"] == pytest.approx(losses, rel=1e-5)
     assert losses[0] != pytest.approx(losses[-1], rel=1e-3)
     assert told["kept"] == [3, 4]
+    assert told["evaluated"] == ([3, 4] if how == "turn" else [2, 4]), "in turn, once the main owner leads again"
     held_out = mean_loss(model, examples_of(DATA_SEED, VOCABULARY)[:2], 2)
     assert told["held_out"] == pytest.approx(held_out, rel=1e-5)
     save_adapter(model, folder / f"alone{how}")
