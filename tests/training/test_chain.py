@@ -91,17 +91,6 @@ def test_each_node_has_one_part_and_memory_for_the_model() -> None:
         place(peers, list(given), 7, 1000)
 
 
-def test_a_chain_writes_over_its_own_adapter_alone(tmp_path: Path) -> None:
-    from motley.training.mesh.chained import _claim
-
-    adapter, mark, other = tmp_path / "out" / "adapter", tmp_path / "job" / "own", tmp_path / "other" / "own"
-    _claim(adapter, mark)
-    adapter.mkdir(parents=True)
-    _claim(adapter, mark)  # its last word was lost, and it begins anew
-    with pytest.raises(TrainingError, match="exists already"):
-        _claim(adapter, other)
-
-
 def test_a_chain_whose_loss_is_no_number_ends_before_anybody_goes_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -49,8 +49,8 @@ class Owners:
     def lead_in_turn(
         self, learnt: Sequence[Example], settings: Settings, turn: int, record: Record, begin_at: int = 0
     ) -> None:
-        """Train: one owner after the other leads for `turn` steps. An evaluation that is due while another than the main
-        owner leads follows the first step after which it leads again.
+        """Train: one owner after the other leads for `turn` steps. An evaluation that is due while another one leads
+        than the main owner follows the first step after which that leads again.
 
         Args:
             record: the main owner is told of all steps, the others of their own.

@@ -198,17 +198,24 @@ async def test_two_owners_of_data_lead_in_turn_and_both_have_the_adapter(tmp_pat
     texts["b"].write_text("\n".join(lines[1::2]))
     async with three_machines(tmp_path, a="3GB", b="3GB", c="3GB") as there:
 
-        async def train(node: str, *options: str) -> Any:
-            words = ("train", str(BUNDLED), str(texts[node]), "--out", str(tmp_path / f"out-{node}"), "--json")
-            lease = str(tmp_path / node / "lease.json")
-            told = await in_thread(*words, *SETTINGS, *options, MOTLEY_LEASE=lease)
-            assert told[0] == 0, told[2]
-            return json.loads(told[1].splitlines()[-1])
+        def words(node: str) -> tuple[str, ...]:
+            return "train", str(BUNDLED), str(texts[node]), "--out", str(tmp_path / f"out-{node}"), "--json"
 
-        (offer,) = (await train("b", "--offer"))["offers"]
+        offering = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", *words("b"), "--offer"),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"MOTLEY_LEASE": str(tmp_path / "b" / "lease.json")},
+        )
+        assert offering.stdout is not None
+        (offer,) = json.loads(await offering.stdout.readline())["offers"]
         options = ("--mode", "chain", "--nodes", "c", "--with", offer, "--turn", "2", "--last", "1", "--steps", "6")
-        number = (await train("a", *options, "--detach", "--url", there.url))["id"]
+        lease = str(tmp_path / "a" / "lease.json")
+        told = await in_thread(*words("a"), *SETTINGS, *options, "--detach", "--url", there.url, MOTLEY_LEASE=lease)
+        assert told[0] == 0, told[2]
+        number = json.loads(told[1].splitlines()[-1])["id"]
         done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+        said, _ = await asyncio.wait_for(offering.communicate(), 60.0)
+    assert json.loads(said) == {"adapter": str(tmp_path / "out-b" / "adapter")}, "and with that the offer is over"
     assert done["result"]["owners"] == ["a", "b"]
     assert done["result"]["layers"].keys() == {"a", "c"}
     assert sum(stop - start for start, stop in done["result"]["layers"].values()) == 5, "and the last is at both owners"
