@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +233,11 @@ async def test_two_owners_of_data_lead_in_turn_and_both_have_the_adapter(tmp_pat
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
-async def test_perplexity_falls_alike_in_one_process_by_merging_and_in_a_chain(tmp_path: Path) -> None:
+async def test_perplexity_falls_alike_in_one_process_with_little_memory_by_merging_and_in_a_chain(
+    tmp_path: Path,
+) -> None:
     """On what is held out of a book, within 2 %."""
+    from motley.training.memory.switches import parse_switches
     from motley.training.settings import Settings
     from motley.training.training import train
 
@@ -244,6 +248,10 @@ async def test_perplexity_falls_alike_in_one_process_by_merging_and_in_a_chain(t
     assert alone.perplexity is not None
     fall = alone.perplexity[0] - alone.perplexity[1]
     assert fall > 0.5 * alone.perplexity[0]
+    tight = replace(settings, memory=parse_switches("tight"))
+    little = await asyncio.to_thread(train, BUNDLED, data, tmp_path / "little", tight)
+    assert little.perplexity is not None
+    assert little.perplexity[0] - little.perplexity[1] == pytest.approx(fall, rel=0.02)
     told = ("--steps", "60", "--batch", "8", "--rate", "2e-3", "--context", "96", "--held-out-share", "0.1")
     async with three_machines(tmp_path, a="4GB", b="4GB", c="4GB") as there:
         for mode in ("merge", "chain"):
