@@ -207,15 +207,19 @@ async def test_two_owners_of_data_lead_in_turn_and_both_have_the_adapter(tmp_pat
             stdout=asyncio.subprocess.PIPE,
             env=os.environ | {"MOTLEY_LEASE": str(tmp_path / "b" / "lease.json")},
         )
-        assert offering.stdout is not None
-        (offer,) = json.loads(await offering.stdout.readline())["offers"]
-        options = ("--mode", "chain", "--nodes", "c", "--with", offer, "--turn", "2", "--last", "1", "--steps", "6")
-        lease = str(tmp_path / "a" / "lease.json")
-        told = await in_thread(*words("a"), *SETTINGS, *options, "--detach", "--url", there.url, MOTLEY_LEASE=lease)
-        assert told[0] == 0, told[2]
-        number = json.loads(told[1].splitlines()[-1])["id"]
-        done = await until(there, number, "it is done", lambda job: job["state"] == "done")
-        said, _ = await asyncio.wait_for(offering.communicate(), 60.0)
+        try:
+            assert offering.stdout is not None
+            (offer,) = json.loads(await offering.stdout.readline())["offers"]
+            options = ("--mode", "chain", "--nodes", "c", "--with", offer, "--turn", "2", "--last", "1", "--steps", "6")
+            lease = str(tmp_path / "a" / "lease.json")
+            told = await in_thread(*words("a"), *SETTINGS, *options, "--detach", "--url", there.url, MOTLEY_LEASE=lease)
+            assert told[0] == 0, told[2]
+            number = json.loads(told[1].splitlines()[-1])["id"]
+            done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+            said, _ = await asyncio.wait_for(offering.communicate(), 60.0)
+        finally:
+            if offering.returncode is None:
+                offering.kill()
     assert json.loads(said) == {"adapter": str(tmp_path / "out-b" / "adapter")}, "and with that the offer is over"
     assert done["result"]["owners"] == ["a", "b"]
     assert done["result"]["layers"].keys() == {"a", "c"}
