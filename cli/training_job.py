@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from motley.training.mesh.ticket import Ticket
 
 POLL_S = 0.5
+TAKEN_S = 300.0
+"""So long after an offer was taken its worker may take to begin."""
 CURVE = 24
 """Characters of a curve."""
 
@@ -102,14 +106,17 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
                 results.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def offer_data(ticket: Ticket, *, as_json: bool) -> None:
-    """Leave data for a training that somebody at another machine begins, and say how it is taken.
+async def offer_data(ticket: Ticket, *, as_json: bool) -> None:
+    """Offer data for a training that somebody at another machine begins: say how it is taken, and wait until that
+    training is over. Cancelled before it has begun, the offer ends.
 
     Raises:
-        CliError: no node of a mesh runs here.
+        CliError: no node of a mesh runs here, or no adapter came of it.
+        motley.training.errors.TrainingError: the folder for the adapter is not free.
     """
     from motley.daemon.lease.file import LeaseFile
     from motley.daemon.node.workers.training import tickets_of
+    from motley.training.mesh.claim import ADAPTER, check_free, last_claimed_by, unclaim
 
     lease = LeaseFile()
     here = [told.node for told in lease.told()]
@@ -117,13 +124,44 @@ def offer_data(ticket: Ticket, *, as_json: bool) -> None:
         raise CliError("--offer: no node of a mesh runs here: run `motley join` first")
     if not ticket.data.is_file():
         raise CliError(f"{ticket.data}: there is no such file")
-    name = ticket.leave(tickets_of(lease))
-    offers = [f"{node}:{name}" for node in here]
+    check_free(ticket.out)
+    unclaim(ticket.out)
+    folder = tickets_of(lease)
+    name = ticket.leave(folder)
+    left = folder / f"{name}.json"
+    try:
+        offers = [f"{node}:{name}" for node in here]
+        if as_json:
+            print(json.dumps({"offers": offers}), flush=True)
+        else:
+            which = " or ".join(f"--with {offer}" for offer in offers)
+            results.print(f"offered, for one training: `motley train --mode chain {which}` takes it", soft_wrap=True)
+            console.print("Ctrl-C ends the offer; so does the end of the training")
+        await _until(lambda: not left.exists(), inf)  # somebody may begin it next week
+    finally:
+        with contextlib.suppress(OSError):
+            left.unlink()
+    console.print("it is taken; the training goes on without this command, too")
+    await _until(lambda: last_claimed_by(ticket.out) is not None, TAKEN_S)
+    job = last_claimed_by(ticket.out)
+    await _until(lambda: job is None or not job.is_dir(), inf)
+    adapter = ticket.out / ADAPTER
+    if not adapter.exists():
+        which = f"show {job.name}" if job else "ls"
+        raise CliError(f"no adapter came of it: `motley jobs {which}` says why")
     if as_json:
-        print(json.dumps({"offers": offers}))
-        return
-    which = " or ".join(f"--with {offer}" for offer in offers)
-    results.print(f"offered, for one training: `motley train --mode chain {which}` takes it", soft_wrap=True)
+        print(json.dumps({"adapter": str(adapter)}))
+    else:
+        results.print(f"the adapter is {escape(str(adapter))}", highlight=False, soft_wrap=True)
+
+
+async def _until(true: Callable[[], bool], seconds: float) -> None:
+    """Wait until something is true, or so long."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return
+        await asyncio.sleep(POLL_S)
 
 
 async def _node_of(client: Client, here: list[str]) -> str:

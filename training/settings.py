@@ -80,6 +80,8 @@ def agree(folder: Path, settings: Settings, made_of: dict[str, str]) -> None:
     try:
         kept = json.loads(json.dumps(asdict(Settings()))) | json.loads(file.read_bytes())  # it may be of before some
     except FileNotFoundError:
+        if (folder / "adapter").exists():
+            raise TrainingError(f"{folder} holds an adapter of another training; choose another folder") from None
         with written_whole(file) as partial:
             partial.write_text(json.dumps(told, indent=1), encoding="utf-8")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 CURVE = 32
 """Characters of the curve beside the bar."""
+OF_AN_OFFER = {"model", "data", "out", "template", "offer", "as_json"}
+"""Parameters of `train` that say what an offer is; all else says whoever begins the training."""
+ON_THE_MESH = ("nodes", "serve", "owner", "patience", "detach", "url", "api_key", "how", "beside", "turn", "last")
+"""Parameters that are for ``--mode`` alone."""
+NOT_OF_A_MODE = {
+    Mode.MERGE: ("beside", "turn", "last", "plot"),
+    Mode.CHAIN: ("how", "memory", "near", "half", "top", "plot"),
+}
+"""Parameters that have no effect in a mode."""
 
 
 class TooLong(StrEnum):
@@ -46,6 +55,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
+    command: typer.Context,
     model: Annotated[str, typer.Argument(help="Model folder or hub id, of any causal model that transformers knows.")],
     data: Annotated[
         Path,
@@ -131,8 +141,8 @@ def train(
         bool,
         typer.Option(
             "--offer",
-            help="Train nothing yet: offer DATA to a chain that somebody at another machine begins, and say how"
-            " (--with). OUT gets the adapter, too.",
+            help="Offer DATA to a chain that somebody at another machine begins, and say how (--with), until that is"
+            " over or Ctrl-C. OUT gets the adapter, too.",
         ),
     ] = False,
     beside: Annotated[
@@ -176,6 +186,7 @@ def train(
     from motley.training.mesh.ticket import Ticket
     from motley.training.settings import Settings
 
+    _refuse_what_has_no_effect(command, mode, offer=offer)
     if plot:
         require_plotting()
     settings = Settings(
@@ -202,12 +213,7 @@ def train(
     )
     if half and settings.memory:
         raise CliError("--half and --memory are two ways to hold a model: give one of them")
-    if mode is not None or offer:
-        if plot:
-            raise CliError("--plot is for a training on this machine; `motley jobs show` draws the curves of a job")
-        if mode is Mode.CHAIN and (settings.memory or half or top):
-            own = "--memory, --half and --top"
-            raise CliError(f"{own} are not for --mode {mode}, in which each node has some of the layers")
+    if offer or mode is not None:
         ticket = Ticket(
             data=data.absolute(),
             held_out=held_out.absolute() if held_out else None,
@@ -221,22 +227,13 @@ def train(
             last=last,
             offered=offer,
         )
-        if offer:
-            if mode is not None or held_out or beside:
-                raise CliError("--offer: whoever begins the training says how it goes, and evaluates")
-            offer_data(ticket, as_json=as_json)
+        if mode is None:
+            run_job(offer_data(ticket, as_json=as_json))
             return
-        assert mode is not None, "either of them was given"
-        if mode is not Mode.CHAIN and (beside or turn or last):
-            raise CliError("--with, --turn and --last are for --mode chain")
         source = str(Path(model).absolute()) if Path(model).is_dir() else model
         asked = MeshTraining(mode, source, _listed(nodes), serve, owner, _offers(beside), url, api_key)
         run_job(train_on_mesh(asked, ticket, follow=not detach, as_json=as_json))
         return
-    ours = {"--nodes": nodes, "--serve": serve, "--owner": owner, "--with": beside, "--turn": turn, "--last": last}
-    for option, given in ours.items():
-        if given:
-            raise CliError(f"{option} is for a training on machines of the mesh: give --mode, too")
     require_extra("torch", "transformers", "peft")
     folder = resolve(model, None)
     if not folder.is_dir():
@@ -267,6 +264,32 @@ def train(
         cut = counted(trained.cut, "example")
         results.print(f"cut to the context: {cut}; left out, without an answer in it: {trained.unanswered}")
     results.print(f"the adapter is {escape(str(out / 'adapter'))}", highlight=False, soft_wrap=True)
+
+
+def _refuse_what_has_no_effect(command: typer.Context, mode: Mode | None, *, offer: bool) -> None:
+    """
+    Raises:
+        CliError: an option was given that has no effect beside the others; it is named.
+    """
+    options = {each.name or "": each.opts[0] for each in command.command.params}
+    sources = {name: command.get_parameter_source(name) for name in options}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+    def refuse(names: Iterable[str], why: str) -> None:
+        if found := [options[name] for name in options if name in names and name in given]:
+            raise CliError(f"{', '.join(found)}: {why}")
+
+    if offer:
+        why = "not beside --offer: whoever begins the training says how it goes, and evaluates"
+        refuse(given - OF_AN_OFFER, why)
+    elif mode is None:
+        refuse(ON_THE_MESH, "for a training on machines of the mesh: give --mode, too")
+    else:
+        refuse(NOT_OF_A_MODE[mode], f"not for --mode {mode}")
+    if "beside" not in given:
+        refuse({"turn"}, "for several who have data: name the others (--with)")
+    if "held_out" in given:
+        refuse({"held_out_share"}, "of DATA nothing is held out beside --held-out")
 
 
 def _offers(words: str) -> dict[str, str]:

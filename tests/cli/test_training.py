@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +17,13 @@ from typer.testing import CliRunner
 
 from motley.cli.app import app
 from motley.cli.commands.train import _alone_in
-from motley.cli.errors import CliError, explain
+from motley.cli.errors import EXIT_INTERRUPTED, CliError, explain
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.states import State
 from motley.daemon.node.workers.training import tickets_of
 from motley.training.adapters import read_adapter, write_adapter
 from motley.training.merging import Change
+from motley.training.mesh.claim import claim
 from motley.training.mesh.ticket import Ticket
 
 
@@ -39,21 +44,69 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "out").exists()
 
 
-def test_data_is_offered_by_a_name_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command that offers, on a machine with a node."""
     lease = LeaseFile(tmp_path / "mesh" / "lease.json")
     monkeypatch.setenv("MOTLEY_LEASE", str(lease.path))
-    data = tmp_path / "data.jsonl"
-    offer = ["train", "model", str(data), "--out", str(tmp_path / "out"), "--offer", "--json"]
-    assert "no node of a mesh runs here" in str(CliRunner().invoke(app, offer).exception)
     pid = os.getpid()
     lease.tell(Told("pc", State.NORMAL, "", pid, began(pid) or 0.0, 60.0, ""))
+    return ["train", "model", str(tmp_path / "data.jsonl"), "--out", str(tmp_path / "out"), "--offer"]
+
+
+def test_what_cannot_be_offered(tmp_path: Path, offer: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "there is no such file" in str(CliRunner().invoke(app, offer).exception)
+    (tmp_path / "data.jsonl").write_text('{"text": "private"}')
+    (tmp_path / "out" / "adapter").mkdir(parents=True)
+    assert "adapter exists already" in str(CliRunner().invoke(app, offer).exception)
+    monkeypatch.setenv("MOTLEY_LEASE", str(tmp_path / "nowhere" / "lease.json"))
+    assert "no node of a mesh runs here" in str(CliRunner().invoke(app, offer).exception)
+
+
+@contextmanager
+def offering(command: list[str], *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that offers, and what it says first."""
+    words = [sys.executable, "-m", "motley.cli.main", *command, *more]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline()
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_an_offer_ends_with_ctrl_c(tmp_path: Path, offer: list[str]) -> None:
+    data = tmp_path / "data.jsonl"
     data.write_text('{"text": "private"}')
-    said = json.loads(CliRunner().invoke(app, offer).stdout)
-    ((node, _, name),) = [each.rpartition(":") for each in said["offers"]]
-    assert node == "pc"
-    left = Ticket.read(json.loads((tickets_of(lease) / f"{name}.json").read_bytes()))
-    assert (left.data, left.out) == (data, tmp_path / "out")
+    with offering(offer, "--json") as (process, first):
+        ((node, _, name),) = [each.rpartition(":") for each in json.loads(first)["offers"]]
+        assert node == "pc"
+        ticket = tickets_of(LeaseFile()) / f"{name}.json"
+        left = Ticket.read(json.loads(ticket.read_bytes()))
+        assert (left.data, left.out, left.offered) == (data, tmp_path / "out", True)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == EXIT_INTERRUPTED
+        assert "Traceback" not in said
+        assert not ticket.exists()
+
+
+def test_an_offer_ends_with_its_training(tmp_path: Path, offer: list[str]) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "private"}')
+    out, job = tmp_path / "out", tmp_path / "12345678"
+    for made in (False, True):  # an adapter
+        with offering(offer) as (process, first):
+            name = first.rpartition(":")[2].partition("`")[0]
+            job.mkdir()
+            claim(out, job)
+            (tickets_of(LeaseFile()) / f"{name}.json").unlink()  # it is taken
+            if made:
+                (out / "adapter").mkdir()
+            job.rmdir()
+            said, trouble = process.communicate(timeout=60)
+            assert (process.returncode, "the adapter is" in said) == ((0, True) if made else (1, False))
+            assert ("no adapter came of it" in trouble) is not made
 
 
 def test_two_trainings_in_one_folder(tmp_path: Path) -> None:
@@ -88,15 +141,20 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--nodes", "a,b"], "--nodes is for a training on machines of the mesh: give --mode, too"),
+        (["--nodes", "a,b"], "--nodes: for a training on machines of the mesh: give --mode, too"),
+        (["--patience", "1m", "--detach"], "--patience, --detach: for a training on machines of the mesh"),
         (["--mode", "merge"], "say with --nodes who trains"),
-        (["--mode", "chain", "--nodes", "b", "--memory", "tight"], "--half and --top are not for --mode chain"),
+        (["--mode", "chain", "--nodes", "b", "--memory", "tight"], "--memory: not for --mode chain"),
+        (["--mode", "chain", "--nodes", "b", "--how", "ties"], "--how: not for --mode chain"),
         (["--half", "--memory", "tight"], "two ways to hold a model"),
-        (["--mode", "merge", "--nodes", "b", "--plot", "loss.png"], "--plot is for a training on this machine"),
-        (["--turn", "3"], "--turn is for a training on machines of the mesh: give --mode, too"),
-        (["--mode", "merge", "--nodes", "b", "--last", "1"], "--with, --turn and --last are for --mode chain"),
+        (["--mode", "merge", "--nodes", "b", "--plot", "loss.png"], "--plot: not for --mode merge"),
+        (["--turn", "3"], "--turn: for a training on machines of the mesh: give --mode, too"),
+        (["--mode", "merge", "--nodes", "b", "--last", "1"], "--last: not for --mode merge"),
         (["--mode", "chain", "--nodes", "b", "--with", "c:nothing"], "--with: NODE:OFFER of each"),
-        (["--mode", "chain", "--offer"], "--offer: whoever begins the training says how it goes"),
+        (["--mode", "chain", "--nodes", "b", "--turn", "2"], "--turn: for several who have data"),
+        (["--held-out", "h.jsonl", "--held-out-share", "0.1"], "--held-out-share: of DATA nothing is held out"),
+        (["--mode", "chain", "--offer"], "--mode: not beside --offer: whoever begins the training says how it goes"),
+        (["--offer", "--steps", "9", "--detach", "--keep-every", "2"], "--steps, --keep-every, --detach: not beside"),
     ],
 )
 def test_options_that_are_not_of_a_mode(options: list[str], why: str, tmp_path: Path) -> None:

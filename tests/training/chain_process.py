@@ -105,6 +105,7 @@ def train(plan: dict[str, Any], case: str, epoch: int, listener: Listener, addre
         "losses": [point.loss for point in points],
         "held_out": points[-1].held_out,
         "kept": kept,
+        "evaluated": [point.step for point in points if point.held_out is not None],
         "shown": is_shown(examples, data),
         "heard": b'"forward"' in data,
     }

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # which peft a
 DEADLINE_S = 240.0
 VOCABULARY = 96
 DATA_SEED = 11
-SETTINGS = Settings(steps=4, batch=2, accumulate=2, rate=1e-2, warm_up=2, clip=0.5, rank=4, seed=3)
+SETTINGS = Settings(steps=4, batch=2, accumulate=2, rate=1e-2, warm_up=2, clip=0.5, rank=4, seed=3, evaluate_every=2)
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": SHAPE,
@@ -91,17 +91,6 @@ def test_each_node_has_one_part_and_memory_for_the_model() -> None:
         place(peers, list(given), 7, 1000)
 
 
-def test_a_chain_writes_over_its_own_adapter_alone(tmp_path: Path) -> None:
-    from motley.training.mesh.chained import _claim
-
-    adapter, mark, other = tmp_path / "out" / "adapter", tmp_path / "job" / "own", tmp_path / "other" / "own"
-    _claim(adapter, mark)
-    adapter.mkdir(parents=True)
-    _claim(adapter, mark)  # its last word was lost, and it begins anew
-    with pytest.raises(TrainingError, match="exists already"):
-        _claim(adapter, other)
-
-
 def test_a_chain_whose_loss_is_no_number_ends_before_anybody_goes_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -121,6 +110,13 @@ def test_a_chain_whose_loss_is_no_number_ends_before_anybody_goes_a_step(monkeyp
         examples = examples_of(DATA_SEED, VOCABULARY)
         with pytest.raises(TrainingError, match="step 1: the loss is no number"):
             leader.lead(Scripted(norm), torch.nn.Module(), examples, SETTINGS, leader.Record())  # type: ignore[arg-type]
+
+
+def test_who_goes_on_in_turn_knows_when_the_main_owner_led_last() -> None:
+    from motley.training.chain.owners import last_led
+
+    assert [last_led(done, 1, 2) for done in range(6)] == [0, 1, 1, 3, 3, 5]
+    assert [last_led(done, 2, 3) for done in range(9)] == [0, 1, 2, 2, 2, 2, 2, 7, 8]
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +211,7 @@ def test_a_chain_of_three_learns_what_one_process_does(case: str, chained: tuple
     assert told["losses"] == pytest.approx(losses, rel=1e-5)
     assert losses[0] != pytest.approx(losses[-1], rel=1e-3)
     assert told["kept"] == [3, 4]
+    assert told["evaluated"] == ([3, 4] if how == "turn" else [2, 4]), "in turn, once the main owner leads again"
     held_out = mean_loss(model, examples_of(DATA_SEED, VOCABULARY)[:2], 2)
     assert told["held_out"] == pytest.approx(held_out, rel=1e-5)
     save_adapter(model, folder / f"alone{how}")

@@ -207,10 +207,16 @@ class Record:
     keep_every: int = 20
     evaluate: Callable[[], float] | None = None
 
-    def evaluated(self, point: Point, settings: Settings) -> Point:
-        """A step's point, with the loss of what is held out where that is due."""
-        every = settings.evaluate_every
-        if self.evaluate is None or not (point.step == settings.steps or (every and point.step % every == 0)):
+    def evaluated(self, point: Point, settings: Settings, since: int | None = None) -> Point:
+        """A step's point, with the loss of what is held out where that is due.
+
+        Args:
+            since: the latest step before it after which it could have been evaluated, if that was due; None: the one
+                before it.
+        """
+        every, before = settings.evaluate_every, point.step - 1 if since is None else since
+        due = point.step == settings.steps or (every and point.step // every > before // every)
+        if self.evaluate is None or not due:
             return point
         return replace(point, held_out=self.evaluate())
 

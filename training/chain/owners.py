@@ -49,7 +49,8 @@ class Owners:
     def lead_in_turn(
         self, learnt: Sequence[Example], settings: Settings, turn: int, record: Record, begin_at: int = 0
     ) -> None:
-        """Train: one owner after the other leads for `turn` steps.
+        """Train: one owner after the other leads for `turn` steps. An evaluation that is due while another one leads
+        than the main owner follows the first step after which that leads again.
 
         Args:
             record: the main owner is told of all steps, the others of their own.
@@ -58,7 +59,7 @@ class Owners:
             TrainingError: losses are no numbers any more.
             motley.transport.TransportError: a rank is gone.
         """
-        leads = MAIN
+        leads, seen = MAIN, last_led(begin_at, turn, len(self._ranks))
         for step in range(begin_at, settings.steps):
             leads = self._moved(leads, step // turn % len(self._ranks))
             done, due, after = step + 1, record.is_due(step + 1, settings), leads
@@ -74,7 +75,8 @@ class Owners:
             if done == settings.steps:
                 after = self._moved(leads, MAIN)
             if self._own == MAIN:
-                record.told(record.evaluated(point, settings) if after == MAIN else point)
+                record.told(record.evaluated(point, settings, seen) if after == MAIN else point)
+                seen = done if after == MAIN else seen
                 if due:
                     record.kept(done, self._leader.state() if leads == MAIN else state)
             leads = after
@@ -140,6 +142,11 @@ class Owners:
             if rank != self._mesh.rank:
                 send(self._mesh, value, rank)
         return [value if rank == self._mesh.rank else receive(self._mesh, rank) for rank in self._ranks]
+
+
+def last_led(done: int, turn: int, owners: int) -> int:
+    """Of `done` steps in turn, how many there were when the main owner had led one last; 0: it has led none."""
+    return next((step + 1 for step in reversed(range(done)) if step // turn % owners == MAIN), 0)
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:

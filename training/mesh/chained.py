@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from motley.training.dealing import RUNTIME_BYTES
 from motley.training.errors import TrainingError
 from motley.training.files import CURVE, Checkpoints, Curve, Point, written_whole
 from motley.training.memory.layers import decoder_layers
+from motley.training.mesh.claim import claim
 from motley.training.mesh.order import LEADER, WorkerOrder
 from motley.training.mesh.pipe import Pipe
 from motley.training.mesh.talk import pack_files, unpack_files
@@ -41,8 +41,6 @@ CONNECT_S = 120.0
 PEERS_S = 6 * 3600.0
 """The others may have to fetch the model, or to wait for their devices."""
 LOOK_S = 0.2
-OWN = "adapter-is-own"
-"""A file in the job's folder, once an adapter that stands in the ticket's `out` can only be the job's own."""
 
 
 def take_part(order: WorkerOrder, pipe: Pipe) -> None:
@@ -55,7 +53,7 @@ def take_part(order: WorkerOrder, pipe: Pipe) -> None:
     folder, ticket = order.model_folder, order.ticket
     data = None
     if ticket is not None:
-        _claim(ticket.out / "adapter", order.folder / OWN)
+        claim(ticket.out, order.job_folder)
     if ticket is not None and order.member == LEADER:
         data = read_data(folder, ticket.data, ticket.settings, held_out=ticket.held_out, template=ticket.template)
     with closing(order.listener()) as listener:
@@ -69,20 +67,6 @@ def take_part(order: WorkerOrder, pipe: Pipe) -> None:
                 _own(order, ticket, pipe, mesh)
             else:
                 _Led(order, ticket, pipe, mesh, peers).train(data.learnt, data.evaluated)
-
-
-def _claim(adapter: Path, mark: Path) -> None:
-    """See that the job may write its adapter; note that it may, so that it can begin anew after it was written.
-
-    Raises:
-        TrainingError: there is one of somebody else, or the disk is full.
-    """
-    if mark.exists():
-        return
-    if adapter.exists():
-        raise TrainingError(f"{adapter} exists already: choose another --out")
-    with written_whole(mark) as partial:
-        partial.touch()
 
 
 def _peers(pipe: Pipe) -> list[dict[str, Any]]:

@@ -68,6 +68,11 @@ class WorkerOrder:
             raise TrainingError(f"the daemon's order is none: {type(error).__name__}: {error}") from error
 
     @property
+    def job_folder(self) -> Path:
+        """Of the job, on this machine; it is there until the job is over."""
+        return self.folder.parent
+
+    @property
     def membership(self) -> Membership:
         return Membership(self.session, self.epoch, self.member, self.members, self.secret, bytes(32))
 

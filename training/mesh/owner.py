@@ -22,6 +22,7 @@ from motley.training.errors import TrainingError
 from motley.training.examples import Example
 from motley.training.files import CURVE, written_whole
 from motley.training.merging import How
+from motley.training.mesh.claim import claim
 from motley.training.mesh.order import WorkerOrder
 from motley.training.mesh.pipe import Pipe
 from motley.training.mesh.talk import (
@@ -87,10 +88,9 @@ def deal_and_merge(order: WorkerOrder, pipe: Pipe) -> None:
     ticket = order.ticket
     assert ticket is not None, "who leads has a ticket"
     adapter = ticket.out / "adapter"
-    if adapter.exists() and (order.folder / DEALT).exists():  # this worker has died after it was written
+    claim(ticket.out, order.job_folder)
+    if adapter.exists():  # this worker has died after it was written
         shutil.rmtree(adapter)
-    if adapter.exists():
-        raise TrainingError(f"{adapter} exists already: choose another --out")
     data = read_data(
         order.model_folder, ticket.data, ticket.settings, held_out=ticket.held_out, template=ticket.template
     )

@@ -153,6 +153,15 @@ async def test_a_worker_has_the_processor_by_a_lease_and_waits_for_it(tmp_path: 
         assert node.file.read() is None, "given back as the worker has ended: there is no such model, or no torch"
 
 
+async def test_of_two_jobs_for_one_device_the_second_says_which_has_it_and_waits(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        async with node.leasing.lent_to("training poems (87654321)", "cpu", lambda why: None):
+            await node.trainings.command(start(1, computes=True))
+            await node.until(lambda: node.kinds() == ["waits"])
+            assert "'training poems (87654321)' has a lease of the processor" in node.said[0].waits
+        await node.until(lambda: "failed" in node.kinds())  # its turn has come: there is no such model, or no torch
+
+
 async def test_a_device_that_somebody_takes_is_lost_and_had_again(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         reasons: list[str] = []

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,17 +199,28 @@ async def test_two_owners_of_data_lead_in_turn_and_both_have_the_adapter(tmp_pat
     texts["b"].write_text("\n".join(lines[1::2]))
     async with three_machines(tmp_path, a="3GB", b="3GB", c="3GB") as there:
 
-        async def train(node: str, *options: str) -> Any:
-            words = ("train", str(BUNDLED), str(texts[node]), "--out", str(tmp_path / f"out-{node}"), "--json")
-            lease = str(tmp_path / node / "lease.json")
-            told = await in_thread(*words, *SETTINGS, *options, MOTLEY_LEASE=lease)
-            assert told[0] == 0, told[2]
-            return json.loads(told[1].splitlines()[-1])
+        def words(node: str) -> tuple[str, ...]:
+            return "train", str(BUNDLED), str(texts[node]), "--out", str(tmp_path / f"out-{node}"), "--json"
 
-        (offer,) = (await train("b", "--offer"))["offers"]
-        options = ("--mode", "chain", "--nodes", "c", "--with", offer, "--turn", "2", "--last", "1", "--steps", "6")
-        number = (await train("a", *options, "--detach", "--url", there.url))["id"]
-        done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+        offering = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", *words("b"), "--offer"),
+            stdout=asyncio.subprocess.PIPE,
+            env=os.environ | {"MOTLEY_LEASE": str(tmp_path / "b" / "lease.json")},
+        )
+        try:
+            assert offering.stdout is not None
+            (offer,) = json.loads(await offering.stdout.readline())["offers"]
+            options = ("--mode", "chain", "--nodes", "c", "--with", offer, "--turn", "2", "--last", "1", "--steps", "6")
+            lease = str(tmp_path / "a" / "lease.json")
+            told = await in_thread(*words("a"), *SETTINGS, *options, "--detach", "--url", there.url, MOTLEY_LEASE=lease)
+            assert told[0] == 0, told[2]
+            number = json.loads(told[1].splitlines()[-1])["id"]
+            done = await until(there, number, "it is done", lambda job: job["state"] == "done")
+            said, _ = await asyncio.wait_for(offering.communicate(), 60.0)
+        finally:
+            if offering.returncode is None:
+                offering.kill()
+    assert json.loads(said) == {"adapter": str(tmp_path / "out-b" / "adapter")}, "and with that the offer is over"
     assert done["result"]["owners"] == ["a", "b"]
     assert done["result"]["layers"].keys() == {"a", "c"}
     assert sum(stop - start for start, stop in done["result"]["layers"].values()) == 5, "and the last is at both owners"
@@ -225,8 +237,11 @@ async def test_two_owners_of_data_lead_in_turn_and_both_have_the_adapter(tmp_pat
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
-async def test_perplexity_falls_alike_in_one_process_by_merging_and_in_a_chain(tmp_path: Path) -> None:
+async def test_perplexity_falls_alike_in_one_process_with_little_memory_by_merging_and_in_a_chain(
+    tmp_path: Path,
+) -> None:
     """On what is held out of a book, within 2 %."""
+    from motley.training.memory.switches import parse_switches
     from motley.training.settings import Settings
     from motley.training.training import train
 
@@ -237,6 +252,10 @@ async def test_perplexity_falls_alike_in_one_process_by_merging_and_in_a_chain(t
     assert alone.perplexity is not None
     fall = alone.perplexity[0] - alone.perplexity[1]
     assert fall > 0.5 * alone.perplexity[0]
+    tight = replace(settings, memory=parse_switches("tight"))
+    little = await asyncio.to_thread(train, BUNDLED, data, tmp_path / "little", tight)
+    assert little.perplexity is not None
+    assert little.perplexity[0] - little.perplexity[1] == pytest.approx(fall, rel=0.02)
     told = ("--steps", "60", "--batch", "8", "--rate", "2e-3", "--context", "96", "--held-out-share", "0.1")
     async with three_machines(tmp_path, a="4GB", b="4GB", c="4GB") as there:
         for mode in ("merge", "chain"):
