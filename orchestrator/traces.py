@@ -1,6 +1,7 @@
 """Traces in OpenTelemetry's sense: a span for each HTTP request that asks for something, and in it one for each answer.
 
-Where the packages are not installed (``pip install motley[otel]``), or nobody has said where spans go, nothing happens.
+Where the packages are not installed (``pip install motley-mesh[otel]``), or nobody has said where spans go, nothing
+happens.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def export_traces() -> bool:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         why = f"{ENDPOINTS[0]} is set, but {error.name} is not installed"
-        raise TracesError(f"{why}: `pip install 'motley[otel]'`, or unset it") from error
+        raise TracesError(f"{why}: `pip install 'motley-mesh[otel]'`, or unset it") from error
     named = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "motley"}
     provider = TracerProvider(resource=Resource.create(named))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

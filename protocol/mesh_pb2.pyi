@@ -617,16 +617,18 @@ class Welcome(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., key: _Optional[str] = ..., api_url: _Optional[str] = ..., api_trust: _Optional[bytes] = ...) -> None: ...
 
 class Describe(_message.Message):
-    __slots__ = ("request_id", "model", "tokens_of", "only_here")
+    __slots__ = ("request_id", "model", "tokens_of", "only_here", "in_part")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKENS_OF_FIELD_NUMBER: _ClassVar[int]
     ONLY_HERE_FIELD_NUMBER: _ClassVar[int]
+    IN_PART_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: ModelSpec
     tokens_of: str
     only_here: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens_of: _Optional[str] = ..., only_here: _Optional[bool] = ...) -> None: ...
+    in_part: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens_of: _Optional[str] = ..., only_here: _Optional[bool] = ..., in_part: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
     __slots__ = ("source", "quantisation", "block", "exact", "beside", "cache_format", "config_json")

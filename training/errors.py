@@ -30,4 +30,4 @@ def require_extra(*packages: str) -> None:
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise TrainingError(f"training needs {', '.join(missing)}: pip install 'motley[train]'")
+        raise TrainingError(f"training needs {', '.join(missing)}: pip install 'motley-mesh[train]'")

@@ -50,7 +50,7 @@ def require_plotting() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise PlotError("a plot needs matplotlib: pip install 'motley[plot]', or pip install matplotlib") from None
+        raise PlotError("a plot needs matplotlib: pip install 'motley-mesh[plot]', or pip install matplotlib") from None
 
 
 def plot_latency(reports: Sequence[LatencyReport], path: Path) -> None:

@@ -267,6 +267,8 @@ class _Request:
         except aiohttp.ClientError as error:
             if self._client.reached:
                 raise BrokeOff(gone(url)) from error
+            if isinstance(error, aiohttp.ClientSSLError) and "WRONG_VERSION_NUMBER" in str(error):
+                raise CliError(f"{url} does not speak TLS: write http{url.removeprefix('https')}") from error
             if isinstance(error, aiohttp.ClientSSLError):
                 raise CliError(
                     f"{url} is not known to this machine ({error}): let it join the mesh, or name a file with the"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from motley.daemon.lending.wire import Files, Kind, LendingError, LentFile, pack, read, read_stretches
 from motley.daemon.weights.checkpoints.gguf.header import read_header
+from motley.daemon.weights.checkpoints.tensor_files import Bring
 from motley.daemon.weights.hub import files_of
 from motley.transport import Connected, Lost, Membership, Message, Messenger
 
@@ -21,16 +22,18 @@ LOOK_S = 1.0
 class Lender:
     """A model's files, open for reading."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, bring: Bring | None = None) -> None:
         """
         Args:
             place: of a model that is here, see `motley.daemon.weights.hub.resolve`.
+            bring: what brings bytes of it here, where not all of them are.
 
         Raises:
             CheckpointError: a GGUF file is broken.
             OSError: a file cannot be read.
         """
-        paths = files_of(place)
+        self._paths = paths = files_of(place)
+        self._bring = bring
         self.files = Files(place.name if place.is_file() else "", tuple(map(_lent, paths)))
         with contextlib.ExitStack() as stack:
             self._open = [stack.enter_context(FileIO(path)) for path in paths]
@@ -45,7 +48,10 @@ class Lender:
             if kind is not Kind.READ or number >= len(self._open):
                 raise LendingError(f"a {kind.name} of file {number} was asked for")
             lent, file = self.files.files[number], self._open[number]
-            parts = [_read(file, *stretch) for stretch in read_stretches(body, lent.size)]
+            stretches = read_stretches(body, lent.size)
+            if self._bring is not None:
+                self._bring(self._paths[number], stretches)
+            parts = [_read(file, *stretch) for stretch in stretches]
             return [pack(Kind.BYTES), b"".join(parts)]  # one: a system call for each page would cost more
         except (LendingError, OSError) as error:
             return [pack(Kind.REFUSED), str(error).encode()]

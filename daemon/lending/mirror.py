@@ -225,6 +225,15 @@ class FoundMirror(NamedTuple):
     size: int
     path: Path
 
+    def files(self) -> Files:
+        """Those of which it has parts.
+
+        Raises:
+            LendingError: the list makes no sense.
+            OSError: it is gone.
+        """
+        return Files.read((self.path / _LIST).read_bytes())
+
     def remove(self) -> bool:
         """Remove it; False: a rank uses it."""
         listed = self.path / _LIST

@@ -13,7 +13,8 @@ from math import prod
 from pathlib import Path
 
 from motley.daemon.lending.borrower import Borrower
-from motley.daemon.loading.fetching import LoadError, fetch
+from motley.daemon.lending.hub_mirror import HubMirror
+from motley.daemon.loading.fetching import LoadError, found
 from motley.daemon.loading.progress import Progress
 from motley.daemon.models.cutting.holding import for_engine
 from motley.daemon.models.description.model import EMBEDDING, expected_shapes
@@ -22,6 +23,7 @@ from motley.daemon.weights.cache import Label, ShareCache, share_key
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import Placed
+from motley.daemon.weights.stored import Source
 from motley.protocol import mesh_pb2 as pb
 
 _ELEMENTS = 8 << 20
@@ -40,7 +42,8 @@ class PlannedModel:
         path: of its folder or GGUF file.
         fingerprint, stamp: of its files; the one reads samples of them, the other sees files that were edited.
         beside: other quantisations that ranks of the session may hold it in.
-        borrower: brings its bytes here, of which another node has the files; None: they are here.
+        borrower: brings its bytes here, of which another node has the files, or which was pulled in part; None: they
+            are here.
         elements: of its weights, without the embeddings, which no share holds unless they are the head too.
     """
 
@@ -52,7 +55,7 @@ class PlannedModel:
     stamp: str
     beside: Collection[str]
     elements: int
-    borrower: Borrower | None
+    borrower: Borrower | HubMirror | None
 
     def share(
         self, cache: ShareCache, weights: Sequence[Placed], size: int, progress: Progress, expert: str = ""
@@ -93,16 +96,24 @@ class PlannedModel:
         if self.borrower is None:
             return
         for matrix in matrices:
-            self._read_through(matrix, progress)
+            read_through(self.opened.source, matrix, progress)
         self.borrower.end()
 
-    def _read_through(self, matrix: str, progress: Progress) -> None:
-        """Read all rows of a matrix, so that they are here; arguments and errors as `end_loan`."""
-        rows, columns = self.opened.source.shape(matrix)
-        at_once = max(1, _ELEMENTS // columns)
-        for first in range(0, rows, at_once):
-            self.opened.source.rows(matrix, range(first, min(rows, first + at_once)))
-            progress(min(rows, first + at_once) * columns, rows * columns)
+
+def read_through(source: Source, matrix: str, progress: Progress) -> None:
+    """Read all rows of a matrix, so that they are here.
+
+    Args:
+        progress: told how far it is.
+
+    Raises:
+        CheckpointError, LendingError: it does not come.
+    """
+    rows, columns = source.shape(matrix)
+    at_once = max(1, _ELEMENTS // columns)
+    for first in range(0, rows, at_once):
+        source.rows(matrix, range(first, min(rows, first + at_once)))
+        progress(min(rows, first + at_once) * columns, rows * columns)
 
 
 @contextlib.contextmanager
@@ -120,13 +131,15 @@ def open_planned(
 
     Raises:
         LoadError: its files differ from those that were planned for, or do not come.
-        Exception: what `fetch`, `Borrower` and `open_model` raise.
+        Exception: what `found`, `Borrower` and `open_model` raise.
     """
     with contextlib.ExitStack() as stack:
-        borrower = None
+        borrower: Borrower | HubMirror | None
         if assignment.HasField("loan"):
             borrower = stack.enter_context(Borrower(assignment.loan, cache.folder, cache.limit))
-        path = borrower.place if borrower else fetch(assignment.model.source, models, progress)
+            path = borrower.place
+        else:
+            path, borrower = stack.enter_context(found(assignment.model.source, models, cache, progress))
         opened = stack.enter_context(open_model(path, borrower.bring if borrower else None))
         stamp, fingerprint = opened.source.stamp(), opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:

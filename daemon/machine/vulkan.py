@@ -44,7 +44,7 @@ def vulkan_gpus() -> list[VulkanGpu]:
         import vulkan
     except ImportError as error:
         raise NoVulkanError(
-            f"for a GPU of any make, a package is missing ({error}): pip install 'motley[webgpu]'"
+            f"for a GPU of any make, a package is missing ({error}): pip install 'motley-mesh[webgpu]'"
         ) from error
     except OSError as error:
         raise NoVulkanError(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+from motley.daemon.lending.hub_mirror import open_pulled
 from motley.daemon.lending.lender import Lender, membership, serve
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.models.files import open_weights
@@ -43,6 +44,8 @@ async def lend(order: pb.Lend, settings: NodeSettings) -> AsyncIterator[pb.Lent]
         told = {
             "lend": order.SerializeToString().hex(),
             "models": str(settings.models) if settings.models else None,
+            "shares": str(settings.cache.folder),
+            "limit": settings.cache.limit,
             "listen": [listening_host(settings.address), *settings.ports],
         }
         process.stdin.write(json.dumps(told).encode() + b"\n")
@@ -72,13 +75,15 @@ def main() -> int:
     order = pb.Lend.FromString(bytes.fromhex(told["lend"]))
     try:
         models = Path(told["models"]) if told["models"] else None
-        place = find_here(order.source, models) or find_fetched(order.source)
+        pulled = open_pulled(order.source, models, Path(told["shares"]), told["limit"])
+        place = pulled.place if pulled else find_here(order.source, models) or find_fetched(order.source)
         if place is None:
             raise LendingError(f"{order.source!r} is not here")
-        with open_weights(place) as weights:
+        bring = pulled.bring if pulled else None
+        with open_weights(place, bring) as weights:
             if order.fingerprint not in ("", weights.fingerprint()):
                 raise LendingError(f"{place}: these are not the files that the session was planned for")
-        lender = Lender(place)
+        lender = Lender(place, bring)
         security = Tls(order.tls.certificate, order.tls.key, order.tls.authority)
         listener = Listener(*told["listen"])
     except (ModelNotFound, ConfigError, CheckpointError, LendingError, TransportError, OSError) as error:

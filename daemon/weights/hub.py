@@ -30,6 +30,12 @@ _NEEDED = [
 _DUPLICATES = ["*/*", "consolidated*"]
 """The same weights in another layout, where repositories have one: ``original/``, ``onnx/`` and the like."""
 
+_ANSWER_S = 60.0
+"""The hub has so many seconds to say something of a file, or to go on with a part of it."""
+_AGAIN = 3
+"""A part of a file that does not come is asked for again so often."""
+_PARTIAL_CONTENT = 206
+
 A_MODEL = (
     "a folder with config.json and *.safetensors, a file.gguf, or owner/name or owner/name:file.gguf of a model on"
     " huggingface.co"
@@ -46,6 +52,20 @@ class PublishedFile(NamedTuple):
     name: str
     size: int
     here: bool
+
+
+class RemoteFile(NamedTuple):
+    """A file of a hub model as `range_of` reads it.
+
+    Attributes:
+        etag: another one, another content.
+        url: of exactly this content, whatever is published later.
+    """
+
+    name: str
+    size: int
+    etag: str
+    url: str
 
 
 def resolve(source: str, models_dir: Path | None = None) -> Path:
@@ -182,6 +202,52 @@ def published(source: str) -> list[PublishedFile]:
         what = f"several models: give one of {', '.join(choice)}" if choice else "no config.json and no GGUF file"
         raise ModelNotFound(f"{repo} has {what}")
     return files
+
+
+def remote_files(source: str) -> list[RemoteFile]:
+    """The files of a hub model that `resolve` would fetch, to be read in part; errors as `published`."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    hub_id = _HUB_ID.fullmatch(source)
+    names = [each.name for each in published(source)]
+    assert hub_id is not None
+    repo, revision, found = hub_id["repo"], hub_id["revision"], []
+    with _told(repo, revision):
+        for name in names:
+            told = get_hf_file_metadata(hf_hub_url(repo, name, revision=revision), timeout=_ANSWER_S)
+            if told.size is None or not told.etag or not told.commit_hash:
+                raise OSError(f"it does not tell the size, etag and commit of {name}")
+            revision = told.commit_hash  # all files are of one, though another may be published meanwhile
+            found.append(RemoteFile(name, told.size, told.etag, hf_hub_url(repo, name, revision=revision)))
+    return found
+
+
+def range_of(url: str, offset: int, length: int) -> bytes:
+    """Some bytes of a file of the hub.
+
+    Args:
+        url: as `remote_files` has it.
+
+    Raises:
+        ModelNotFound: the hub refuses, cannot be reached, or answers with something else.
+    """
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+
+    asked = {**build_hf_headers(), "Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
+    try:
+        response = http_backoff("GET", url, headers=asked, timeout=_ANSWER_S, max_retries=_AGAIN)
+        hf_raise_for_status(response)
+    except Exception as error:  # each version of huggingface_hub lets another HTTP library's errors through
+        raise ModelNotFound(
+            f"{url} cannot be read ({type(error).__name__}: {error}); try again (what has been fetched is kept)"
+        ) from error
+    if response.status_code != _PARTIAL_CONTENT or len(response.content) != length:
+        raise ModelNotFound(
+            f"{url} answers with status {response.status_code} and {len(response.content)} bytes where {length} were"
+            " asked for: it cannot be read in part; fetch the model whole (`motley models pull --whole`)"
+        )
+    content: bytes = response.content
+    return content
 
 
 def files_of(place: Path) -> list[Path]:

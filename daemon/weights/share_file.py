@@ -71,6 +71,18 @@ def write_share(
         ) from error
 
 
+def read_share(source: Source, placed: Sequence[Placed]) -> None:
+    """Read what `write_share` reads, and no more than that: where it is brought from elsewhere, it then is here.
+
+    Raises:
+        CheckpointError: the checkpoint does not hold the pieces, or cannot be read.
+    """
+    _check_pieces(source, placed)
+    for item in placed:
+        for piece in _chunks(source, item.weight.pieces):
+            _stored(source, piece, item.weight)
+
+
 def _check_pieces(source: Source, placed: Sequence[Placed]) -> None:
     problems = []
     for item in placed:
@@ -130,13 +142,13 @@ def _chunks(source: Source, pieces: Sequence[Piece]) -> Iterator[Piece]:
 
 def _encoded(source: Source, piece: Piece, weight: Weight) -> list[npt.NDArray[np.generic]]:
     """A piece as `weight` holds it: values, or codes and scales, and zero points where it has them."""
-    held, stored = Format(weight.encoding, weight.block, weight.zeros), source.format(piece.tensor)
-    if piece.columns is not None and held.expresses(stored):
-        columns = whole_blocks(piece.columns, stored.block)
-        within = range(piece.columns.start - columns.start, piece.columns.stop - columns.start)
-        codes = converted(source.codes(replace(piece, columns=columns)), stored, within, held)
+    held, stored = _held(weight), source.format(piece.tensor)
+    values = _stored(source, piece, weight)
+    if isinstance(values, Codes):
+        assert piece.columns is not None
+        begin = whole_blocks(piece.columns, stored.block).start
+        codes = converted(values, stored, range(piece.columns.start - begin, piece.columns.stop - begin), held)
     else:
-        values = source.read(piece)
         _check_finite(source, piece, values)
         if weight.offset:
             values = values + np.float32(weight.offset)
@@ -149,6 +161,18 @@ def _encoded(source: Source, piece: Piece, weight: Weight) -> list[npt.NDArray[n
     _check_finite(source, piece, codes.scales)
     zeros = [] if codes.zeros is None else [packed_zeros(codes.zeros, held.encoding)]
     return [codes.codes, codes.scales, *zeros]
+
+
+def _stored(source: Source, piece: Piece, weight: Weight) -> Codes | npt.NDArray[np.float32]:
+    """What a piece is made of: codes of whole blocks where `weight` holds them as they are, else values."""
+    stored = source.format(piece.tensor)
+    if piece.columns is not None and _held(weight).expresses(stored):
+        return source.codes(replace(piece, columns=whole_blocks(piece.columns, stored.block)))
+    return source.read(piece)
+
+
+def _held(weight: Weight) -> Format:
+    return Format(weight.encoding, weight.block, weight.zeros)
 
 
 def _halved(source: Source, piece: Piece, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:

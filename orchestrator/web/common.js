@@ -93,11 +93,12 @@ export const apiKey = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** The orchestrator's answer is an error; `status` is that of HTTP. */
+/** The orchestrator's answer is an error; `status` is that of HTTP, `code` its own short form. */
 export class ApiError extends Error {
-  constructor(message, status) {
+  constructor(message, status, code) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -111,7 +112,7 @@ export async function call(path, { method = "GET", body, signal, headers: more }
   const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body) });
   if (response.ok) return response;
   const said = await response.json().catch(() => null);
-  throw new ApiError(said?.error?.message ?? `HTTP status ${response.status}`, response.status);
+  throw new ApiError(said?.error?.message ?? `HTTP status ${response.status}`, response.status, said?.error?.code);
 }
 
 const ANSWER_MS = 5000;

@@ -14,7 +14,7 @@ async function forecast({ name, quantisation }) {
     return { name, quantisation, parameters, each, nodes: ranks.map(({ node }) => node), size: ranks.reduce((sum, rank) => sum + 1e6 * rank.memory_mb, 0) };
   } catch (error) {
     if (!error.status) throw error; // the orchestrator is away
-    return { name, quantisation, why: words(error) };
+    return { name, quantisation, why: words(error), small: error.code === "insufficient_memory" };
   }
 }
 
@@ -24,8 +24,9 @@ function order(one, other) {
   return rank(one) - rank(other) || (rank(one) ? (one.each ?? 0) - (other.each ?? 0) : other.parameters - one.parameters);
 }
 
-function row({ name, quantisation, why, each, nodes, size }) {
-  if (why) return h("tr", { class: "quiet" }, h("th", { scope: "row" }, name), h("td", { colspan: "4", title: why }, "does not fit"));
+function row({ name, quantisation, why, small, each, nodes, size }) {
+  const told = small ? "does not fit" : why; // other refusals say what to do
+  if (why) return h("tr", { class: "quiet" }, h("th", { scope: "row" }, name), h("td", { colspan: "4", title: why }, told));
   return h("tr", {},
     h("th", { scope: "row" }, h("button", { type: "button", "data-choose": name, title: "Put it into the form" }, name)),
     h("td", {}, `${(1000 / each).toFixed(each > 100 ? 1 : 0)} tokens/s`),
@@ -46,7 +47,8 @@ async function look() {
       tell($("fit-told"), `Planning… ${found.length} of ${models.length}`);
     }
     const fitting = found.filter(({ why }) => !why).length;
-    tell($("fit-told"), fitting
+    if (!found.some(({ why, small }) => !why || small)) tell($("fit-told"), "None of them could be planned: the table says why.");
+    else tell($("fit-told"), fitting
       ? `${plural(fitting, "model")} of ${found.length} would fit. These are forecasts; nothing was fetched. A model comes from huggingface.co when it is first started.`
       : "None of them fits. Another machine, or more memory offered, would help.");
   } catch (error) {

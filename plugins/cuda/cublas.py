@@ -93,5 +93,5 @@ def load_cublas() -> Any:
     try:
         from cupy.cuda import cublas
     except ImportError as error:
-        raise CudaError(f"cuBLAS is missing ({str(error).splitlines()[0]}); install motley[gpu]") from error
+        raise CudaError(f"cuBLAS is missing ({str(error).splitlines()[0]}); install motley-mesh[gpu]") from error
     return cublas

@@ -39,7 +39,7 @@ class Provider:
 WEBGPU = Provider(
     engine="webgpu",
     module="onnxruntime_ep_webgpu",
-    install="pip install 'motley[webgpu]'",
+    install="pip install 'motley-mesh[webgpu]'",
     driver="on Linux the Vulkan loader, which most distributions call libvulkan1, and a driver for Vulkan; on Windows"
     " D3D12",
     memory="webgpu",
@@ -57,7 +57,7 @@ CUDA = Provider(
 TENSORRT_RTX = Provider(
     engine="onnxruntime-tensorrt-rtx",
     module="onnxruntime_ep_nv_tensorrt_rtx",
-    install="pip install 'motley[tensorrt-rtx]'",
+    install="pip install 'motley-mesh[tensorrt-rtx]'",
     driver="NVIDIA's driver for CUDA 13, and a GPU of the RTX series 30 or later",
     memory="cuda",
     has_products=False,

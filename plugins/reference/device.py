@@ -84,7 +84,8 @@ def _open_cuda() -> Device:
         import cupy
     except ImportError as error:
         raise EngineError(
-            f"engine 'reference' needs CuPy for device 'cuda': install motley[gpu] ({error}); device 'cpu' does not"
+            f"engine 'reference' needs CuPy for device 'cuda': install motley-mesh[gpu] ({error}); device 'cpu'"
+            " does not"
         ) from error
     cuda = cupy.cuda
     try:
@@ -98,7 +99,7 @@ def _open_cuda() -> Device:
         ) from error
     except Exception as error:  # each library that is missing or does not load has classes of its own
         raise EngineError(
-            f"engine 'reference': CuPy does not compute on this GPU: {error}; install motley[gpu], which brings "
+            f"engine 'reference': CuPy does not compute on this GPU: {error}; install motley-mesh[gpu], which brings "
             "NVIDIA's libraries, or use device 'cpu'"
         ) from error
     return Device(cupy, cupy.asnumpy, (cuda.memory.OutOfMemoryError,), (*failures, cuda.compiler.CompileException))

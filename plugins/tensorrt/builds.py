@@ -74,7 +74,7 @@ def open_library() -> Library:
             raise EngineError(f"engine 'tensorrt': package {package} does not load: {error}") from error
         return Library(module, package, module.__version__)
     raise EngineError(
-        "engine 'tensorrt' needs TensorRT for RTX: install motley[tensorrt] (tensorrt-rtx), or tensorrt for a "
+        "engine 'tensorrt' needs TensorRT for RTX: install motley-mesh[tensorrt] (tensorrt-rtx), or tensorrt for a "
         "data-centre GPU; engine 'onnxruntime' needs neither"
     )
 

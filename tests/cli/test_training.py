@@ -40,7 +40,7 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     told = explain(said.exception)
     assert told is not None
     assert told.startswith("training needs torch")
-    assert "pip install 'motley[train]'" in told
+    assert "pip install 'motley-mesh[train]'" in told
     assert not (tmp_path / "out").exists()
 
 

@@ -117,5 +117,5 @@ def test_a_folder_holds_one_training(tmp_path: Path) -> None:
 
 def test_what_to_install_is_said() -> None:
     require_extra("json")
-    with pytest.raises(TrainingError, match=r"needs no_such_package: pip install 'motley\[train\]'"):
+    with pytest.raises(TrainingError, match=r"needs no_such_package: pip install 'motley-mesh\[train\]'"):
         require_extra("json", "no_such_package")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,12 +22,14 @@ class LocalHub:
         repositories: the folder of each, by ``owner/name``.
         about: what a search tells of each besides.
         fetched: the names of files that were fetched.
+        sent: bytes that were sent of each.
     """
 
     def __init__(self) -> None:
         self.repositories: dict[str, Path] = {}
         self.about: dict[str, dict[str, Any]] = {}
         self.fetched: list[str] = []
+        self.sent: Counter[str] = Counter()
         self.url = ""
 
     @asynccontextmanager
@@ -80,9 +83,14 @@ class LocalHub:
         if not file.is_file():
             raise web.HTTPNotFound(headers={"X-Error-Code": "EntryNotFound"}, text=json.dumps({}))
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_digest(file)}"', "Accept-Ranges": "bytes"}
+        data, status, asked = file.read_bytes(), 200, request.http_range
+        if asked.start is not None:
+            status, headers["Content-Range"] = 206, f"bytes {asked.start}-{asked.stop - 1}/{len(data)}"
+            data = data[asked]
         if request.method != "HEAD":
             self.fetched.append(file.name)
-        return web.Response(body=file.read_bytes(), headers=headers)
+            self.sent[file.name] += len(data)
+        return web.Response(body=data, status=status, headers=headers)
 
 
 def _digest(file: Path) -> str:

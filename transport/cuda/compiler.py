@@ -89,7 +89,7 @@ def _nvrtc() -> Any:
         _checked(nvrtc, nvrtc.nvrtcVersion())
     except Exception as error:  # the library is looked for at the first call, and its absence has a type of its own
         raise CudaError(
-            f"kernels for a GPU are compiled by NVRTC, which is missing ({error}); install motley[gpu]"
+            f"kernels for a GPU are compiled by NVRTC, which is missing ({error}); install motley-mesh[gpu]"
         ) from error
     return nvrtc
 

@@ -384,7 +384,7 @@ def _find(libraries: Libraries, device: int) -> tuple[tuple[int, int], Capabilit
         )
     version = known // 1000, known % 1000 // 10
     if version < (major, 0):
-        older = ", or motley[gpu12] in place of motley[gpu]" if version >= (12, 0) else ""
+        older = ", or motley-mesh[gpu12] in place of motley-mesh[gpu]" if version >= (12, 0) else ""
         raise CudaError(
             f"the NVIDIA driver knows CUDA {_dotted(version)}, the packages here need {major}.0: install driver "
             f"{DRIVERS[major]} or newer{older}"
@@ -413,7 +413,7 @@ def _failure(name: str, error: RuntimeError) -> CudaError:
     if code in LOST:
         return DeviceLost(f"the GPU is lost ({name}: {error}): {LOST[code]}")
     if code in OTHER_CODE:
-        return CudaError(f"{name} failed: {error}; install the newest NVIDIA driver, and motley[gpu] anew")
+        return CudaError(f"{name} failed: {error}; install the newest NVIDIA driver, and motley-mesh[gpu] anew")
     return CudaError(f"{name} failed: {error}")
 
 
@@ -422,7 +422,7 @@ def _load() -> Libraries:
         import cupy.cuda
         from cuda.bindings import driver
     except ImportError as error:
-        raise CudaError(f"GPUs need a package that is missing ({error}); install motley[gpu]") from error
+        raise CudaError(f"GPUs need a package that is missing ({error}); install motley-mesh[gpu]") from error
     return Libraries(cupy.cuda, driver, driver_library())
 
 

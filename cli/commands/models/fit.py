@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.reaching.mesh_of_one import mesh_of_one
@@ -76,10 +77,16 @@ async def _forecasts(client: Client, names: list[str], asked: dict[str, Any]) ->
         CliError: the mesh cannot be asked, or refuses to forecast any of them.
     """
     known = (await client.call("GET", "/api/known-models"))["models"]
-    # What is not known is asked for all the same: the orchestrator says what is.
     wanted = [each for each in known if not names or each["name"] in names]
-    wanted += [{"name": name} for name in names if name not in {each["name"] for each in known}]
-    found: list[dict[str, Any]] = []
+    unknown = [name for name in names if name not in {each["name"] for each in known}]
+    if not wanted:
+        told = ", ".join(each["name"] for each in known)
+        raise CliError(
+            f"{', '.join(unknown)}: no short name of a model; there are: {told}. Other models are forecast by"
+            " `motley plan OWNER/NAME`"
+        )
+    why_not = "no short name: `motley plan OWNER/NAME` forecasts other models"
+    found = [{"name": name, "forecast": None, "nodes": [], "why_not": why_not, "refused": True} for name in unknown]
     refused: list[Refused] = []
     with counting_bar("models") as tell:
         for done, each in enumerate(wanted):

@@ -313,9 +313,9 @@ class Control:
     async def _describe(self, request: pb.Describe) -> None:
         try:
             if request.only_here:
-                described = await asyncio.to_thread(look, request.model, self._settings.models)
+                described = await asyncio.to_thread(look, request.model, self._settings.models, self._settings.cache)
             else:
-                described = await describe_apart(request.model, self._settings.models, request.tokens_of)
+                described = await describe_apart(request, self._settings.models, self._settings.cache)
         except DescribeError as error:
             described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
         except Exception as error:

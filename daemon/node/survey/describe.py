@@ -6,11 +6,14 @@ A process of its own does it, because it may mean a download of many minutes, wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
 
-from motley.daemon.loading.fetching import LoadError, fetch
+from motley.daemon.lending.hub_mirror import open_pulled
+from motley.daemon.lending.wire import LendingError
+from motley.daemon.loading.fetching import LoadError, found
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.models.keys import ConfigError, Keys
@@ -19,6 +22,7 @@ from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.text.usual_sampling import usual_sampling
+from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
@@ -32,19 +36,28 @@ class DescribeError(Exception):
         self.code = code
 
 
-def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> pb.Described:
+def describe(
+    model: pb.ModelSpec,
+    models: Path | None,
+    tokens_of: str = "",
+    cache: ShareCache | None = None,
+    *,
+    in_part: bool = False,
+) -> pb.Described:
     """Download a model if need be and read its config, its tokenizer and the headers of its weights; or tell what one
     costs by a config alone.
 
     Args:
         models: the folder in which model names are looked up, if there is one.
         tokens_of: another model, whose tokenizer it must have; empty: none.
+        cache: beside whose shares there is what was pulled of models in part; None: the usual one.
+        in_part: download no more of the model than this reads.
 
     Returns:
         What it costs in each quantisation that the session may hold it in.
 
     Raises:
-        LoadError: a download of it brings nothing any more.
+        LoadError, LendingError: a download of it brings nothing any more.
         ModelNotFound, ConfigError, CheckpointError, TokenizerError: the model cannot be served.
         UnlikeTokenizersError: its tokenizer is not that of the other model.
     """
@@ -57,48 +70,55 @@ def describe(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> p
         for profiled in profiles:
             profiled.name = profiled.family
         return pb.Described(profile=profiles[0], beside=profiles[1:])
-    folder = fetch(model.source, models, lambda done, total: None)
-    with open_model(folder) as opened:
+    kept = cache or ShareCache()
+    with (
+        found(model.source, models, kept, lambda done, total: None, in_part=in_part) as (folder, pulled),
+        open_model(folder, pulled.bring if pulled else None) as opened,
+    ):
         profiles = [
             profile(opened.model, each, model.block, opened.stored, model.exact, every, model.cache_format or "fp32")
             for each in every
         ]
         fingerprint = opened.source.fingerprint()
-    tokenizer = load_tokenizer(folder)
+        tokenizer, usual = load_tokenizer(folder), usual_sampling(folder)
+    # A mirror's folder has no name of its own.
+    name = folder.name if pulled is None else model.source.partition(":")[2] or model.source.partition("@")[0]
     if tokens_of:
-        whole = fetch(tokens_of, models, lambda done, total: None)
-        check_alike(tokenizer, folder.name, load_tokenizer(whole), whole.name)
-    chats, usual = tokenizer.template is not None, usual_sampling(folder)
+        with found(tokens_of, models, kept, lambda done, total: None) as (whole, _):
+            check_alike(tokenizer, name, load_tokenizer(whole), tokens_of)
     for profiled in profiles:
-        profiled.name, profiled.fingerprint, profiled.chats = folder.name, fingerprint, chats
+        profiled.name, profiled.fingerprint, profiled.chats = name, fingerprint, tokenizer.template is not None
         profiled.sampling.CopyFrom(usual)
     return pb.Described(profile=profiles[0], beside=profiles[1:])
 
 
-def look(model: pb.ModelSpec, models: Path | None) -> pb.Described:
+def look(model: pb.ModelSpec, models: Path | None, cache: ShareCache | None = None) -> pb.Described:
     """What this node has of a model, without fetching anything: a profile with no more than the fingerprint of its
     files, or why there is none. Of a model on the hub the files that have been fetched are meant, if all of them have.
 
     Args:
         models: the folder in which model names are looked up, if there is one.
+        cache: as `describe` has it.
     """
+    kept = cache or ShareCache()
     try:
         here = find_here(model.source, models)
-        place = here or find_fetched(model.source)
+        pulled = open_pulled(model.source, models, kept.folder, kept.limit)
+        place = here or find_fetched(model.source) or (pulled.place if pulled else None)
         if place is None:
             return pb.Described(from_hub=True)
-        with open_weights(place) as files:
+        with pulled or contextlib.nullcontext(), open_weights(place, pulled.bring if pulled else None) as files:
             return pb.Described(profile=pb.ModelProfile(fingerprint=files.fingerprint()), from_hub=here is None)
-    except (ModelNotFound, ConfigError, CheckpointError) as error:
+    except (ModelNotFound, ConfigError, CheckpointError, LendingError) as error:
         return pb.Described(failure=_failure(error))
 
 
 def _failure(error: Exception) -> pb.Failure:
-    codes = {ModelNotFound: "model_missing", UnlikeTokenizersError: "unlike_tokenizers"}
+    codes = {ModelNotFound: "model_missing", LendingError: "model_missing", UnlikeTokenizersError: "unlike_tokenizers"}
     return pb.Failure(code=codes.get(type(error), "invalid_model"), message=str(error))
 
 
-async def describe_apart(model: pb.ModelSpec, models: Path | None, tokens_of: str = "") -> pb.Described:
+async def describe_apart(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
     """`describe` in a process of its own, killed if this is cancelled.
 
     Raises:
@@ -106,9 +126,10 @@ async def describe_apart(model: pb.ModelSpec, models: Path | None, tokens_of: st
     """
     process = await start_child("motley.daemon.node.survey.describe", stdout=asyncio.subprocess.PIPE)
     order = {
-        "model": model.SerializeToString().hex(),
+        "describe": request.SerializeToString().hex(),
         "models": str(models) if models else None,
-        "tokens_of": tokens_of,
+        "shares": str(cache.folder),
+        "limit": cache.limit,
     }
     assert process.stdin is not None
     assert process.stdout is not None
@@ -122,7 +143,7 @@ async def describe_apart(model: pb.ModelSpec, models: Path | None, tokens_of: st
         said = json.loads(out)
     except ValueError:
         raise DescribeError(
-            "internal_error", f"describing {model.source!r} ended with status {process.returncode}"
+            "internal_error", f"describing {request.model.source!r} ended with status {process.returncode}"
         ) from None
     if "described" not in said:
         raise DescribeError(said["code"], said["message"])
@@ -137,10 +158,20 @@ def main() -> None:
     end_with_owner()
     said: dict[str, str]
     try:
-        model = pb.ModelSpec.FromString(bytes.fromhex(order["model"]))
-        told = describe(model, Path(order["models"]) if order["models"] else None, order["tokens_of"])
+        asked = pb.Describe.FromString(bytes.fromhex(order["describe"]))
+        models = Path(order["models"]) if order["models"] else None
+        cache = ShareCache(Path(order["shares"]), order["limit"])
+        told = describe(asked.model, models, asked.tokens_of, cache, in_part=asked.in_part)
         said = {"described": told.SerializeToString().hex()}
-    except (LoadError, ModelNotFound, ConfigError, CheckpointError, TokenizerError, UnlikeTokenizersError) as error:
+    except (
+        LoadError,
+        LendingError,
+        ModelNotFound,
+        ConfigError,
+        CheckpointError,
+        TokenizerError,
+        UnlikeTokenizersError,
+    ) as error:
         failure = _failure(error)
         said = {"code": failure.code, "message": failure.message}
     json.dump(said, sys.stdout)

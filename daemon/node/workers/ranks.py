@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from motley.daemon.lending.mirror import borrowed_place
 from motley.daemon.lending.wire import LendingError
+from motley.daemon.loading.fetching import LoadError, found
 from motley.daemon.models.files import load_tokenizer
 from motley.daemon.node.answering.rendering import TemplateApart
 from motley.daemon.node.answering.requests import Answering
@@ -23,7 +24,7 @@ from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.workers.held_rank import HeldRank, RankKey
 from motley.daemon.node.workers.worker import RankWorker, WorkerError
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
-from motley.daemon.weights.hub import ModelNotFound, resolve
+from motley.daemon.weights.hub import ModelNotFound
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import join_address
@@ -158,7 +159,7 @@ class Ranks:
             if before is not None:
                 await self._end(before)
             failure = await self._serve(rank)
-        except (WorkerError, TokenizerError, ModelNotFound, LendingError) as error:
+        except (WorkerError, TokenizerError, ModelNotFound, LendingError, LoadError) as error:
             failure = pb.Failure(code="load_failed", message=str(error))
         except Exception as error:
             logger.exception("rank %d of session %s", command.rank, command.session)
@@ -242,7 +243,8 @@ def _load_tokenizer(assigned: pb.Assignment, settings: NodeSettings) -> Tokenize
     """The tokenizer of a model whose rank 0 is here: that may have borrowed it."""
     if assigned.HasField("loan"):
         return load_tokenizer(borrowed_place(settings.cache.folder, assigned.loan.files))
-    return load_tokenizer(resolve(assigned.model.source, settings.models))
+    with found(assigned.model.source, settings.models, settings.cache, lambda done, total: None) as (place, _):
+        return load_tokenizer(place)
 
 
 def _how_died(status: int) -> str:

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 def cannot_train() -> str:
     """What training lacks on this machine, and what to install; empty: nothing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"it lacks {', '.join(missing)}: pip install 'motley[train]'" if missing else ""
+    return f"it lacks {', '.join(missing)}: pip install 'motley-mesh[train]'" if missing else ""
 
 
 def tickets_of(lease: LeaseFile) -> Path:

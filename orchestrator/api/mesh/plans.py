@@ -17,7 +17,7 @@ from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.mesh.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
 from motley.orchestrator.planning.choosing.arrangement import Choice
 from motley.orchestrator.planning.cost import Forecast
-from motley.orchestrator.planning.cutting.shares import Candidate
+from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan
 from motley.orchestrator.planning.machines import DEVICES, Machine, what_if
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.plans.forecasts import Forecasts, Planned
@@ -171,6 +171,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         "parameters": profile.parameters,
         "plan": {
             "kind": choice.kind,
+            "held": list(planned.held),
             "ranks": [
                 {
                     "node": planned.names[number],
@@ -179,6 +180,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
                     "mlp_blocks": len(plan.mlp),
                     "vocab_blocks": len(plan.vocabulary),
                     "memory_mb": round(plan.memory_bytes / 1e6, 1),
+                    "share": _share(plan),
                 }
                 for number, plan in zip(choice.members, choice.plans, strict=True)
             ],
@@ -189,6 +191,21 @@ def plan_json(planned: Planned) -> dict[str, Any]:
             {"node": name, "ms_per_token": None if seconds is None else _ms(seconds)}
             for name, seconds in zip(planned.names, planned.runners_up.without, strict=True)
         ],
+    }
+
+
+def _share(plan: RankPlan) -> dict[str, Any]:
+    """Which units of the model a rank has: first and behind the last."""
+
+    def ends(units: range) -> list[int]:
+        return [units.start, units.stop]
+
+    return {
+        "attention_split": plan.attention_split,
+        "attention": ends(plan.attention),
+        "mlp": ends(plan.mlp),
+        "vocabulary": ends(plan.vocabulary),
+        "layers": ends(plan.layers) if plan.layers else None,
     }
 
 

@@ -60,7 +60,7 @@ class Descriptions:
         return self._profiles(session, spec, node, await self._described(session, spec, node))
 
     async def survey(
-        self, session: Session, spec: ModelSpec, nodes: Sequence[Node], there: Iterable[Node]
+        self, session: Session, spec: ModelSpec, nodes: Sequence[Node], there: Iterable[Node], *, in_part: bool = False
     ) -> tuple[Profiles, Copies]:
         """What a session's model costs, as the first node says that has it, and what all of them have of it, as far as
         they say so in time.
@@ -68,6 +68,7 @@ class Descriptions:
         Args:
             nodes: that may take part.
             there: all nodes: where none of the former has the model, these are asked too.
+            in_part: of a model on the hub, nobody is to fetch more than tells what it costs.
 
         Raises:
             DescriptionError: the model cannot be served.
@@ -78,7 +79,7 @@ class Descriptions:
         copies: dict[str, Described] = {}
         looks = [asyncio.create_task(self._look(session, spec, node, copies)) for node in others]
         try:
-            described = copies[first.name] = await self._described(session, spec, first)
+            described = copies[first.name] = await self._described(session, spec, first, in_part=in_part)
             if looks and described.failure.code in ("", MISSING):
                 await asyncio.wait(looks, timeout=LOOK_S)
         finally:
@@ -94,7 +95,7 @@ class Descriptions:
             if lender is None:
                 check_copies(session.request.model, copies, [node.name for node in own.values()])
             else:
-                first, described = lender, await self._described(session, spec, lender)
+                first, described = lender, await self._described(session, spec, lender, in_part=in_part)
         return self._profiles(session, spec, first, described), copies
 
     async def look(self, session: Session, spec: ModelSpec, nodes: Sequence[Node], within_s: float) -> Copies:
@@ -132,11 +133,13 @@ class Descriptions:
             raise refusal("unsupported_model", message, "draft_model")
         return profile
 
-    async def _described(self, session: Session, spec: ModelSpec, node: Node, tokens_of: str = "") -> Described:
+    async def _described(
+        self, session: Session, spec: ModelSpec, node: Node, tokens_of: str = "", *, in_part: bool = False
+    ) -> Described:
         """A node's description of a model, which may have to have the tokenizer of another; errors as `describe`."""
         try:
             async with asyncio.timeout(DESCRIBE_S):
-                return await self._ask(session, node, Describe(model=spec, tokens_of=tokens_of))
+                return await self._ask(session, node, Describe(model=spec, tokens_of=tokens_of, in_part=in_part))
         except TimeoutError as error:
             message = f"node {node.name!r} did not describe {spec.source!r} within {DESCRIBE_S:.0f} s"
             raise refusal("timed_out", message) from error

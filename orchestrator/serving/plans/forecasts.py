@@ -42,12 +42,14 @@ class Planned:
         names: of all machines that were considered.
         choice: which of them take part, how, and what is expected.
         runners_up: what else there is.
+        held: the quantisations that units suit, that of the session first.
     """
 
     profile: ModelProfile
     names: Sequence[str]
     choice: Choice
     runners_up: RunnersUp
+    held: Sequence[str]
 
 
 class Forecasts:
@@ -101,7 +103,7 @@ class Forecasts:
                 spec.source, spec.config_json = "", config
                 profiles = await self._descriptions.describe(session, spec, _newest(there))
             else:
-                profiles, _ = await self._descriptions.survey(session, spec, there, self._nodes)
+                profiles, _ = await self._descriptions.survey(session, spec, there, self._nodes, in_part=True)
             profile = profiles[spec.quantisation]
             engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
             if not alone and is_parallel(request, profile, engines):
@@ -114,7 +116,8 @@ class Forecasts:
         except PlanError as error:
             raise refusal("insufficient_memory", str(error)) from error
         names = [each.name for each in chooser.candidates]
-        return Planned(profile, names, choice, await self._planner.runners_up(chooser, choice))
+        held = (spec.quantisation, *spec.beside)
+        return Planned(profile, names, choice, await self._planner.runners_up(chooser, choice), held)
 
     async def members_anew(self, session: Session) -> set[str]:
         """Names of the nodes that would take part in a session if it was planned now; errors as `anew`."""

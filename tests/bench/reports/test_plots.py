@@ -59,5 +59,5 @@ def test_no_folder_to_draw_to(tmp_path: Path) -> None:
 
 def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match=r"pip install 'motley\[plot\]'"):
+    with pytest.raises(PlotError, match=r"pip install 'motley-mesh\[plot\]'"):
         require_plotting()

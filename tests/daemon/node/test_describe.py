@@ -91,7 +91,7 @@ ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.Mod
 
 
 async def test_trouble_that_nobody_foresaw_is_told(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(model: pb.ModelSpec, models: Path | None, tokens_of: str) -> pb.Described:
+    async def broken(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
         raise OSError("too many open files")
 
     monkeypatch.setattr("motley.daemon.node.joining.control.describe_apart", broken)
@@ -105,7 +105,7 @@ async def test_trouble_that_nobody_foresaw_is_told(control: Control, monkeypatch
 async def test_what_nobody_waits_for_any_more_is_stopped(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
-    async def slow(model: pb.ModelSpec, models: Path | None, tokens_of: str) -> pb.Described:
+    async def slow(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
         began.set()
         try:
             await asyncio.Event().wait()

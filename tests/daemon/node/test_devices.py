@@ -48,7 +48,7 @@ def test_what_the_driver_promises_counts_where_no_engine_has_measured() -> None:
 
 def test_a_missing_package_is_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vulkan", None)
-    assert "pip install 'motley[webgpu]'" in machine_gpus.why_no_gpu()
+    assert "pip install 'motley-mesh[webgpu]'" in machine_gpus.why_no_gpu()
 
 
 def test_the_command_shows_devices_and_what_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ async def chromium() -> AsyncIterator[Browser]:
     try:
         from playwright.async_api import async_playwright
     except ImportError:
-        _missing("Playwright is not installed: pip install motley[dev]")
+        _missing("Playwright is not installed: pip install motley-mesh[dev]")
     if CHROMIUM is None:
         _missing("there is no Chromium: apt-get install chromium")
     async with async_playwright() as playwright:

@@ -295,19 +295,28 @@ async def test_experts_are_mapped_and_rebalanced(
 
 
 async def test_what_fits_is_told_and_chosen(browser: Browser, there: Mesh) -> None:
-    async def two(route: Route) -> None:
+    async def three(route: Route) -> None:
         models = (await (await route.fetch()).json())["models"]
         await route.fulfill(
-            json={"models": [each for each in models if each["name"] in ("deepseek-v3", "qwen2.5-0.5b")]}
+            json={"models": [each for each in models if each["name"] in ("deepseek-v3", "qwen2.5-0.5b", "qwen3-8b")]}
         )
 
-    async with page_of(browser, there, PHONE, refusals=1) as page:
-        await page.route("**/api/known-models", two)
+    async def outdated(route: Route) -> None:
+        if "qwen3-8b" in (route.request.post_data or ""):
+            told = {"message": "update the motley on a", "code": "outdated_node", "param": None, "type": "server_error"}
+            await route.fulfill(status=422, json={"error": told})
+        else:
+            await route.continue_()
+
+    async with page_of(browser, there, PHONE, refusals=2) as page:
+        await page.route("**/api/known-models", three)
+        await page.route("**/api/plan", outdated)
         await page.get_by_text("What fits on these machines").click()
-        await until(page, "() => document.querySelector('#fit-told').innerText.startsWith('1 model of 2 would fit')")
-        first, second = await page.locator("#fit-models tr").all_inner_texts()
+        await until(page, "() => document.querySelector('#fit-told').innerText.startsWith('1 model of 3 would fit')")
+        first, *others = await page.locator("#fit-models tr").all_inner_texts()
         assert re.match(r"qwen2\.5-0\.5b\s+\d.* tokens/s\s+\S+ [MG]B\s+int8", first)
-        assert re.match(r"deepseek-v3\s+does not fit", second)
+        told = dict(each.split(maxsplit=1) for each in others)
+        assert told == {"deepseek-v3": "does not fit", "qwen3-8b": "update the motley on a"}
         assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
         await page.get_by_role("button", name="qwen2.5-0.5b").click()
         assert await page.get_by_label("Model", exact=True).input_value() == "qwen2.5-0.5b"

@@ -159,7 +159,7 @@ async def test_an_orchestrator_that_is_started_again_knows_its_jobs(mesh: Any, n
 
 async def test_what_cannot_be_is_refused_by_name(mesh: Any, new_node: Any) -> None:
     bare = new_node("box")
-    bare.capabilities.cannot_train = "it lacks torch: pip install 'motley[train]'"
+    bare.capabilities.cannot_train = "it lacks torch: pip install 'motley-mesh[train]'"
     old = new_node("attic")
     old.protocol = 9
     for node in (new_node("pc"), bare, old):
@@ -169,7 +169,7 @@ async def test_what_cannot_be_is_refused_by_name(mesh: Any, new_node: Any) -> No
         status, told = await mesh.call("POST", "/api/jobs", WANTED | other)
         return status, told["error"]["message"]
 
-    assert await refused() == (409, "node 'box' cannot train: it lacks torch: pip install 'motley[train]'")
+    assert await refused() == (409, "node 'box' cannot train: it lacks torch: pip install 'motley-mesh[train]'")
     assert (await refused(nodes=["tv"]))[1].startswith("no live node is named 'tv'; live nodes: attic, box, pc")
     assert (await refused(nodes=["attic"]))[1].startswith("node 'attic' cannot train: its Motley is older")
     assert await refused(nodes=["pc"], mode="chain") == (400, "a chain wants a node beside those that have the data")

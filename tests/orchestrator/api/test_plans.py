@@ -55,6 +55,7 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     memory = rank.pop("memory_mb")
     assert rank == {
         "node": "RTX 4070 12GB, 1Gbit, 0.1ms", "layers": 32, "kv_groups": 8, "mlp_blocks": 112, "vocab_blocks": 250,
+        "share": {"attention_split": 1, "attention": [0, 8], "mlp": [0, 112], "vocabulary": [0, 250], "layers": None},
     }  # fmt: skip
     assert memory == pytest.approx(4282.5 + 300 + 8 * 32768 * 4096 / 1e6, rel=0.01)
     forecast = body["forecast"]
@@ -286,7 +287,7 @@ async def test_what_fits(mesh: Any, new_node: Any) -> None:
     assert (status, "motley chat tinyllama-1.1b" in out) == (0, True), err
     assert "no short name" in " ".join(out.split())
     status, out, err = await in_thread("models", "fit", "mine", "--url", mesh.orchestrator.http_url)
-    assert (status, "model has no short name, which by_shape is for; there are: deepseek-v3" in err) == (1, True)
+    assert (status, "mine: no short name of a model; there are: deepseek-v3" in err) == (1, True)
 
     asked.clear()
     status, _ = await mesh.call("POST", "/api/plan", {"model": "qwen3-8b"})

@@ -14,7 +14,7 @@ PC = Capabilities(
     engines=[
         Engine(name="onnxruntime"),
         Engine(name="cuda", keeps_fp16=True, on_gpu=True),
-        Engine(name="tensorrt", keeps_fp16=True, on_gpu=True, lacking="install motley[tensorrt]"),
+        Engine(name="tensorrt", keeps_fp16=True, on_gpu=True, lacking="install motley-mesh[tensorrt]"),
     ],
     gpus=[GPU],
 )
@@ -29,7 +29,9 @@ def test_fp16_is_kept_by_those_that_can() -> None:
 def test_what_cannot_run_is_refused_by_name() -> None:
     with pytest.raises(SetupError, match=r"'pc' has no engine 'warp'; it has: onnxruntime, cuda$") as unknown:
         setup_of("pc", PC, "warp", "int8")
-    with pytest.raises(SetupError, match=r"'pc' cannot run engine 'tensorrt': install motley\[tensorrt\]") as unusable:
+    with pytest.raises(
+        SetupError, match=r"'pc' cannot run engine 'tensorrt': install motley-mesh\[tensorrt\]"
+    ) as unusable:
         setup_of("pc", PC, "tensorrt", "int8")
     with pytest.raises(SetupError, match="'box' cannot run engine 'cuda': it shows no GPU"):
         setup_of("box", Capabilities(engines=PC.engines), "cuda", "int8")

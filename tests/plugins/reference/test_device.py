@@ -158,7 +158,7 @@ def test_an_unknown_device_is_named(tmp_path: Path) -> None:
 
 def test_without_cupy_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(EngineError, match=r"needs CuPy for device 'cuda': install motley\[gpu\]"):
+    with pytest.raises(EngineError, match=r"needs CuPy for device 'cuda': install motley-mesh\[gpu\]"):
         session(golden_cases()[0], tmp_path, 1, factory=_with_options({"device": "cuda"}))
 
 
@@ -187,7 +187,10 @@ def _cupy(ones: Callable[..., Any]) -> ModuleType:
             _CudaError("CUDA driver version is insufficient"),
             "no GPU .* insufficient; install or update NVIDIA",
         ),
-        (ImportError("libcublasLt.so.13"), r"does not compute on this GPU: libcublasLt.so.13; install motley\[gpu\]"),
+        (
+            ImportError("libcublasLt.so.13"),
+            r"does not compute on this GPU: libcublasLt.so.13; install motley-mesh\[gpu\]",
+        ),
     ],
 )
 def test_without_a_gpu_or_its_libraries_these_are_named(

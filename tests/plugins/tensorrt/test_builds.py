@@ -33,7 +33,7 @@ from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
 from tests.plugins.known_cases import known_cases
 from tests.plugins.tensorrt.test_lowering import FORMS
 
-pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed: pip install motley[tensorrt]")
+pytest.importorskip("tensorrt_rtx", reason="TensorRT for RTX is not installed: pip install motley-mesh[tensorrt]")
 
 ADA: Capability = (8, 9)
 ROWS = 8

@@ -1,0 +1,71 @@
+"""Of a model of the hub, what a rank's share is made of: fetched once, over Range requests."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from motley.daemon.lending.hub_mirror import begin_pull, joined, open_pulled
+from motley.daemon.loading.pulling import pull_shares
+from motley.daemon.models.cutting.share import Share
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.files import open_model
+from motley.daemon.node.survey.describe import look
+from motley.daemon.weights.cache import ShareCache
+from motley.protocol import mesh_pb2 as pb
+from tests.e2e.processes import BUNDLED
+from tests.weights.local_hub import LocalHub
+
+SOURCE, WEIGHTS, LIMIT = "acme/bard", "model.safetensors", 1 << 30
+
+
+async def test_a_stage_is_fetched_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of six layers; the same bytes are not asked for again, and another layer's are when they are read."""
+    hub = LocalHub()
+    hub.repositories = {SOURCE: BUNDLED}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def pull() -> int:
+        with open_pulled(SOURCE, None, tmp_path, LIMIT) or begin_pull(SOURCE, tmp_path, LIMIT) as mirror:
+            attention, mlp, vocabulary = _all()
+            heads = (range(0), range(0), vocabulary)
+            own = [Share(1, attention, mlp, head, range(2 * each, 2 * each + 2)) for each, head in enumerate(heads)]
+            return pull_shares(mirror, own, [1], ["fp32"], 32, lambda done, total: None)
+
+    def read() -> None:
+        mirror = open_pulled(SOURCE, None, tmp_path, LIMIT)
+        assert mirror is not None
+        with mirror, open_model(mirror.place, mirror.bring) as ours, open_model(BUNDLED) as whole:
+            assert ours.source.fingerprint() == whole.source.fingerprint()
+            assert ours.rows(range(8)).tobytes() == whole.rows(range(8)).tobytes()
+
+    async with hub.serving():
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        assert await asyncio.to_thread(pull) > 0
+        sent = hub.sent[WEIGHTS]
+        assert 0.25 < sent / (BUNDLED / WEIGHTS).stat().st_size < 0.5
+        assert not await asyncio.to_thread(pull)
+        assert hub.sent[WEIGHTS] == sent
+        told = await asyncio.to_thread(look, pb.ModelSpec(source=SOURCE), None, ShareCache(tmp_path))
+        assert told.profile.fingerprint
+        assert hub.sent[WEIGHTS] == sent
+        await asyncio.to_thread(read)
+        assert hub.sent[WEIGHTS] > sent
+
+
+def _all() -> tuple[range, range, range]:
+    """All units of the model."""
+    with open_model(BUNDLED) as opened:
+        own = units(opened.model, "fp32", 32, opened.stored)
+    return range(own.kv_groups), range(own.mlp), range(own.vocabulary)
+
+
+def test_short_gaps_are_fetched_with_what_is_around_them() -> None:
+    assert list(joined([])) == []
+    assert list(joined([(0, 512), (1024, 512), (1 << 20, 512)])) == [(0, 1536), (1 << 20, 512)]
