@@ -231,7 +231,11 @@ def range_of(url: str, offset: int, length: int) -> bytes:
     Raises:
         ModelNotFound: the hub refuses, cannot be reached, or answers with something else.
     """
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, though not in its __all__
+        build_hf_headers,
+        hf_raise_for_status,
+        http_backoff,
+    )
 
     asked = {**build_hf_headers(), "Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
     try:

@@ -86,7 +86,9 @@ async def _forecasts(client: Client, names: list[str], asked: dict[str, Any]) ->
             " `motley plan OWNER/NAME`"
         )
     why_not = "no short name: `motley plan OWNER/NAME` forecasts other models"
-    found = [{"name": name, "forecast": None, "nodes": [], "why_not": why_not, "refused": True} for name in unknown]
+    found: list[dict[str, Any]] = [
+        {"name": name, "forecast": None, "nodes": [], "why_not": why_not, "refused": True} for name in unknown
+    ]
     refused: list[Refused] = []
     with counting_bar("models") as tell:
         for done, each in enumerate(wanted):

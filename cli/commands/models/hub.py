@@ -211,5 +211,5 @@ def _share(told: dict[str, Any]) -> Share:
     from motley.daemon.models.cutting.share import Share
 
     layers = range(*told["layers"]) if told["layers"] else None
-    units = (range(*told[each]) for each in ("attention", "mlp", "vocabulary"))
-    return Share(told["attention_split"], *units, layers)
+    attention, mlp, vocabulary = (range(*told[each]) for each in ("attention", "mlp", "vocabulary"))
+    return Share(told["attention_split"], attention, mlp, vocabulary, layers)
