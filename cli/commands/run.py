@@ -13,7 +13,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
-from motley.cli.reaching.loading import checked_request, for_daemons, load
+from motley.cli.reaching.loading import checked_request, for_daemons, load, no_chat_template
 from motley.cli.reaching.mesh_of_one import mesh_of_one
 from motley.cli.reaching.place import USUAL_URL
 from motley.cli.shown.show import console, loading_bars
@@ -189,6 +189,7 @@ def run(
         any_engine=everywhere is None,
         any_cache_format=cache_format is None,
         any_adapters=adapters is None,
+        chats=not raw and embeddings is None,
     )
     run_interruptibly(_run(wanted, body, own, url, api_key, may_be_alone, as_json))
 
@@ -302,9 +303,7 @@ async def _answer(
                     f" close the session with `{stop_command(session)}` and load the model with a larger --context"
                 ) from refusal
             case "no_chat_template":
-                raise CliError(
-                    f"{session['name']} has no chat template, so it can only continue the prompt as it is: add --raw"
-                ) from refusal
+                raise no_chat_template(session) from refusal
             case _:
                 raise
     finally:

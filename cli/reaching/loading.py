@@ -87,7 +87,8 @@ async def load(
         forecast: says in a line what a session with a forecast will be like.
 
     Raises:
-        CliError: it cannot be, or is loaded otherwise than `wanted`.
+        CliError: it cannot be, or is loaded otherwise than `wanted`, or cannot be talked to as wanted, which shows
+            before it is loaded.
     """
     model = wanted.request.model
     session = await _find(client, model)
@@ -117,6 +118,9 @@ async def load(
         else:
             if made["forecast"]:
                 console.print(f"[dim]{forecast(made)}[/]")
+            if wanted.chats and not made["chats"]:
+                await _close_unready(client, made)
+                raise no_chat_template(made)
             try:
                 return await client.wait_ready(made, show)
             except asyncio.CancelledError:
@@ -132,6 +136,11 @@ async def load(
         raise
     wanted.check(session)  # what was still in planning may have come out otherwise
     return session
+
+
+def no_chat_template(session: dict[str, Any]) -> CliError:
+    """What to say of a model that cannot be talked to."""
+    return CliError(f"{session['name']} has no chat template, so it can only continue the prompt as it is: add --raw")
 
 
 async def _tell_if_made(client: Client, model: str) -> None:

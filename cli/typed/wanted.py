@@ -37,6 +37,7 @@ class Wanted:
         any_engine: the same of its engine.
         any_cache_format: the same of what its caches are kept as.
         any_adapters: the same of how many adapters it has room for.
+        chats: it is to be talked to, so that it needs a chat template.
     """
 
     request: SessionRequest
@@ -45,6 +46,7 @@ class Wanted:
     any_engine: bool = True
     any_cache_format: bool = True
     any_adapters: bool = True
+    chats: bool = False
 
     def check(self, session: dict[str, Any]) -> None:
         """Refuse a session that was loaded otherwise.

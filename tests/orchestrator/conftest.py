@@ -87,6 +87,7 @@ def small_profile(name: str = "bard") -> ModelProfile:
         context_length=2048,
         family="llama",
         parameters=123_456,
+        chats=True,
     )
 
 

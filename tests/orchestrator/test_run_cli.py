@@ -219,6 +219,21 @@ async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motle
     )
 
 
+async def test_a_base_model_that_is_not_served_is_not_loaded_for_nothing(
+    mesh: Any, new_node: Any, profile: ModelProfile, motley: Motley
+) -> None:
+    profile.chats = False
+    node = new_node()
+    node.on_describe = lambda _: Described(profile=profile)
+    await mesh.join(node)
+    status, out, err = await motley("run", "/models/a bard", "Hi")
+    assert (status, out) == (1, "")
+    assert err.endswith("motley: bard has no chat template, so it can only continue the prompt as it is: add --raw\n")
+    await mesh.poll("/api/sessions", lambda body: body["sessions"] == [])
+    status, out, err = await motley("run", "/models/a bard", "Hi", "--raw")
+    assert (status, out) == (0, "Hello, world\n"), err
+
+
 async def test_a_base_model_wants_raw(mesh: Any, bard: Any, motley: Motley) -> None:
     async def refuse(_: Generate) -> AsyncIterator[Delta]:
         yield Delta(failure=Failure(code="no_chat_template", message="whatever", param="messages"))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from huggingface_hub import CachedRepoInfo
 
+    from motley.daemon.lending.mirror import FoundMirror
     from motley.daemon.weights.cache import Entry, ShareCache
 
 
@@ -28,8 +29,9 @@ class OnDisk:
     """What the disk has of a model.
 
     Attributes:
-        files: bytes of its own files.
-        where: that they are at: "hub", the folder that was given, or "" if only shares are left.
+        files: bytes of its own files, or of the parts of them that are here.
+        where: that they are from: "hub", the folder that was given, or "" if only shares are left.
+        pulled: parts of its files that `motley models pull` has fetched.
         shares: that ranks have made of it.
         used: when any of it was used last, in seconds since the epoch.
     """
@@ -39,6 +41,7 @@ class OnDisk:
     shares: list[Entry] = field(default_factory=list)
     used: float = 0.0
     fetched: CachedRepoInfo | None = None
+    pulled: list[FoundMirror] = field(default_factory=list)
 
     @property
     def share_bytes(self) -> int:
@@ -89,7 +92,8 @@ def rm(
     if not yes and not typer.confirm(f"Remove {source} ({size})?"):
         raise CliError("nothing was removed")
     removed = [each for each in found.shares if kept.remove(each.key)]
-    if len(removed) < len(found.shares):
+    pulled = [each.remove() for each in found.pulled]
+    if len(removed) < len(found.shares) or not all(pulled):
         done = f"{len(removed)} of {counted(len(found.shares), 'share')} removed, its files and the rest kept"
         raise CliError(f"{source} is in use by a rank ({done}); `motley stop` the session first")
     if found.fetched is not None:
@@ -102,6 +106,8 @@ def _found(models: Path | None, cache: ShareCache) -> dict[str, OnDisk]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
+    from motley.daemon.lending.hub_mirror import pulled_in_part
+
     found: dict[str, OnDisk] = {}
     try:
         repositories = scan_cache_dir().repos
@@ -110,6 +116,11 @@ def _found(models: Path | None, cache: ShareCache) -> dict[str, OnDisk]:
     for each in repositories:
         if each.repo_type == "model":
             found[each.repo_id] = OnDisk("hub", each.size_on_disk, used=each.last_accessed, fetched=each)
+    for source, part in pulled_in_part(cache.folder):
+        own = found.setdefault(source, OnDisk("hub, in part"))
+        own.pulled.append(part)
+        own.files += part.size
+        own.used = max(own.used, part.used)
     for folder in sorted(models.iterdir()) if models else ():
         if (size := _model_bytes(folder)) is not None:
             found[str(folder)] = OnDisk(str(models), size, used=folder.stat().st_mtime)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.e2e.losses.test_survival import GREEDY, undisturbed
 from tests.e2e.network.test_lending import taken
-from tests.e2e.processes import BUNDLED, last_json, mesh
+from tests.e2e.processes import BUNDLED, last_json, mesh, motley
 from tests.weights.local_hub import LocalHub
 
 WEIGHTS = "model.safetensors"
@@ -28,8 +28,17 @@ async def test_each_node_fetches_its_own_share(tmp_path: Path) -> None:
             sent = hub.sent[WEIGHTS] - before
             assert 0 < sent < whole
             assert pulled["bytes"] > whole > taken(tmp_path / name) >= sent
+            (there_now,) = (await last_json("models", "ls", "--cache", str(tmp_path / name), "--json", **where))[
+                "models"
+            ]
+            assert (there_now["name"], there_now["from"]) == ("acme/bard", "hub, in part")
+            assert 0 < there_now["bytes"] < pulled["bytes"]
         pulled_of_both, asked = hub.sent[WEIGHTS], {"quantisation": "stored", "context": 64, "exact": False}
         await there.session(model="acme/bard", name="pulled", **asked)
         assert hub.sent[WEIGHTS] == pulled_of_both
         await undisturbed(there.url, {**GREEDY, "max_tokens": 20, "model": "pulled"})
     assert hub.sent[WEIGHTS] == pulled_of_both
+    removing = ("models", "rm", "acme/bard", "--cache", str(tmp_path / "a"), "--yes")
+    status, out, err = await motley(*removing, **where)
+    assert (status, "removed acme/bard" in out) == (0, True), err
+    assert taken(tmp_path / "a") == 0
