@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from motley.daemon.lending.hub_mirror import open_pulled
+from motley.daemon.lending.hub_mirror import HubMirror, open_pulled
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.loading.fetching import LoadError, found
 from motley.daemon.models.cutting.profile import profile
@@ -81,15 +81,19 @@ def describe(
         ]
         fingerprint = opened.source.fingerprint()
         tokenizer, usual = load_tokenizer(folder), usual_sampling(folder)
-    # A mirror's folder has no name of its own.
-    name = folder.name if pulled is None else model.source.partition(":")[2] or model.source.partition("@")[0]
+    name = _name(model.source, folder, pulled)
     if tokens_of:
-        with found(tokens_of, models, kept, lambda done, total: None) as (whole, _):
-            check_alike(tokenizer, name, load_tokenizer(whole), tokens_of)
+        with found(tokens_of, models, kept, lambda done, total: None) as (whole, part):
+            check_alike(tokenizer, name, load_tokenizer(whole), _name(tokens_of, whole, part))
     for profiled in profiles:
         profiled.name, profiled.fingerprint, profiled.chats = name, fingerprint, tokenizer.template is not None
         profiled.sampling.CopyFrom(usual)
     return pb.Described(profile=profiles[0], beside=profiles[1:])
+
+
+def _name(source: str, place: Path, pulled: HubMirror | None) -> str:
+    """What a model is called; a mirror's folder has no name of its own."""
+    return place.name if pulled is None else source.partition(":")[2] or source.partition("@")[0]
 
 
 def look(model: pb.ModelSpec, models: Path | None, cache: ShareCache | None = None) -> pb.Described:

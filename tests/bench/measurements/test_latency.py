@@ -46,8 +46,8 @@ async def test_caches_are_kept_as_told() -> None:
     (report,) = await measure_latency(MeshSpec(BUNDLED, quantisation="int8", cache_format="fp16"), [8], 2, VOCABULARY)
     assert report.as_json()["cache_format"] == "fp16"
     assert report.setting == "int8, fp16 caches, 1 rank, prompt 8"
-    with pytest.raises(MeshError, match="engine cuda keeps caches in fp32, not in int8"):
-        await measure_latency(MeshSpec(BUNDLED, engine="cuda", cache_format="int8"), [8], 2, VOCABULARY)
+    with pytest.raises(MeshError, match="engine tensorrt keeps caches in fp32, not in int8"):
+        await measure_latency(MeshSpec(BUNDLED, engine="tensorrt", cache_format="int8"), [8], 2, VOCABULARY)
 
 
 async def test_a_timing_tells_of_the_steps_since_the_last_one() -> None:

@@ -66,12 +66,9 @@ async def test_all_are_asked(install: Callable[..., None]) -> None:
     assert (told["chatty"].has_whole_caches, told["reference"].has_whole_caches) == (True, False)
     assert list(told["onnxruntime"].cache_formats) == list(told["reference"].cache_formats) == [*CACHE_FORMATS]
     assert [each.name for each in told.values() if each.keeps_prefixes] == ["onnxruntime"]
-    assert list(told["chatty"].cache_formats) == list(told["cuda"].cache_formats) == ["fp32"]
+    assert list(told["chatty"].cache_formats) == list(told["tensorrt"].cache_formats) == ["fp32"]
     assert (told["onnxruntime"].lacking, told["reference"].keeps_fp16) == ("", True)
-    assert [name for name in ("onnxruntime", "reference", "cuda") if told[name].keeps_windows] == [
-        "onnxruntime",
-        "reference",
-    ]
+    assert [name for name in ("tensorrt", "reference", "cuda") if told[name].keeps_windows] == ["reference", "cuda"]
 
 
 async def test_one_that_crashes_takes_nobody_along_but_those_not_asked_yet(install: Callable[..., None]) -> None:
