@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -56,10 +57,20 @@ if sys.platform != "win32":
         def type(self, text: str) -> None:
             os.write(self._end, text.encode())
 
-        async def shows(self, text: str) -> str:
+        async def breaks_off(self, text: str) -> None:
+            """Press Ctrl-C where the chat reads a line, until a text is shown: an interrupt between the prompt and the
+            reading itself has no effect before a key is pressed."""
+            for _ in range(10):
+                self.type(CTRL_C)
+                with contextlib.suppress(AssertionError):
+                    await self.shows(text, DEADLINE_S / 10)
+                    return
+            raise AssertionError(f"{text!r} was never shown")
+
+        async def shows(self, text: str, seconds: float = DEADLINE_S) -> str:
             """Wait for a text to be shown behind what was waited for before; what comes up to it."""
             try:
-                async with asyncio.timeout(DEADLINE_S):
+                async with asyncio.timeout(seconds):
                     while text not in self._shown:
                         self._grown.clear()
                         await self._grown.wait()
@@ -156,8 +167,7 @@ if sys.platform != "win32":
             terminal.type("/clear\n/retry\n")
             await terminal.shows("nothing was asked yet")
             await terminal.shows("> ")
-            terminal.type(CTRL_C)
-            await terminal.shows("(Ctrl-D or /quit ends the chat)")
+            await terminal.breaks_off("(Ctrl-D or /quit ends the chat)")
             assert await terminal.ends() == 0
         saved = json.loads((tmp_path / "chat.json").read_text("utf-8"))["messages"]
         said = [("user", "Hi"), ("assistant", "Hello, world"), ("user", "More \nof it"), ("assistant", "On and on")]
