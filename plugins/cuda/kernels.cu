@@ -17,6 +17,20 @@ __device__ inline float warp_sum(float value) {
 
 __device__ inline i64 warp_number() { return (i64(blockIdx.x) * blockDim.x + threadIdx.x) / WARP; }
 
+// By what numbers become codes of 8 bits and back, by the bits of the largest magnitude of them: bits of numbers without a
+// sign are ordered as integers, those that are none last.
+struct Int8Scale {
+    bool finite;
+    float inverse, scale;
+    __device__ explicit Int8Scale(u32 largest) {
+        const float most = __uint_as_float(largest);
+        const bool tiny = most < 0x1p-100f;
+        finite = largest < 0x7F800000;
+        inverse = finite && !tiny ? __fdiv_rn(127.f, most) : 0;
+        scale = !finite ? __uint_as_float(0x7FC00000) : tiny ? 0 : __fdiv_rn(most, 127.f);
+    }
+};
+
 // -- matmul: y[tokens, rows] = x[tokens, columns] weights[rows, columns]^T + bias ----------------------------------------
 //
 // Memory-bound for few tokens: neighbouring lanes read neighbouring words of a weight's row, several words ahead, and use
@@ -314,7 +328,7 @@ __device__ void rotate(float* q, int q_stride, const float* k, int k_stride, con
                         : tells ? v + row * v_stride + kv * width
                                 : k + row * k_stride + kv * width;
     float first[MOST_PAIRS], second[MOST_PAIRS];
-    u32 largest = 0;  // as bits, see quantised.cu
+    u32 largest = 0;  // as bits, see Int8Scale
     for (int p = 0; p < MOST_PAIRS; ++p) {
         const int i = p * WARP + lane;
         if (i >= half) break;
@@ -345,12 +359,9 @@ __device__ void rotate(float* q, int q_stride, const float* k, int k_stride, con
     bool finite = true;
     float inverse = 1;
     if (Format::SCALED) {
-        const float most = __uint_as_float(largest);
-        const bool tiny = most < 0x1p-100f;
-        finite = largest < 0x7F800000;
-        inverse = finite && !tiny ? __fdiv_rn(127.f, most) : 0;
-        const float scale = !finite ? __uint_as_float(0x7FC00000) : tiny ? 0 : __fdiv_rn(most, 127.f);
-        if (lane == 0) (tells ? value_scales : key_scales)[cached] = scale;
+        const Int8Scale by(largest);
+        finite = by.finite, inverse = by.inverse;
+        if (lane == 0) (tells ? value_scales : key_scales)[cached] = by.scale;
     }
     typename Format::Number* to = static_cast<typename Format::Number*>(tells ? values : keys) + cached * width;
     for (int p = 0; p < MOST_PAIRS; ++p) {

@@ -30,7 +30,7 @@ __device__ void quantise(const float* x, int x_stride, u8* to, int tokens, int c
     const int first = int(number % of_a_token) * BLOCK_STRETCHES, part = threadIdx.x % PARTS;
     const bool there = token < tokens;
     float values[BLOCK_STRETCHES][RUN];
-    u32 largest = 0;  // as bits: numbers without a sign are ordered as integers, those that are none last
+    u32 largest = 0;  // as bits, see Int8Scale
     for (int s = 0; s < BLOCK_STRETCHES; ++s)
         for (int i = 0; i < RUN; ++i) {
             const int column = ((first + s) * PARTS + part) * RUN + i;
@@ -43,14 +43,12 @@ __device__ void quantise(const float* x, int x_stride, u8* to, int tokens, int c
         const u32 other = __float_as_uint(__shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance));
         if (distance < threads && other > largest) largest = other;
     }
-    const float most = __uint_as_float(largest);
-    const bool finite = largest < 0x7F800000, tiny = most < 0x1p-100f;
-    const float inverse = finite && !tiny ? __fdiv_rn(127.f, most) : 0;
+    const Int8Scale by(largest);
     for (int s = 0; s < BLOCK_STRETCHES; ++s) {
         u32 words[8 / BITS] = {};
         float sum = 0;  // a whole number
         for (int i = 0; i < RUN; ++i) {
-            const float shifted = __fadd_rn(__fmul_rn(finite ? values[s][i] : 0, inverse), MAGIC_VALUE);
+            const float shifted = __fadd_rn(__fmul_rn(by.finite ? values[s][i] : 0, by.inverse), MAGIC_VALUE);
             const int code = int(__float_as_uint(shifted)) - MAGIC;
             const int word = BITS == 4 ? i % 2 : 0, byte = BITS == 4 ? i / 2 : i;
             words[word] |= u32(code & 0xFF) << 8 * byte;
@@ -64,8 +62,7 @@ __device__ void quantise(const float* x, int x_stride, u8* to, int tokens, int c
         u32* codes = reinterpret_cast<u32*>(out + HEAD_BYTES);
         for (int word = 0; word < 8 / BITS; ++word) codes[word * PARTS + part] = words[word];
         if (part % 2) continue;
-        const float scale = !finite ? __uint_as_float(0x7FC00000) : tiny ? 0 : __fdiv_rn(most, 127.f);
-        reinterpret_cast<float*>(out)[part / 2] = scale;
+        reinterpret_cast<float*>(out)[part / 2] = by.scale;
         reinterpret_cast<int*>(out)[SHORT_PIECES + part / 2] = -int(sum);
     }
 }
