@@ -10,10 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from motley.daemon.lending.lender import membership
-from motley.daemon.lending.mirror import FOLDER, Mirror
+from motley.daemon.lending.mirror import FOLDER, Mirror, no_room
 from motley.daemon.lending.wire import Files, Kind, LendingError, Stretch, pack, pack_stretches, read
 from motley.protocol import mesh_pb2 as pb
-from motley.protocol.wording import human_bytes
 from motley.transport import Connected, Lost, Message, Messenger, Tls
 from motley.transport.messages import Event
 
@@ -117,11 +116,8 @@ class Borrower:
             raise self._no_room(shares / FOLDER, error) from error
 
     def _no_room(self, path: Path, error: OSError) -> LendingError:
-        so_far = f"; {human_bytes(self.fetched)} have come" if self.fetched else ""
-        return LendingError(
-            f"{path}: cannot keep what node {self._from!r} lends of the model: {error.strerror or error}{so_far}. Make"
-            " room, choose another folder (`motley join --cache`), or copy the model there"
-        )
+        instead = "choose another folder (`motley join --cache`), or copy the model there"
+        return no_room(path, error, f"what node {self._from!r} lends of the model", self.fetched, instead)
 
     def _connect(self, address: str) -> None:
         self._messenger.connect(_LENDER, address, CONNECT_S)

@@ -16,10 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from motley.daemon.lending.mirror import FOLDER, FoundMirror, Mirror, found_mirrors
+from motley.daemon.lending.mirror import FOLDER, FoundMirror, Mirror, found_mirrors, no_room
 from motley.daemon.lending.wire import Files, LendingError, LentFile, Stretch
 from motley.daemon.weights.hub import ModelNotFound, RemoteFile, find_fetched, find_here, range_of, remote_files
-from motley.protocol.wording import human_bytes
 
 ORIGIN = "hub.json"
 """In a mirror's folder, where its files come from."""
@@ -126,11 +125,8 @@ class HubMirror:
         return ask
 
     def _no_room(self, path: Path, error: OSError) -> LendingError:
-        so_far = f"; {human_bytes(self.fetched)} have come" if self.fetched else ""
-        return LendingError(
-            f"{path}: cannot keep what is fetched of {self._origin.source}: {error.strerror or error}{so_far}. Make"
-            " room, or choose another folder (`--cache`)"
-        )
+        what = f"what is fetched of {self._origin.source}"
+        return no_room(path, error, what, self.fetched, "or choose another folder (`--cache`)")
 
 
 def begin_pull(source: str, shares: Path, limit: int) -> HubMirror:

@@ -23,6 +23,7 @@ import numpy as np
 
 from motley.daemon.lending.wire import MOST_BYTES, Files, LendingError, LentFile, Stretch
 from motley.daemon.machine.files import lock_file, make_sparse, write_all
+from motley.protocol.wording import human_bytes
 
 FOLDER = "borrowed"
 """Of the folder in which shares are kept, where mirrors are."""
@@ -211,6 +212,18 @@ def _held(own: Path, files: Files) -> IO[bytes]:
         opened.close()  # another is removing it
         time.sleep(_MOMENT_S)
     raise OSError(errno.EBUSY, "others keep removing it")
+
+
+def no_room(path: Path, error: OSError, what: str, come: int, instead: str) -> LendingError:
+    """What to say where a mirror's file cannot be written.
+
+    Args:
+        what: cannot be kept.
+        come: bytes that have come of it.
+        instead: what to do, if there is no room to be made.
+    """
+    so_far = f"; {human_bytes(come)} have come" if come else ""
+    return LendingError(f"{path}: cannot keep {what}: {error.strerror or error}{so_far}. Make room, {instead}")
 
 
 class FoundMirror(NamedTuple):
