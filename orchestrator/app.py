@@ -227,7 +227,7 @@ class Orchestrator:
             )
             await self._start_http(stack, serving, jobs, known, access, certificate, allowed)
             watching = (serving.watch(), serving.begin_anew(), jobs.watch())
-            for work in (*watching, certificate.keep_valid(), known.usage.keep()):
+            for work in (*watching, certificate.keep_valid(), known.usage.keep(), known.answers.watch()):
                 stack.callback(asyncio.create_task(work).cancel)
             stack.push_async_callback(jobs.finish)
             stack.push_async_callback(serving.stop)
@@ -315,7 +315,7 @@ class Orchestrator:
         middlewares = [traced, errors_as_json, cors.middleware(), guard.middleware()]
         app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY)
         sessions = serving.sessions
-        asking = Asking(sessions, serving.requests, KeptAnswers(config.state_dir), known.usage)
+        asking = Asking(sessions, serving.requests, known.answers, known.usage)
         routes = [
             *NodesApi(serving.nodes, sessions, serving.links, serving.rearranging, serving.orders).routes(),
             *SessionsApi(sessions, serving.lifecycle, serving.rearranging).routes(),
@@ -367,7 +367,7 @@ class Orchestrator:
 
 
 class _Known:
-    """What the database has, and the file beside it."""
+    """What the database has, and the files beside it."""
 
     def __init__(self, store: Store, state_dir: Path) -> None:
         self.tokens = Tokens(store)
@@ -375,6 +375,7 @@ class _Known:
         self.keys = Keys(store)
         self.usage = Usage(store)
         self.audit = Audit(state_dir)
+        self.answers = KeptAnswers(state_dir)
 
 
 async def _start_token(tokens: Tokens) -> str:

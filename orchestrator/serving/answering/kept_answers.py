@@ -16,7 +16,7 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -35,6 +35,8 @@ MOST = 1000
 """So many are kept; those not used for longest go first."""
 MOST_BYTES = 64 << 20
 """All of them together have so many bytes, but those that are being given."""
+LOOK_S = 60.0
+"""Old ones are looked for so often."""
 LEAVE_S = 5.0
 """Whoever took an answer before has so long to let it go."""
 _ENTRY = struct.Struct("<iI")
@@ -52,8 +54,10 @@ class KeptAnswer:
         digest: of the request, which has to be the same.
         id, created: what the client is told that the answer is called, and when (Unix time) it was asked for.
         generates: what leaders are asked, one for each answer; ``written`` grows.
-        deltas: that have come, each with the number of its answer.
-        size: bytes of them.
+        pieces: what is asked and what has come, as in the file: a message that is kept parsed takes fifty times as
+            much memory.
+        begun: whether anything has come.
+        finished: the numbers of the answers that are complete.
         used: Unix time.
         user: whoever gives it to a client now.
     """
@@ -63,58 +67,72 @@ class KeptAnswer:
     id: str
     created: int
     generates: list[Generate] = field(default_factory=list)
-    deltas: list[tuple[int, Delta]] = field(default_factory=list)
-    size: int = 0
+    pieces: bytearray = field(default_factory=bytearray, repr=False)
+    begun: bool = False
+    finished: set[int] = field(default_factory=set)
     used: float = 0.0
     user: asyncio.Task[object] | None = None
     file: IO[bytes] | None = field(default=None, repr=False)
 
-    @property
-    def finished(self) -> set[int]:
-        """The numbers of the answers that are complete."""
-        return {number for number, delta in self.deltas if delta.finish}
+    def deltas(self) -> list[tuple[int, Delta]]:
+        """All that has come, each with the number of its answer."""
+        return [(number, Delta.FromString(piece)) for number, piece in _entries(self.pieces) if number >= 0]
 
     def ask(self, generates: Sequence[Generate]) -> None:
         """Note what leaders are asked."""
         self.generates = list(generates)
         for generate in self.generates:
-            self._write(-1, generate)
+            self._keep(-1, generate)
 
     def put(self, number: int, delta: Delta) -> None:
         """Note what has come of an answer; an error is not kept: the same request tries again."""
         if delta.HasField("failure") or delta.finish not in ("", "stop", "length"):
             return
-        self.deltas.append((number, delta))
         self.used = time.time()
-        self._write(number, delta)
+        self._note(number, delta)
+        self._keep(number, delta)
 
-    def take_in(self, number: int, content: bytes) -> None:
-        """Read a piece of a file.
+    def take_in(self, content: bytes) -> None:
+        """Read the pieces that a file has, as far as they are whole."""
+        with contextlib.suppress(DecodeError, IndexError):  # the end is damaged, or of no answer
+            for number, piece in _entries(content):
+                if number < 0:
+                    self.generates.append(Generate.FromString(piece))
+                else:
+                    delta = Delta.FromString(piece)
+                    generate = self.generates[number]
+                    generate.written.extend(delta.ids)
+                    generate.echo = generate.echo and not delta.text
+                    self._note(number, delta)
+                self.pieces += _ENTRY.pack(number, len(piece)) + piece
 
-        Raises:
-            DecodeError: it is damaged.
-            IndexError: it is of no answer.
-        """
-        self.size += len(content)
-        if number < 0:
-            self.generates.append(Generate.FromString(content))
-            return
-        delta = Delta.FromString(content)
-        generate = self.generates[number]
-        generate.written.extend(delta.ids)
-        generate.echo = generate.echo and not delta.text
-        self.deltas.append((number, delta))
+    def _note(self, number: int, delta: Delta) -> None:
+        self.begun = True
+        if delta.finish:
+            self.finished.add(number)
 
-    def _write(self, number: int, message: Delta | Generate) -> None:
-        content = message.SerializeToString()
-        self.size += len(content)
+    def _keep(self, number: int, message: Delta | Generate) -> None:
+        piece = message.SerializeToString()
+        entry = _ENTRY.pack(number, len(piece)) + piece
+        self.pieces += entry
         if self.file is not None:
             try:
-                self.file.write(_ENTRY.pack(number, len(content)) + content)
+                self.file.write(entry)
             except OSError as error:
                 _log.warning("%s: this answer will not outlive the orchestrator: %s", self.file.name, error)
                 self.file.close()
                 self.file = None
+
+
+def _entries(content: bytes | bytearray) -> Iterator[tuple[int, bytes]]:
+    """The pieces of an answer, each with its number, up to one whose end is missing."""
+    at = 0
+    while at + _ENTRY.size <= len(content):
+        number, length = _ENTRY.unpack_from(content, at)
+        at += _ENTRY.size + length
+        if at > len(content):
+            return
+        yield number, bytes(content[at - length : at])
 
 
 class KeptAnswers:
@@ -134,6 +152,7 @@ class KeptAnswers:
                 _log.warning("%s: this answer cannot be taken up: %s", file, error)
                 with contextlib.suppress(OSError):
                     file.unlink()
+        self.forget_old()
 
     async def take(self, key: str, digest: str, fresh_id: str) -> KeptAnswer:
         """The answer to a request with a key, to be given by the task that asks; whoever gives it now is cancelled.
@@ -145,7 +164,7 @@ class KeptAnswers:
         Raises:
             ServingError: another request had this key.
         """
-        self._forget_old()
+        self.forget_old()
         kept = self._answers.get(key)
         if kept is None:
             kept = self._answers[key] = KeptAnswer(key, digest, fresh_id, int(time.time()))
@@ -169,18 +188,24 @@ class KeptAnswers:
         if kept.file is not None:
             kept.file.close()
             kept.file = None
-        if not kept.deltas:
+        if not kept.begun:
             self._forget(kept)
 
-    def _forget_old(self) -> None:
+    async def watch(self) -> None:
+        """Forget old answers, for ever: what people have asked does not stay when nobody asks any more."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.forget_old()
+
+    def forget_old(self) -> None:
         """Forget what was not used for long, and the oldest where there are too many."""
         idle = sorted((kept for kept in self._answers.values() if kept.user is None), key=lambda kept: kept.used)
-        total, count = sum(kept.size for kept in self._answers.values()), len(self._answers)
+        total, count = sum(len(kept.pieces) for kept in self._answers.values()), len(self._answers)
         for kept in idle:
             if time.time() - kept.used <= KEEP_S and total <= MOST_BYTES and count < MOST:
                 return
             self._forget(kept)
-            total, count = total - kept.size, count - 1
+            total, count = total - len(kept.pieces), count - 1
 
     def _forget(self, kept: KeptAnswer) -> None:
         del self._answers[kept.key]
@@ -219,17 +244,8 @@ class KeptAnswers:
         told = json.loads(head)
         kept = KeptAnswer(str(told["key"]), str(told["digest"]), str(told["id"]), int(told["created"]))
         kept.used = file.stat().st_mtime
-        sound = len(head) + 1
-        with contextlib.suppress(struct.error, DecodeError, IndexError):  # the end is missing
-            while rest:
-                number, length = _ENTRY.unpack_from(rest)
-                content = rest[_ENTRY.size : _ENTRY.size + length]
-                if len(content) < length:
-                    break
-                kept.take_in(number, content)
-                rest = rest[_ENTRY.size + length :]
-                sound += _ENTRY.size + length
-        if not kept.deltas:
+        kept.take_in(rest)
+        if not kept.begun:
             raise ValueError("nothing has come of it")
-        os.truncate(file, sound)
+        os.truncate(file, len(head) + 1 + len(kept.pieces))
         self._answers[kept.key] = kept

@@ -194,7 +194,8 @@ class Requests:
             )
         if kept and not kept.generates:
             kept.ask(generates)
-        for number, delta in kept.deltas if kept else ():
+        before = kept.deltas() if kept else []
+        for number, delta in before:
             requests[number].tell(delta)
         for request in requests:
             if request.number not in complete:
@@ -203,7 +204,7 @@ class Requests:
         for request in requests:
             _log.info("request %s: asked of %s", request.name, session.name, extra=request.about)
         try:
-            yield Answers(requests, deltas, self._clock, self._go_on, kept.deltas if kept else ())
+            yield Answers(requests, deltas, self._clock, self._go_on, before)
         finally:
             for request in requests:
                 if self._remove(request, Outcome.CANCELLED) and request.asked:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,7 @@ async def test_answers_outlive_the_process(tmp_path: Path) -> None:
         answers = KeptAnswers(tmp_path)
         again = await answers.take("k1", "d", "another")
         answers.let_go(again)
-        assert [delta.text for _, delta in again.deltas] == ["Once", *([] if missing else [" upon"]), "!"]
+        assert [delta.text for _, delta in again.deltas()] == ["Once", *([] if missing else [" upon"]), "!"]
         assert again.finished == {0}
 
 
@@ -235,3 +236,36 @@ async def test_what_is_old_or_too_much_is_forgotten(tmp_path: Path, monkeypatch:
     new = await answers.take("new", "d", "id")
     assert len(list((tmp_path / "answers").iterdir())) == 1
     answers.let_go(new)
+
+
+async def test_what_nobody_asks_for_any_more_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From memory and from the disk, when it is looked for and when an orchestrator starts."""
+    await keep_one(tmp_path)
+    answers = KeptAnswers(tmp_path)
+    (file,) = (tmp_path / "answers").iterdir()
+    monkeypatch.setattr(kept_answers, "KEEP_S", -1.0)
+    monkeypatch.setattr(kept_answers, "LOOK_S", 0.0)
+    looked, forget_old = asyncio.Event(), answers.forget_old
+    monkeypatch.setattr(answers, "forget_old", lambda: (forget_old(), looked.set()))
+    watching = asyncio.create_task(answers.watch())
+    await asyncio.wait_for(looked.wait(), 10)
+    watching.cancel()
+    assert not file.exists()
+    await keep_one(tmp_path)
+    assert file.exists()
+    KeptAnswers(tmp_path)
+    assert not file.exists()
+
+
+async def test_what_is_kept_takes_little_more_memory_than_its_bytes(tmp_path: Path) -> None:
+    """A parsed message takes fifty times as much: an orchestrator grew by a gigabyte an hour."""
+    answers = KeptAnswers(None)
+    kept = await answers.take("k1", "d", "cmpl-1")
+    kept.ask([Generate(prompt="Once")])
+    piece = Delta(text=" upon", ids=[8])
+    held = sys.getrefcount(piece)
+    before = len(kept.pieces)
+    kept.put(0, piece)
+    assert sys.getrefcount(piece) == held
+    assert piece.ByteSize() < len(kept.pieces) - before < piece.ByteSize() + 10
+    assert kept.deltas() == [(0, piece)]
