@@ -1,4 +1,7 @@
-"""The sizes of well-known models, as their config.json tells them: one table, by name."""
+"""The sizes of well-known models, as their config.json tells them: one table, by name.
+
+Long because there are many of them; what models of a series have in common is `series`.
+"""
 
 from __future__ import annotations
 

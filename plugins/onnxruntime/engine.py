@@ -11,6 +11,9 @@ Two micro-chunks of a step take turns: one computes a segment while the sum of t
 
 In exact mode the runtime is never given an odd number of rows, because its kernels take rows by twos and round a lone
 one otherwise: the last row is run twice.
+
+What an action computes is told in files beside this one. This one binds them to buffers and runs them, which share so
+much state that a cut would show all of it to both halves.
 """
 
 from __future__ import annotations

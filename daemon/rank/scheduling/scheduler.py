@@ -1,7 +1,8 @@
 """Has all ranks of a session compute what its schedule decides, chooses the tokens, and tells them to clients.
 
 It runs on rank 0. What a step is for is decided by `motley.daemon.rank.scheduling.schedule`, which is pure; this is the
-part that talks: to the other ranks, and to the daemon, from which requests come.
+part that talks: to the other ranks, and to the daemon, from which requests come. What a step needs (pace, drafts, kept
+prefixes, far caches, adapters) is in files of its own; that they meet in one step, in one order, is what is left here.
 """
 
 from __future__ import annotations
