@@ -18,7 +18,6 @@ from motley.training.merging import (
     F32,
     Change,
     Changes,
-    How,
     dare,
     module_names,
     nearest_of_rank,
@@ -27,6 +26,7 @@ from motley.training.merging import (
     weighted_mean,
     weights_of_losses,
 )
+from motley.training.settings import How
 from motley.training.tensors import tensors_of, write_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

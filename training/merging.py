@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from hashlib import sha256
 from math import exp
 
@@ -19,15 +18,6 @@ import numpy.typing as npt
 from motley.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
-
-
-class How(StrEnum):
-    """The ways to merge: the weighted mean; the mean weighed by 1 / perplexity; TIES; DARE."""
-
-    LINEAR = "linear"
-    LOSS = "loss"
-    TIES = "ties"
-    DARE = "dare"
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from math import cos, pi
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,15 @@ from motley.training.errors import TrainingError
 from motley.training.files import written_whole
 
 FILE = "training.json"
+
+
+class How(StrEnum):
+    """The ways to merge adapters: the weighted mean; the mean weighed by 1 / perplexity; TIES; DARE."""
+
+    LINEAR = "linear"
+    LOSS = "loss"
+    TIES = "ties"
+    DARE = "dare"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import console, counting_bar, results, table
 from motley.cli.typed.options import one_of
 from motley.protocol.wording import counted, short_bytes
-from motley.training.merging import How
+from motley.training.settings import How
 
 Model = Annotated[str, typer.Option(help="Of the session, as it is served; needless if only one has adapters.")]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]

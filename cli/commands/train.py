@@ -23,7 +23,7 @@ from motley.cli.shown.timeline import sparkline
 from motley.cli.training_job import MeshTraining, Mode, offer_data, train_on_mesh
 from motley.cli.typed.options import duration, one_of
 from motley.protocol.wording import counted
-from motley.training.merging import How
+from motley.training.settings import How
 
 if TYPE_CHECKING:
     from motley.training.files import Point

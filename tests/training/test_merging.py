@@ -18,7 +18,6 @@ from motley.training.examples import Example
 from motley.training.files import Curve, Point
 from motley.training.merging import (
     Change,
-    How,
     dare,
     nearest_of_rank,
     normalised,
@@ -26,7 +25,7 @@ from motley.training.merging import (
     weighted_mean,
     weights_of_losses,
 )
-from motley.training.settings import Settings
+from motley.training.settings import How, Settings
 from motley.training.tensors import tensors_of, write_tensors
 
 BUNDLED = Path(__file__).parents[2] / "cli" / "models" / "shakespeare-2.6m"

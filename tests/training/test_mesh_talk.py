@@ -18,7 +18,6 @@ from motley.training.adapters import CONFIG, WEIGHTS
 from motley.training.errors import TrainingError
 from motley.training.examples import Example
 from motley.training.files import CURVE
-from motley.training.merging import How
 from motley.training.mesh import owner
 from motley.training.mesh.order import WorkerOrder
 from motley.training.mesh.pipe import Pipe
@@ -34,7 +33,7 @@ from motley.training.mesh.talk import (
     unpack_files,
 )
 from motley.training.mesh.ticket import Ticket
-from motley.training.settings import Settings
+from motley.training.settings import How, Settings
 from motley.transport import Messenger
 
 

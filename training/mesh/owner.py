@@ -21,7 +21,6 @@ from motley.training.dealing import Trainer, deal_examples, need_bytes
 from motley.training.errors import TrainingError
 from motley.training.examples import Example
 from motley.training.files import CURVE, written_whole
-from motley.training.merging import How
 from motley.training.mesh.claim import claim
 from motley.training.mesh.order import WorkerOrder
 from motley.training.mesh.pipe import Pipe
@@ -38,6 +37,7 @@ from motley.training.mesh.talk import (
     unpack_files,
 )
 from motley.training.mesh.ticket import Ticket
+from motley.training.settings import How
 from motley.training.training import Data, config_digest, read_data
 from motley.transport import Connected, Lost, Message, Messenger
 

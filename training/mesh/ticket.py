@@ -13,8 +13,7 @@ from typing import Any
 
 from motley.protocol.files import write_private
 from motley.training.errors import TrainingError
-from motley.training.merging import How
-from motley.training.settings import Settings
+from motley.training.settings import How, Settings
 
 
 @dataclass(frozen=True)

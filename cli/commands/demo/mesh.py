@@ -21,7 +21,6 @@ from motley.cli.reaching.client import Client
 from motley.cli.reaching.mesh_of_one import wait_for_nodes
 from motley.cli.shown.show import console
 from motley.daemon.node.child import start_child
-from motley.plugins.onnxruntime_gpu.preference import SOFTWARE
 from motley.protocol.wording import short_bytes
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -244,6 +243,8 @@ def _log(folder: str, name: str) -> Path:
 async def _start_daemon(
     target: str, token: str, name: str, limit: int, threads: int, log: Path, software: bool
 ) -> asyncio.subprocess.Process:
+    from motley.plugins.onnxruntime_gpu.preference import SOFTWARE
+
     with log.open("wb") as stderr:
         return await start_child(
             *("motley.cli.main", "join", target),

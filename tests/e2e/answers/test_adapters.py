@@ -17,7 +17,7 @@ from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client, Refused
 from motley.daemon.models.files import open_model
 from motley.training.adapters import merge
-from motley.training.merging import How
+from motley.training.settings import How
 from motley.training.tensors import tensors_of, write_tensors
 from tests.adapters.adapted import write_adapter
 from tests.e2e.losses.test_survival import streamed

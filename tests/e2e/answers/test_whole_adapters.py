@@ -14,7 +14,7 @@ from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
 from motley.daemon.models.files import open_model
 from motley.training.adapters import merge
-from motley.training.merging import How
+from motley.training.settings import How
 from motley.training.tensors import tensors_of, write_tensors
 from tests.adapters.adapted import write_adapter
 from tests.e2e.answers.test_adapters import ASKED, LONG, float_model, text_of
