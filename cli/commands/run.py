@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
@@ -54,6 +55,9 @@ from motley.cli.typed.wanted import Wanted, nodes_of, option_of, stop_command
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.wording import counted
 
+OF_ANSWERS = ("raw", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+"""Options that say something of an answer, and nothing of how its model is loaded."""
+
 
 def register(app: typer.Typer) -> None:
     app.command(
@@ -66,7 +70,9 @@ def run(
     model: Annotated[
         str, typer.Argument(help="A served model's name, a folder or .gguf file, or a hub id (owner/name).")
     ],
-    prompt: Annotated[str, typer.Argument(help="What to say; - reads standard input.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to say; - reads standard input. Without it the model is loaded only.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
@@ -127,7 +133,7 @@ def run(
 ) -> None:
     """Have a model answer a prompt, or embed it. It is loaded first if it is not served yet, and stays loaded."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    if not (text if raw else text.strip()):
+    if text is not None and not (text if raw else text.strip()):
         what = "standard input" if prompt == "-" else "the prompt"
         raise CliError(f"{what} is empty; say what the model shall {'continue' if raw else 'answer'}")
     model = for_daemons(model)
@@ -145,9 +151,12 @@ def run(
     own = named_adapters(adapter or ())
     if own:
         body["adapter"] = next(iter(own))
-    _check(body)
+    if text is None:
+        _check_unused(command)
+    else:
+        _check(body)
     given = command.get_parameter_source("url")
-    may_be_alone = given is not None and given.name == "DEFAULT"
+    may_be_alone = text is not None and given is not None and given.name == "DEFAULT"
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     computing, settings = on_device(everywhere, device)
@@ -189,9 +198,9 @@ def run(
         any_engine=everywhere is None,
         any_cache_format=cache_format is None,
         any_adapters=adapters is None,
-        chats=not raw and embeddings is None,
+        chats=text is not None and not raw and embeddings is None,
     )
-    run_interruptibly(_run(wanted, body, own, url, api_key, may_be_alone, as_json))
+    run_interruptibly(_run(wanted, None if text is None else body, own, url, api_key, may_be_alone, as_json))
 
 
 def named_adapters(words: Sequence[str]) -> dict[str, str]:
@@ -226,9 +235,20 @@ def _check(body: dict[str, Any]) -> None:
         raise CliError(f"{'the prompt' if is_text else option_of(error.param or '')} {error.why}") from error
 
 
+def _check_unused(command: typer.Context) -> None:
+    """Refuse options of an answer where none is asked for.
+
+    Raises:
+        CliError: naming them.
+    """
+    given = [name for name in OF_ANSWERS if getattr(command.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        raise CliError(f"{', '.join(map(option_of, given))}: without a prompt there is no answer; say what to answer")
+
+
 async def _run(
     wanted: Wanted,
-    body: dict[str, Any],
+    body: dict[str, Any] | None,
     adapters: Mapping[str, str],
     url: str,
     api_key: str,
@@ -251,7 +271,7 @@ async def _run(
 async def _answer(
     client: Client,
     wanted: Wanted,
-    body: dict[str, Any],
+    body: dict[str, Any] | None,
     adapters: Mapping[str, str],
     as_json: bool,
     *,
@@ -262,6 +282,12 @@ async def _answer(
     for name, folder in adapters.items():
         if folder:
             await client.add_adapter(session["name"], name, folder)
+    if body is None:
+        if as_json:
+            print(json.dumps({"model": session["name"]}))
+        else:
+            console.print(f"{escape(session['name'])} is served; `motley chat {escape(session['name'])}` talks to it")
+        return
     if wanted.request.embeddings:
         text = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
         told = await client.call("POST", "/v1/embeddings", {"model": session["name"], "input": text})

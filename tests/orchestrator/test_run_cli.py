@@ -295,3 +295,14 @@ def test_lines_of_loading(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.splitlines() == [
         f"pc (rank 0) loading: {done} bytes of 100 bytes" for done in (0, 20, 100)
     ]
+
+
+async def test_without_a_prompt_a_model_is_loaded_and_stays(mesh: Any, new_node: Any, motley: Motley) -> None:
+    node = await mesh.join(new_node())
+    status, out, err = await motley("run", "bard", "--nodes", "pc")
+    assert (status, out) == (0, ""), err
+    assert err.endswith("bard is served; `motley chat bard` talks to it\n")
+    assert await motley("run", "bard", "--json") == (0, '{"model": "bard"}\n', "")
+    assert not node.generated
+    status, _, err = await motley("run", "bard", "--seed", "1", "--raw")
+    assert (status, err) == (1, "motley: --raw, --seed: without a prompt there is no answer; say what to answer\n")
