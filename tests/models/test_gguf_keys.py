@@ -146,36 +146,6 @@ def test_latent_attention(tmp_path: Path) -> None:
     assert rope.scaling.attention_factor == 1.0
 
 
-@pytest.mark.parametrize(
-    ("name", "told", "architecture"),
-    [
-        ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
-        ("lfm2", {}, "lfm2"),
-        ("lfm2-moe", {"routed_scaling_factor": 1.0}, "lfm2moe"),
-        ("qwen2", {"model_type": "qwen2_5_vl_text"}, "qwen2vl"),
-        ("qwen3", {"model_type": "qwen3_vl_text"}, "qwen3vl"),
-        ("qwen3-moe", {"model_type": "qwen3_vl_moe_text"}, "qwen3vlmoe"),
-    ],
-)
-def test_a_file_computes_what_its_folder_does(
-    name: str, told: dict[str, Any], architecture: str, tmp_path: Path
-) -> None:
-    """Where a file cannot tell everything of the golden model, of one that differs from it in that."""
-    folder = tmp_path / "folder"
-    shutil.copytree(GOLDEN / name, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | told))
-    file, tokens = to_gguf(folder, tmp_path / "m.gguf"), golden_case(name).tokens
-    logits = []
-    for path in (folder, file):
-        shares = uneven_shares(units(read_model(path), "fp32", 32), 2)
-        with LocalSession(path, ReferenceEngine, shares, tmp_path / f"ranks {path.name}") as ranks:
-            logits.append(ranks.step(tokens, 0))
-    assert np.abs(logits[1] - logits[0]).max() < 1e-5 * np.abs(logits[0]).max()
-    with GgufCheckpoint(file) as checkpoint:
-        assert checkpoint.metadata["general.architecture"] == architecture
-
-
 def test_layers_that_attend_have_equally_many_heads(tmp_path: Path) -> None:
     for heads in ([2, 0, 3], [0, 0], [2, "x"]):
         adapt = lambda writer, told=heads: writer.add_array("lfm2.attention.head_count_kv", told)  # noqa: E731

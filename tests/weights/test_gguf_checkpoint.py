@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from motley.daemon.weights.checkpoints import tensor_files
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.blocks import EXACT, READABLE, block_size
-from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint, gguf_parts, hugging_face_name
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint, gguf_parts
+from motley.daemon.weights.checkpoints.gguf.names import hugging_face_name
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Source, dequantised
 from tests.models.to_gguf import interleaved, write
@@ -201,6 +202,12 @@ def test_names() -> None:
         ("lfm2", "shortconv.in_proj.weight", "conv.in_proj.weight"),
         ("lfm2moe", "ffn_gate.3.weight", "feed_forward.experts.3.w1.weight"),
         ("lfm2moe", "exp_probs_b.bias", "feed_forward.expert_bias"),
+        ("granitehybrid", "ssm_d", "mamba.D"),
+        ("granitehybrid", "ffn_down_shexp.weight", "shared_mlp.output_linear.weight"),
+        ("granitehybrid", "ffn_up.3.weight", "block_sparse_moe.experts.3.up_proj.weight"),
+        ("nemotron_h", "ssm_dt.bias", "mixer.dt_bias"),
+        ("nemotron_h_moe", "ffn_latent_up.weight", "mixer.fc2_latent_proj.weight"),
+        ("llama", "ssm_d", None),
         ("llama", "shortconv.in_proj.weight", None),
         ("llama", "post_attention_norm.weight", None),
         ("llama", "attn_sinks.weight", None),

@@ -6,9 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.gguf.architecture import Architecture, experts, kinds, no_experts, no_window
+from motley.daemon.models.gguf.architecture import KV_HEADS, Architecture, experts, kinds, no_experts, no_window
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
-from motley.daemon.models.gguf.recurrent import CONVOLUTIONS, SSM, lfm2, lfm2_moe, qwen3_next, qwen35, qwen35_moe
+from motley.daemon.models.gguf.recurrent import (
+    CONVOLUTIONS,
+    SSM,
+    granite_hybrid,
+    lfm2,
+    lfm2_moe,
+    nemotron_h,
+    qwen3_next,
+    qwen35,
+    qwen35_moe,
+)
 from motley.daemon.weights.spec import Piece
 
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -299,6 +309,22 @@ _IMAGES = frozenset({"rope.dimension_sections", "n_deepstack_layers"})
 """Keys of models that see images: sections of the rotary embedding, which are alike in a text, and layers that images
 are added to."""
 _CAPS = {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+_MULTIPLIERS = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+_ROUTED = frozenset(
+    {
+        *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
+        "expert_weights_scale",
+    }
+)
+"""Keys of experts in groups, which sigmoids choose."""
+_LATENT = _ROUTED | {
+    *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
+    *("leading_dense_block_count", "nextn_predict_layers", "rope.scaling.yarn_log_multiplier"),
+}
 _EPSILON = {"norm_eps": "attention.layer_norm_rms_epsilon"}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
@@ -328,17 +354,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": Architecture(
         "glm4_moe",
         _glm4_moe,
-        frozenset(
-            {
-                "nextn_predict_layers",
-                "leading_dense_block_count",
-                "expert_gating_func",
-                "expert_group_count",
-                "expert_group_used_count",
-                "expert_shared_count",
-                "expert_weights_scale",
-            }
-        ),
+        _ROUTED | {"nextn_predict_layers", "leading_dense_block_count"},
         partial=True,
     ),
     "phi3": Architecture(
@@ -351,15 +367,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek2": Architecture(
         "deepseek_v3",
         _deepseek2,
-        frozenset(
-            {
-                *("attention.q_lora_rank", "attention.kv_lora_rank"),
-                *("attention.key_length_mla", "attention.value_length_mla"),
-                *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
-                *("expert_weights_scale", "leading_dense_block_count", "nextn_predict_layers"),
-                "rope.scaling.yarn_log_multiplier",
-            }
-        ),
+        _LATENT,
         latent=True,
     ),
     "qwen3next": Architecture("qwen3_next", qwen3_next, SSM, partial=True),
@@ -373,20 +381,34 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", _qwen),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_moe, frozenset({"expert_shared_count"})),
-    "lfm2": Architecture("lfm2", lfm2, CONVOLUTIONS, _EPSILON, listed=True),
-    "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=True),
+    "lfm2": Architecture("lfm2", lfm2, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
+    "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
     "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),
     "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
     "granite": Architecture(
         "granite",
         _granite,
         frozenset({"attention.scale"}),
-        {
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
+        _MULTIPLIERS,
     ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        granite_hybrid,
+        SSM | {"attention.scale", "rope.scaling.finetuned"},
+        _MULTIPLIERS,
+        listed=(KV_HEADS,),
+    ),
+    **{
+        name: Architecture(
+            "nemotron_h",
+            nemotron_h,
+            SSM | _ROUTED | {"attention.layer_norm_epsilon", "moe_latent_size"},
+            {"layer_norm_epsilon": "attention.layer_norm_rms_epsilon"},
+            listed=(KV_HEADS, "feed_forward_length"),
+            rotates=False,
+        )
+        for name in ("nemotron_h", "nemotron_h_moe")
+    },
     "seed_oss": Architecture("seed_oss", _seed_oss),
     "smollm3": Architecture("smollm3", _smollm3),
 }

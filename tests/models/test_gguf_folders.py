@@ -1,0 +1,98 @@
+"""GGUF files compute what the folders do that they are made of; what cannot be computed is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from motley.daemon.models.cutting.units import units
+from motley.daemon.models.files import read_model
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
+from motley.plugins.reference.engine import ReferenceEngine
+from tests.models.cases import GOLDEN, LocalSession, golden_case, uneven_shares
+from tests.models.to_gguf import to_gguf
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "architecture"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
+        ("granitemoehybrid", {"time_step_limit": None}, "granitehybrid"),
+        ("granitemoehybrid-dense", {}, "granitehybrid"),
+        ("lfm2", {}, "lfm2"),
+        ("lfm2-moe", {"routed_scaling_factor": 1.0}, "lfm2moe"),
+        ("nemotron-h-latent", {}, "nemotron_h_moe"),
+        ("qwen2", {"model_type": "qwen2_5_vl_text"}, "qwen2vl"),
+        ("qwen3", {"model_type": "qwen3_vl_text"}, "qwen3vl"),
+        ("qwen3-moe", {"model_type": "qwen3_vl_moe_text"}, "qwen3vlmoe"),
+    ],
+)
+def test_a_file_computes_what_its_folder_does(
+    name: str, told: dict[str, Any], architecture: str, tmp_path: Path
+) -> None:
+    """Where a file cannot tell everything of the golden model, of one that differs from it in that."""
+    same_logits(copied(name, tmp_path, told), architecture, tmp_path)
+
+
+def copied(name: str, to: Path, told: dict[str, Any]) -> Path:
+    """The folder of a golden model whose config is told otherwise."""
+    folder = to / name
+    shutil.copytree(GOLDEN / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | told))
+    return folder
+
+
+def same_logits(folder: Path, architecture: str, tmp_path: Path) -> None:
+    """Make sure that a GGUF file made of a folder is of an architecture, and has the folder's logits."""
+    file, tokens = to_gguf(folder, tmp_path / "m.gguf"), golden_case(folder.name).tokens
+    logits = []
+    for path in (folder, file):
+        shares = uneven_shares(units(read_model(path), "fp32", 32), 2)
+        with LocalSession(path, ReferenceEngine, shares, tmp_path / f"ranks {path.name}") as ranks:
+            logits.append(ranks.step(tokens, 0))
+    assert np.abs(logits[1] - logits[0]).max() < 1e-5 * np.abs(logits[0]).max()
+    with GgufCheckpoint(file) as checkpoint:
+        assert checkpoint.metadata["general.architecture"] == architecture
+
+
+def test_a_nemotron_without_experts_is_of_another_architecture(tmp_path: Path) -> None:
+    """The golden model without its last layer, which is the one that has experts."""
+    experts = dict.fromkeys(("n_routed_experts", "n_shared_experts", "n_group", "routed_scaling_factor"))
+    folder = copied("nemotron-h", tmp_path, {"hybrid_override_pattern": "M-M*", "num_hidden_layers": 4} | experts)
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: own for name, own in weights.items() if ".layers.4." not in name}, folder / "model.safetensors")
+    same_logits(folder, "nemotron_h", tmp_path)
+
+
+def test_what_mamba_layers_of_a_file_cannot_be(tmp_path: Path) -> None:
+    folder = copied("granitemoehybrid", tmp_path, {"time_step_limit": None})
+    for key, value, complaint in (
+        ("ssm.time_step_rank", 7, r"granitehybrid\.ssm\.inner_size = 128 .* a multiple of ssm\.time_step_rank = 7"),
+        ("expert_feed_forward_length", 16, r"expert_feed_forward_length = 16 .* only feed_forward_length = 32"),
+        ("attention.head_count_kv", [0, 2, 4], r"head_count_kv = \[0, 2, 4\] .* one number, or a list of it and of 0"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told(f"granitehybrid.{key}", value)))
+
+
+def told(key: str, value: int | list[int]) -> Callable[[gguf.GGUFWriter], None]:
+    """Say something else of a key."""
+
+    def adapt(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_uint32(key, value)
+
+    return adapt
