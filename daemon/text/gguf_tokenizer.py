@@ -1,7 +1,8 @@
 """The tokenizer that a GGUF file carries in its metadata.
 
 Two kinds: byte-level BPE (``tokenizer.ggml.model = "gpt2"``) with its merges and, by name, the rule that cuts text
-into words; and SentencePiece BPE (``"llama"``) with merges, or a score per token that tells them, and tokens for bytes.
+into words; and SentencePiece BPE (``"llama"``, ``"gemma4"``) with merges, or a score per token that tells them, and
+tokens for bytes.
 """
 
 from __future__ import annotations
@@ -121,11 +122,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> Tokenizer:
         words = keys.words()
         backend = _byte_level(keys, tokens, words)
         begin = words.begin
-    elif kind == "llama":
-        backend = _sentence_piece(keys, tokens, types)
+    elif kind in ("llama", "gemma4"):
+        backend = _sentence_piece(keys, tokens, types, prefix=kind == "llama")
         begin = True
     else:
-        raise keys.refusal("model", "gpt2, llama")
+        raise keys.refusal("model", "gpt2, llama, gemma4")
     added = (CONTROL, UNKNOWN, USER_DEFINED)
     backend.add_tokens(
         [
@@ -181,8 +182,9 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], words: _Words) -> token
     return backend
 
 
-def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
-    """Make a tokenizer like Llama 2's ``tokenizer.json``: a space is U+2581, one goes before the text."""
+def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int], prefix: bool) -> tokenizers.Tokenizer:
+    """Make a tokenizer like Llama 2's ``tokenizer.json``: a space is U+2581, and with `prefix` one goes before the text
+    unless the file says otherwise."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     missing = next((name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in vocabulary), None)
     if missing:
@@ -196,7 +198,7 @@ def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int]) -
     backend = _bpe(keys, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     space = normalizers.Replace(" ", "▁")
     decoded = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if keys.flag("add_space_prefix", True):
+    if keys.flag("add_space_prefix", prefix):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space])
         decoded.append(decoders.Strip(content=" ", left=1, right=0))
     else:

@@ -14,7 +14,7 @@ MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *("glm4moe", "deepseek2", "lfm2moe", "nemotron_h_moe"),
+    *("glm4moe", "deepseek2", "gemma4", "lfm2moe", "nemotron_h_moe"),
 )
 """Architectures whose experts have a width of their own."""
 
@@ -56,13 +56,15 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if architecture in ("lfm2", "lfm2moe"):
         writer.add_head_count_kv([heads * (kind == "full_attention") for kind in config["layer_types"]])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    elif writer.arch in MAMBA:
+    elif architecture in MAMBA:
         add_mamba(writer, config)
     else:
         writer.add_head_count_kv(heads)
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     if "kv_lora_rank" in config:
         add_latent(writer, config)
+    elif architecture == "gemma4":
+        add_wide_heads(writer, config)
     elif architecture != "phi3":
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -94,10 +96,34 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
         writer.add_full_attention_interval(4)
     add_experts(writer, config)
-    if not architecture.startswith("nemotron_h"):
+    if not architecture.startswith(("gemma4", "nemotron_h")):
         add_rope(writer, config)
     ends = config["eos_token_id"]
     writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+
+
+def add_wide_heads(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """Of Gemma 4: layers that see everything have other heads, and some layers share keys."""
+    shared = config.get("num_kv_shared_layers", 0)
+    windows = [kind == "sliding_attention" for kind in config["layer_types"]]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(windows)
+    writer.add_key_length(config["global_head_dim"])
+    writer.add_value_length(config["global_head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config.get("use_double_wide_mlp"):
+        columns, owners = config["intermediate_size"], len(windows) - shared
+        writer.add_feed_forward_length([columns * (1 + (layer >= owners)) for layer in range(len(windows))])
+    if wide := config.get("num_global_key_value_heads"):
+        writer.add_head_count_kv([config["num_key_value_heads"] if each else wide for each in windows])
+    full, sliding = ropes(config)
+    writer.add_rope_freq_base(full["rope_theta"])
+    writer.add_rope_freq_base_swa(sliding["rope_theta"])
+    writer.add_rope_dimension_count(config["global_head_dim"])
+    writer.add_rope_dimension_count_swa(config["head_dim"])
 
 
 def add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -143,7 +169,7 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
         writer.add_expert_shared_count(config["num_shared_expert"][0])
         return
-    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
+    writer.add_expert_used_count(config.get("num_experts_per_tok") or config.get("top_k_experts") or config["moe_k"])
     if writer.arch == "lfm2moe":
         writer.add_leading_dense_block_count(config["num_dense_layers"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -219,6 +245,10 @@ def rope_factors(config: dict[str, Any]) -> dict[str, list[float]]:
     rope, _ = ropes(config)
     if rope["rope_type"] == "longrope":
         return {f"rope_factors_{length}.weight": rope[f"{length}_factor"] for length in ("long", "short")}
+    if rope["rope_type"] == "proportional":
+        pairs = config["global_head_dim"] // 2
+        turned = int(pairs * rope["partial_rotary_factor"])
+        return {"rope_freqs.weight": [1.0] * turned + [1e30] * (pairs - turned)}
     if rope["rope_type"] != "llama3":
         return {}
     low, high, original = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]

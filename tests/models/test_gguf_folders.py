@@ -26,6 +26,9 @@ from tests.models.to_gguf import to_gguf
     ("name", "told", "architecture"),
     [
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
+        ("gemma4", {}, "gemma4"),
+        ("gemma4-experts", {}, "gemma4"),
+        ("gemma4-given-rows", {}, "gemma4"),
         ("granitemoehybrid", {"time_step_limit": None}, "granitehybrid"),
         ("granitemoehybrid-dense", {}, "granitehybrid"),
         ("lfm2", {}, "lfm2"),
@@ -83,6 +86,37 @@ def test_what_mamba_layers_of_a_file_cannot_be(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=complaint):
             read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told(f"granitehybrid.{key}", value)))
+
+
+def test_what_gemma_4_cannot_be(tmp_path: Path) -> None:
+    folder = copied("gemma4", tmp_path, {})
+    for key, value, complaint in (
+        ("attention.head_count_kv", [2, 1, 2], r"head_count_kv = \[2, 1, 2\] .* one for layers with windows"),
+        ("attention.value_length_swa", 8, r"value_length_swa = 8 .* only attention\.key_length_swa = 16"),
+        ("rope.dimension_count", 16, r"rope\.dimension_count = 16 .* only the size of a head, 32"),
+        ("feed_forward_length", [64, 64, 96], r"feed_forward_length = \[64, 64, 96\] .* a list of it for 3 layers"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told(f"gemma4.{key}", value)))
+    own_values = copied("gemma4-given-rows", tmp_path, {})
+    more_heads = told("gemma4.attention.head_count_kv", [1, 2, 1, 2])
+    with pytest.raises(ConfigError, match=r"only one number where layers that see everything have values of their own"):
+        read_model(to_gguf(own_values, tmp_path / "m.gguf", adapt=more_heads))
+
+    def half_turned(writer: gguf.GGUFWriter) -> None:
+        writer.tensors[0].pop("rope_freqs.weight")
+        writer.add_tensor("rope_freqs.weight", np.array([1.0, 2.0] * 8, np.float32))
+
+    with pytest.raises(ConfigError, match=r"rope_freqs\.weight should hold 1 for frequencies that turn"):
+        read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=half_turned))
+
+
+def test_keys_of_layers_that_borrow_them_are_left_out(tmp_path: Path) -> None:
+    def unused(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("blk.3.attn_k.weight", np.zeros((32, 80), np.float32))
+
+    folder = copied("gemma4-given-rows", tmp_path, {})
+    assert len(read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=unused)).layers) == 4
 
 
 def told(key: str, value: int | list[int]) -> Callable[[gguf.GGUFWriter], None]:

@@ -32,6 +32,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "deepseek_v3": "deepseek2",
@@ -51,7 +52,7 @@ ARCHITECTURES = {
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
-    r"\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
+    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
 )
 """Matrices that a model has, and no file."""
 LAYERS = 8
@@ -59,7 +60,7 @@ LAYERS = 8
 FUSED_MLP = {"gate_up_proj": ("gate_proj", "up_proj")}
 FUSED = {"glm4": FUSED_MLP, "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), **FUSED_MLP}}
 """What architectures have in the place of these."""
-EXPERT_MODULES = re.compile(r"(?<=\d\.)(feed_forward|mixer|block_sparse_moe)(?=\.experts\.)")
+EXPERT_MODULES = re.compile(r"(?<=\d\.)(feed_forward\.|mixer\.|block_sparse_moe\.|)experts(?=\.)")
 OF_EXPERTS = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
 """What is the usual name of experts that some call otherwise."""
 
@@ -106,6 +107,9 @@ def to_gguf(
             values = interleaved(values, config["num_key_value_heads"])
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
+        if architecture == "gemma4":
+            experts = "fused"
+            name = name.replace(".layer_scalar", ".layer_scalar.weight")
         if EXPERT.fullmatch(name):
             continue
         if name.endswith("mlp.shared_expert_gate.weight"):
@@ -135,7 +139,7 @@ def read(folder: Path) -> dict[str, F32]:
             else:
                 name = tensor.name
                 if EXPERT_MODULES.search(name):
-                    name = EXPERT_MODULES.sub("mlp", name)
+                    name = EXPERT_MODULES.sub("mlp.experts", name)
                     for own, usual in OF_EXPERTS.items():
                         name = name.replace(own, usual)
                 found[name] = opened.source.read(Piece(tensor.name, *map(range, tensor.shape)))
@@ -266,6 +270,9 @@ def gguf_name(name: str, architecture: str, shared: str = "") -> str:
     if architecture == "granitehybrid" and ".shared_mlp." in known:  # which its converter names
         part = {"gate_proj": "gate", "up_proj": "up", "output_linear": "down"}[name.split(".")[-2]]
         return f"blk.{name.split('.')[2]}.ffn_{part}{shared}.weight"
+    scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    if scale := next((own for called, own in scales.items() if name.endswith(called)), None):
+        return f"blk.{name.split('.')[2]}.{scale}"
     kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
     tables = (gguf.get_tensor_name_map(kinds[each], LAYERS) for each in (architecture, "llama"))
     return next(found for table in tables if (found := table.get_name(known, try_suffixes=(".weight", ".bias"))))

@@ -27,7 +27,7 @@ class Architecture:
         partial: a part of each head may be rotated.
         latent: attention is latent.
         listed: keys that may be lists of one number, with 0 for layers that have nothing of the kind.
-        rotates: there is a rotary embedding; else its keys say nothing.
+        rotates: all layers have one rotary embedding, of which the usual keys tell.
         factors: tensors that `more` reads, by llama.cpp's names; no weights of the model.
     """
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.gguf.architecture import KV_HEADS, Architecture, experts, kinds, no_experts, no_window
+from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.gguf.recurrent import (
     CONVOLUTIONS,
@@ -137,14 +138,6 @@ def _smollm3(metadata: Metadata) -> dict[str, Any]:
     return _qwen(metadata) | {"no_rope_layer_interval": 4, "mlp_bias": metadata.has("mlp.down_proj.bias")}
 
 
-def _gemma2(metadata: Metadata) -> dict[str, Any]:
-    """Every second layer has a window, as in the family; the scale of attention is told by the size."""
-    no_experts(metadata)
-    own, largest = metadata.own, metadata.layers == 46  # the model of 27 billion parameters
-    size = own.size("embedding_length") / own.size("attention.head_count") if largest else metadata.head_size
-    return {"query_pre_attn_scalar": size}
-
-
 def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
     """The shared expert is as wide as an MLP would be, and each of the others is."""
     own = metadata.own
@@ -158,25 +151,6 @@ def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
         "moe_topk": own.size("expert_used_count"),
         "moe_intermediate_size": own.size("expert_feed_forward_length", columns),
         "num_shared_expert": own.size("expert_shared_count", 1),
-    }
-
-
-def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    """Only layers that see everything have a scaled rotary embedding; the scale of attention is told by the size."""
-    own = metadata.own
-    no_experts(metadata)
-    heads, size = own.size("attention.head_count"), metadata.head_size
-    largest = metadata.layers == 62  # the model of 27 billion parameters
-    windowed = own.size("attention.sliding_window", 0, least=0)
-    return {
-        "rope_parameters": {
-            "full_attention": rope_keys(metadata)["rope_parameters"],
-            "sliding_attention": {"rope_theta": own.number("rope.freq_base_swa", 10000.0)},
-        },
-        "query_pre_attn_scalar": own.size("embedding_length") / heads if largest else size,
-        "sliding_window": windowed or None,
-        "layer_types": kinds(metadata, period=6) if windowed else [FULL] * metadata.layers,
-        "max_position_embeddings": own.size("context_length"),
     }
 
 
@@ -342,12 +316,25 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2vl": Architecture("qwen2_5_vl_text", _qwen, _IMAGES),
     "qwen3vl": Architecture("qwen3_vl_text", _qwen, _IMAGES),
     "qwen3vlmoe": Architecture("qwen3_vl_moe_text", _qwen3_moe, _IMAGES),
-    "gemma2": Architecture("gemma2", _gemma2, names=_CAPS),
+    "gemma2": Architecture("gemma2", gemma2, names=_CAPS),
     "gemma3": Architecture(
         "gemma3_text",
-        _gemma3,
+        gemma3,
         frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
         {"final_logit_softcapping": "final_logit_softcapping"},
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        gemma4,
+        frozenset(
+            {
+                *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
+                *("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa"),
+                "embedding_length_per_layer_input",
+            }
+        ),
+        {"final_logit_softcapping": "final_logit_softcapping"},
+        rotates=False,
     ),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})),
     "glm4": Architecture("glm4", _qwen, partial=True),

@@ -86,7 +86,7 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
     unknown = sorted(
         name
         for name in set(checkpoint.names()) - _wanted(model) - {ROPE_FACTORS} - kind.factors
-        if not name.startswith(further)
+        if not name.startswith((*further, *model.ignored))
     )
     if unknown:
         named = ", ".join(unknown[:MAX_PROBLEMS]) + (", ..." if len(unknown) > MAX_PROBLEMS else "")
@@ -157,7 +157,7 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
         )
     return {
         "vocab_size": vocabulary,
-        "num_key_value_heads": own.size(KV_HEADS, own.size("attention.head_count")),
+        "num_key_value_heads": own.values.get(KV_HEADS, own.size("attention.head_count")),
         "head_dim": metadata.head_size,
         "tie_word_embeddings": HEAD not in checkpoint,
         "eos_token_id": end,

@@ -260,6 +260,13 @@ def test_sentence_piece_after_special_tokens_and_without_a_space_before() -> Non
     assert bare.decode(bare.encode(" the")) == " the"
 
 
+def test_gemma_4s_kind_of_sentence_piece_has_no_space_before() -> None:
+    gemma = gguf_tokenizer(sentence_piece() | {"tokenizer.ggml.model": "gemma4"}, FILE)
+    llama = gguf_tokenizer(sentence_piece(add_space_prefix=False), FILE)
+    for text in ("the that", " the", "the\n\nthat é"):
+        assert gemma.encode(text) == llama.encode(text)
+
+
 def test_sentence_piece_is_llama_2s_tokenizer_json() -> None:
     """The same vocabulary in the form of Hugging Face, with the merges in their order there."""
     keys = sentence_piece()

@@ -15,7 +15,13 @@ from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAST_NORM = {"token_embd_norm": "model.embedding_norm"}
 _NEMOTRON_NORM = {"output_norm": "model.norm_f"}
+_BESIDE = {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 _WHOLE_IN = {
+    "gemma4": _BESIDE,
     **dict.fromkeys(("lfm2", "lfm2moe"), _LAST_NORM),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_NORM),
 }
@@ -51,6 +57,21 @@ _DELTA_NET = {
     "ssm_in": "linear_attn.in_proj_qkvz",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+}
+_GEMMA4 = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
 }
 _GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
@@ -116,6 +137,7 @@ _OF_LAYER_IN = {
     "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
+    "gemma4": _GEMMA4,
     "glm4": {
         "post_attention_norm": "post_self_attn_layernorm",
         "post_ffw_norm": "post_mlp_layernorm",
@@ -152,8 +174,8 @@ _OF_LAYER_IN = {
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
 }
-"""What an architecture calls otherwise, or alone has; a key that ends in ``.weight`` or ``.bias`` stands for its whole
-name."""
+"""What an architecture calls otherwise, or alone has; a key that ends in ``.weight``, ``.bias`` or ``.scale`` stands
+for its whole name."""
 _BARE = ("ssm_a", "ssm_d")
 """The tensors whose names end in neither ``.weight`` nor ``.bias``."""
 _FLAT = (*_BARE, "ssm_norm")
@@ -169,13 +191,14 @@ _OF_EXPERTS = {
 }
 """The parts that each expert has in such a tensor, by rows."""
 _EXPERTS_IN: dict[str, tuple[str, dict[str, str]]] = {
-    "granitehybrid": ("block_sparse_moe", {}),
-    "lfm2moe": ("feed_forward", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
-    "nemotron_h_moe": ("mixer", {}),
+    "gemma4": ("experts", {}),
+    "granitehybrid": ("block_sparse_moe.experts", {}),
+    "lfm2moe": ("feed_forward.experts", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
+    "nemotron_h_moe": ("mixer.experts", {}),
 }
-"""The module that experts are in, and what their parts are called, where it is not ``mlp``."""
+"""The module that experts are in, and what their parts are called, where it is not ``mlp.experts``."""
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>(?:shortconv\.)?\w+)(?(layer)(?:\.(?P<expert>\d+))?)(?:\.(?P<kind>weight|bias))?",
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>(?:shortconv\.)?\w+)(?(layer)(?:\.(?P<expert>\d+))?)(?:\.(?P<kind>weight|bias|scale))?",
     re.ASCII,
 )
 
@@ -199,13 +222,13 @@ def hugging_face_name(name: str, architecture: str = "llama") -> str:
         return f"{layer}.{known[part]}" if part in known else name
     if f"{part}.{kind}" in known:
         return f"{layer}.{known[f'{part}.{kind}']}"
-    return f"{layer}.{known[part]}.{kind}" if part in known else name
+    return f"{layer}.{known[part]}.{kind}" if part in known and kind != "scale" else name
 
 
 def _expert(layer: str, number: int | str, part: str, architecture: str) -> str:
     """What Hugging Face calls a matrix of an expert, but for its kind."""
-    module, called = _EXPERTS_IN.get(architecture, ("mlp", {}))
-    return f"{layer}.{module}.experts.{number}.{called.get(part, part)}"
+    module, called = _EXPERTS_IN.get(architecture, ("mlp.experts", {}))
+    return f"{layer}.{module}.{number}.{called.get(part, part)}"
 
 
 def by_hugging_face_name(name: str, info: TensorInfo, architecture: str = "llama") -> Iterator[tuple[str, TensorInfo]]:
