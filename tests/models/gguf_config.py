@@ -14,7 +14,7 @@ MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *("glm4moe", "deepseek2", "gemma4", "lfm2moe", "nemotron_h_moe"),
+    *("glm4moe", "deepseek2", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "nemotron_h_moe"),
 )
 """Architectures whose experts have a width of their own."""
 
@@ -48,7 +48,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    columns = config["intermediate_size"]
+    columns = config.get("intermediate_size_mlp") or config["intermediate_size"]
     if not architecture.startswith("nemotron_h"):
         writer.add_feed_forward_length(columns * 2 // 3 if config.get("block_auto_adjust_ff_dim") else columns)
     writer.add_head_count(config["num_attention_heads"])
@@ -71,7 +71,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if config.get("model_type") in ("exaone4", "olmo3"):
+    if config.get("model_type") in ("exaone4", "exaone_moe", "olmo3"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -188,6 +188,9 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_interleave_moe_layer_step(1)
     if width := config.get("shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(width)
+    if writer.arch == "llama4":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
     if writer.arch == "nemotron_h_moe":
         writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
         writer.add_expert_shared_count(config["n_shared_experts"])
@@ -197,15 +200,19 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_group_used_count(config.get("topk_group", 1))
         if "moe_latent_size" in config:
             writer.add_moe_latent_size(config["moe_latent_size"])
-    if writer.arch in ("glm4moe", "deepseek2"):
-        writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
+    if writer.arch == "glm-dsa":
+        writer.add_indexer_head_count(config["index_n_heads"])
+        writer.add_indexer_key_length(config["index_head_dim"])
+        writer.add_indexer_top_k(config["index_topk"])
+    if writer.arch in ("glm4moe", "deepseek2", "glm-dsa", "exaone-moe"):
+        writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers", 0))
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_expert_shared_count(config.get("n_shared_experts") or config["num_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
-        writer.add_expert_group_count(config["n_group"])
-        writer.add_expert_group_used_count(config["topk_group"])
+        writer.add_expert_group_count(config.get("n_group", 1))
+        writer.add_expert_group_used_count(config.get("topk_group", 1))
 
 
 def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

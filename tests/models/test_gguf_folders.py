@@ -26,9 +26,6 @@ from tests.models.to_gguf import to_gguf
     ("name", "told", "architecture"),
     [
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
-        ("gemma4", {}, "gemma4"),
-        ("gemma4-experts", {}, "gemma4"),
-        ("gemma4-given-rows", {}, "gemma4"),
         ("granitemoehybrid", {"time_step_limit": None}, "granitehybrid"),
         ("granitemoehybrid-dense", {}, "granitehybrid"),
         ("lfm2", {}, "lfm2"),
@@ -50,9 +47,14 @@ def copied(name: str, to: Path, told: dict[str, Any]) -> Path:
     """The folder of a golden model whose config is told otherwise."""
     folder = to / name
     shutil.copytree(GOLDEN / name, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | told))
+    (folder / "config.json").write_text(json.dumps(configured(folder) | told))
     return folder
+
+
+def configured(folder: Path) -> dict[str, Any]:
+    """A folder's config."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return config
 
 
 def same_logits(folder: Path, architecture: str, tmp_path: Path) -> None:
@@ -66,6 +68,20 @@ def same_logits(folder: Path, architecture: str, tmp_path: Path) -> None:
     assert np.abs(logits[1] - logits[0]).max() < 1e-5 * np.abs(logits[0]).max()
     with GgufCheckpoint(file) as checkpoint:
         assert checkpoint.metadata["general.architecture"] == architecture
+
+
+def test_what_no_key_tells_of_llama_4(tmp_path: Path) -> None:
+    """It is as in the published models; of these, the one of 128 experts has no norms of queries and keys."""
+    usual = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+    folder = copied("llama4", tmp_path, usual)
+    same_logits(folder, "llama4", tmp_path)
+    assert read_model(tmp_path / "m.gguf").layers == read_model(folder).layers
+    many = read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told("llama4.expert_count", 128)))
+    (folder / "config.json").write_text(json.dumps(configured(folder) | {"use_qk_norm": False}))
+    assert [each.attention for each in many.layers] == [each.attention for each in read_model(folder).layers]
+    chunked = told("llama4.attention.sliding_window", 0)
+    with pytest.raises(ConfigError, match=r"sliding_window = 0 .* only its absence"):
+        read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=chunked))
 
 
 def test_a_nemotron_without_experts_is_of_another_architecture(tmp_path: Path) -> None:
@@ -86,6 +102,15 @@ def test_what_mamba_layers_of_a_file_cannot_be(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=complaint):
             read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told(f"granitehybrid.{key}", value)))
+
+
+def test_what_experts_of_k_exaone_cannot_be(tmp_path: Path) -> None:
+    for key, value, complaint in (
+        ("expert_gating_func", 1, r"exaone-moe\.expert_gating_func = 1 .* only 2, a sigmoid"),
+        ("expert_shared_feed_forward_length", 48, r"shared_feed_forward_length = 48 .* only that of 1 experts, 32"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            read_model(to_gguf(GOLDEN / "exaone-moe", tmp_path / "m.gguf", adapt=told(f"exaone-moe.{key}", value)))
 
 
 def test_what_gemma_4_cannot_be(tmp_path: Path) -> None:

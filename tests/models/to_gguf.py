@@ -33,6 +33,9 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
+    "exaone_moe": "exaone-moe",
+    "glm_moe_dsa": "glm-dsa",
+    "llama4_text": "llama4",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "deepseek_v3": "deepseek2",
@@ -143,7 +146,8 @@ def read(folder: Path) -> dict[str, F32]:
                     for own, usual in OF_EXPERTS.items():
                         name = name.replace(own, usual)
                 found[name] = opened.source.read(Piece(tensor.name, *map(range, tensor.shape)))
-    return found
+        unused = [name for name in files.names() if ".indexer." in name]
+        return found | {name: files.read(Piece(name, *map(range, files.shape(name)))) for name in unused}
 
 
 def fused(tensors: dict[str, F32], fusing: dict[str, tuple[str, ...]]) -> dict[str, F32]:

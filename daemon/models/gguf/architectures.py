@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.gguf.architecture import KV_HEADS, Architecture, experts, kinds, no_experts, no_window
+from motley.daemon.models.gguf.architecture import KV_HEADS, ROUTER, Architecture, experts, kinds, no_experts, no_window
 from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.gguf.recurrent import (
@@ -279,6 +279,61 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _glm_dsa(metadata: Metadata) -> dict[str, Any]:
+    """GLM-5: DeepSeek V3's layers, and how many positions their indexers choose."""
+    return _deepseek2(metadata) | {"index_topk": metadata.own.size("attention.indexer.top_k")}
+
+
+def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
+    """K-EXAONE; layers beside those with windows do not rotate."""
+    own, layers = metadata.own, metadata.layers
+    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    width, shared = own.size("expert_feed_forward_length"), own.size("expert_shared_count")
+    if own.size("expert_shared_feed_forward_length", width * shared) != width * shared:
+        raise own.refusal("expert_shared_feed_forward_length", f"only that of {shared} experts, {width * shared}")
+    windowed = own.size("attention.sliding_window", 0, least=0)
+    return {
+        "num_hidden_layers": layers,
+        "sliding_window": windowed or None,
+        "layer_types": kinds(metadata, period=4) if windowed else [FULL] * layers,
+        "mlp_layer_types": ["sparse" if metadata.has(ROUTER, layer) else "dense" for layer in range(layers)],
+        "num_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "num_shared_experts": shared,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": own.flag("expert_weights_norm", False),
+        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
+        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
+        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
+    }
+
+
+def _llama4(metadata: Metadata) -> dict[str, Any]:
+    """No key tells of chunks, of layers that do not rotate, or of how queries grow in these; llama.cpp has one of each.
+
+    Queries and keys have norms but in the model of 128 experts.
+    """
+    own, count = metadata.own, metadata.own.size("expert_count")
+    if "attention.sliding_window" in own.values:
+        raise own.refusal(
+            "attention.sliding_window", "only its absence: chunks of 8192, and every fourth layer without"
+        )
+    return {
+        "attention_chunk_size": 8192,
+        "no_rope_layer_interval": 4,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "use_qk_norm": count != 128,
+        "intermediate_size_mlp": own.size("feed_forward_length"),
+        "intermediate_size": own.size("expert_feed_forward_length"),
+        "num_local_experts": count,
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "interleave_moe_layer_step": own.size("interleave_moe_layer_step"),
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+    }
+
+
 _IMAGES = frozenset({"rope.dimension_sections", "n_deepstack_layers"})
 """Keys of models that see images: sections of the rotary embedding, which are alike in a text, and layers that images
 are added to."""
@@ -299,6 +354,8 @@ _LATENT = _ROUTED | {
     *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
     *("leading_dense_block_count", "nextn_predict_layers", "rope.scaling.yarn_log_multiplier"),
 }
+_INDEXER = frozenset(f"attention.indexer.{key}" for key in ("head_count", "key_length", "top_k", "types"))
+"""Keys of what chooses the positions that a row sees."""
 _EPSILON = {"norm_eps": "attention.layer_norm_rms_epsilon"}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
@@ -357,6 +414,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _LATENT,
         latent=True,
     ),
+    "glm-dsa": Architecture("glm_moe_dsa", _glm_dsa, _LATENT | _INDEXER, latent=True),
     "qwen3next": Architecture("qwen3_next", qwen3_next, SSM, partial=True),
     "qwen35": Architecture("qwen3_5_text", qwen35, SSM, partial=True),
     "qwen35moe": Architecture("qwen3_5_moe_text", qwen35_moe, SSM, partial=True),
@@ -372,6 +430,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
     "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),
     "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
+    "exaone-moe": Architecture(
+        "exaone_moe",
+        _exaone_moe,
+        _ROUTED | {"attention.sliding_window_pattern", "leading_dense_block_count", "nextn_predict_layers"},
+    ),
+    "llama4": Architecture("llama4_text", _llama4, frozenset({"interleave_moe_layer_step"})),
     "granite": Architecture(
         "granite",
         _granite,

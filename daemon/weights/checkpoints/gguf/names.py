@@ -44,6 +44,29 @@ _OF_LAYER = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _SHARED_EXPERTS = {f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")}
+_CORRECTED = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias", **_SHARED_EXPERTS}
+_LATENT = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_up_proj",
+    "attn_v_b": "self_attn.v_up_proj",
+    **_CORRECTED,
+}
+_INDEXER = {
+    "indexer.k_norm": "self_attn.indexer.k_norm",
+    "indexer.proj": "self_attn.indexer.weights_proj",
+    "indexer.attn_k": "self_attn.indexer.wk",
+    "indexer.attn_q_b": "self_attn.indexer.wq_b",
+}
+_LLAMA4 = {
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"ffn_{part}_shexp": f"feed_forward.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_gate_inp": "feed_forward.router",
+}
 _DELTA_NET = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -117,23 +140,12 @@ _NEMOTRON = {
 }
 _SHARED_MLP = {"gate": "gate_proj", "up": "up_proj", "down": "output_linear"}
 _OF_LAYER_IN = {
-    "deepseek2": {
-        "attn_q_a": "self_attn.q_a_proj",
-        "attn_q_a_norm": "self_attn.q_a_layernorm",
-        "attn_q_b": "self_attn.q_b_proj",
-        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-        "attn_kv_b": "self_attn.kv_b_proj",
-        "attn_k_b": "self_attn.k_up_proj",
-        "attn_v_b": "self_attn.v_up_proj",
-        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-        **_SHARED_EXPERTS,
-    },
+    "deepseek2": _LATENT,
+    "glm-dsa": _LATENT | _INDEXER,
+    "exaone-moe": _CORRECTED,
+    "llama4": _LLAMA4,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _DELTA_NET),
-    "ernie4_5-moe": {
-        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-        **_SHARED_EXPERTS,
-    },
+    "ernie4_5-moe": _CORRECTED,
     "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
@@ -166,8 +178,7 @@ _OF_LAYER_IN = {
     },
     "glm4moe": {
         "post_attention_norm": "post_attention_layernorm",
-        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-        **_SHARED_EXPERTS,
+        **_CORRECTED,
     },
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON),
     "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
@@ -193,12 +204,13 @@ _OF_EXPERTS = {
 _EXPERTS_IN: dict[str, tuple[str, dict[str, str]]] = {
     "gemma4": ("experts", {}),
     "granitehybrid": ("block_sparse_moe.experts", {}),
+    "llama4": ("feed_forward.experts", {}),
     "lfm2moe": ("feed_forward.experts", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
     "nemotron_h_moe": ("mixer.experts", {}),
 }
 """The module that experts are in, and what their parts are called, where it is not ``mlp.experts``."""
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>(?:shortconv\.)?\w+)(?(layer)(?:\.(?P<expert>\d+))?)(?:\.(?P<kind>weight|bias|scale))?",
+    r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>(?:(?:shortconv|indexer)\.)?\w+)(?(layer)(?:\.(?P<expert>\d+))?)(?:\.(?P<kind>weight|bias|scale))?",
     re.ASCII,
 )
 
