@@ -73,27 +73,43 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_EXAONE_MOE = (  # words between which there is one space stay together
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _LLAMA_WORDS = _Words((_LLAMA3,), whole=True, begin=True)
-_QWEN_WORDS = _Words((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), compose=True)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN_WORDS = _Words((_QWEN2,), compose=True)
 _O200K_WORDS = _Words((_O200K,))
 WORDS: Mapping[str, _Words] = {
     "gpt-2": _Words(),
+    "exaone4": _Words(),
+    "granite-docling": _Words(),
     "smollm": _Words(digits=True),
+    "refact": _Words(digits=True),
     "llama3": _LLAMA_WORDS,
     "llama-v3": _LLAMA_WORDS,
     "llama-bpe": _LLAMA_WORDS,
+    "pixtral": _LLAMA_WORDS,
+    "lfm2": _LLAMA_WORDS,
+    "dbrx": _Words((_LLAMA3,)),
     "qwen2": _QWEN_WORDS,
     "deepseek-r1-qwen": _QWEN_WORDS,
     "qwen35": _Words((_QWEN35,), compose=True),
     "deepseek-v3": _Words(_DEEPSEEK3),
+    "hunyuan-dense": _Words(_DEEPSEEK3),
+    "hunyuan": _Words((_QWEN2,)),
+    "exaone-moe": _Words((_EXAONE_MOE,)),
     "gpt-4o": _O200K_WORDS,
+    "llama4": _O200K_WORDS,
     "minimax-m2": _O200K_WORDS,
     "glm4": _Words((_LLAMA3,)),
     "chatglm-bpe": _Words((_LLAMA3,)),
     "tekken": _Words((_TEKKEN,), whole=True, begin=True),
     "olmo": _Words(compose=True),
 }
-"""How text is cut, by ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
+"""How text is cut, by ``tokenizer.ggml.pre``: the patterns are those of the models' own ``tokenizer.json``, and which
+names stand for the same is llama.cpp's."""
 
 
 def load_gguf_tokenizer(file: Path) -> Tokenizer:
