@@ -20,8 +20,8 @@ from motley.daemon.adapters.config import Sides
 from motley.daemon.models.description.model import Model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.blocks import READABLE, dequantise
-from motley.daemon.weights.checkpoints.gguf.checkpoint import hugging_face_name
 from motley.daemon.weights.checkpoints.gguf.header import GgufHeader, read_header
+from motley.daemon.weights.checkpoints.gguf.names import hugging_face_name
 from motley.daemon.weights.checkpoints.gguf.order import INTERLEAVED, RECURRENT, TILED
 from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
 from motley.plugins.engine import Factor

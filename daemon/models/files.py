@@ -105,7 +105,7 @@ def open_model(path: Path, bring: Bring | None = None) -> Iterator[OpenModel]:
         model = gguf_model(files) if isinstance(files, GgufCheckpoint) else reading.read_model(path)
         source = Located(files, tensors(model))
         source.expect(expected_shapes(model))
-        if type(files) is SafetensorsCheckpoint:  # those that are packed may have tensors beside what they pack
+        if isinstance(files, SafetensorsCheckpoint):  # of a GGUF file, whoever describes it looks at all names
             trunks = ("model.", *model.prefixes)
             ignored = [trunk + name.removeprefix("model.") for trunk in trunks for name in model.ignored]
             source.refuse_others(trunks, len(model.layers), ignored)

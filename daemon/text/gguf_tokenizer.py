@@ -1,7 +1,8 @@
 """The tokenizer that a GGUF file carries in its metadata.
 
 Two kinds: byte-level BPE (``tokenizer.ggml.model = "gpt2"``) with its merges and, by name, the rule that cuts text
-into words; and SentencePiece BPE (``"llama"``) with merges, or a score per token that tells them, and tokens for bytes.
+into words; and SentencePiece BPE (``"llama"``, ``"gemma4"``) with merges, or a score per token that tells them, and
+tokens for bytes.
 """
 
 from __future__ import annotations
@@ -72,27 +73,43 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_EXAONE_MOE = (  # words between which there is one space stay together
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _LLAMA_WORDS = _Words((_LLAMA3,), whole=True, begin=True)
-_QWEN_WORDS = _Words((_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), compose=True)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN_WORDS = _Words((_QWEN2,), compose=True)
 _O200K_WORDS = _Words((_O200K,))
 WORDS: Mapping[str, _Words] = {
     "gpt-2": _Words(),
+    "exaone4": _Words(),
+    "granite-docling": _Words(),
     "smollm": _Words(digits=True),
+    "refact": _Words(digits=True),
     "llama3": _LLAMA_WORDS,
     "llama-v3": _LLAMA_WORDS,
     "llama-bpe": _LLAMA_WORDS,
+    "pixtral": _LLAMA_WORDS,
+    "lfm2": _LLAMA_WORDS,
+    "dbrx": _Words((_LLAMA3,)),
     "qwen2": _QWEN_WORDS,
     "deepseek-r1-qwen": _QWEN_WORDS,
     "qwen35": _Words((_QWEN35,), compose=True),
     "deepseek-v3": _Words(_DEEPSEEK3),
+    "hunyuan-dense": _Words(_DEEPSEEK3),
+    "hunyuan": _Words((_QWEN2,)),
+    "exaone-moe": _Words((_EXAONE_MOE,)),
     "gpt-4o": _O200K_WORDS,
+    "llama4": _O200K_WORDS,
     "minimax-m2": _O200K_WORDS,
     "glm4": _Words((_LLAMA3,)),
     "chatglm-bpe": _Words((_LLAMA3,)),
     "tekken": _Words((_TEKKEN,), whole=True, begin=True),
     "olmo": _Words(compose=True),
 }
-"""How text is cut, by ``tokenizer.ggml.pre``; the patterns are those of the models' own ``tokenizer.json``."""
+"""How text is cut, by ``tokenizer.ggml.pre``: the patterns are those of the models' own ``tokenizer.json``, and which
+names stand for the same is llama.cpp's."""
 
 
 def load_gguf_tokenizer(file: Path) -> Tokenizer:
@@ -121,11 +138,11 @@ def gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> Tokenizer:
         words = keys.words()
         backend = _byte_level(keys, tokens, words)
         begin = words.begin
-    elif kind == "llama":
-        backend = _sentence_piece(keys, tokens, types)
+    elif kind in ("llama", "gemma4"):
+        backend = _sentence_piece(keys, tokens, types, prefix=kind == "llama")
         begin = True
     else:
-        raise keys.refusal("model", "gpt2, llama")
+        raise keys.refusal("model", "gpt2, llama, gemma4")
     added = (CONTROL, UNKNOWN, USER_DEFINED)
     backend.add_tokens(
         [
@@ -181,8 +198,9 @@ def _byte_level(keys: _TokenizerKeys, tokens: list[str], words: _Words) -> token
     return backend
 
 
-def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
-    """Make a tokenizer like Llama 2's ``tokenizer.json``: a space is U+2581, one goes before the text."""
+def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int], prefix: bool) -> tokenizers.Tokenizer:
+    """Make a tokenizer like Llama 2's ``tokenizer.json``: a space is U+2581, and with `prefix` one goes before the text
+    unless the file says otherwise."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     missing = next((name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in vocabulary), None)
     if missing:
@@ -196,7 +214,7 @@ def _sentence_piece(keys: _TokenizerKeys, tokens: list[str], types: list[int]) -
     backend = _bpe(keys, vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     space = normalizers.Replace(" ", "▁")
     decoded = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if keys.flag("add_space_prefix", True):
+    if keys.flag("add_space_prefix", prefix):
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space])
         decoded.append(decoders.Strip(content=" ", left=1, right=0))
     else:

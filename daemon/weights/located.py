@@ -23,9 +23,14 @@ from motley.daemon.weights.stored import F32, Codes, Format
 A = TypeVar("A", bound=np.generic)
 
 HEAD_BIAS = "lm_head.bias"
-HARMLESS = (".rotary_emb.inv_freq", ".k_scale", ".v_scale")
-"""What the names of tensors end with that files may have in a layer and no model needs: rotary frequencies, which
-follow from the config, and scales for caches of FP8."""
+HARMLESS = (
+    ".rotary_emb.inv_freq",  # it follows from the config
+    # Scales of caches in 8 bits, of queries, and of what attention weighs: ours follow from what is cached.
+    *(".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", ".output_scale", ".output_zero_point"),
+    # What inputs of packed matrices are rounded by: ours are not, or by their own largest.
+    *(".input_scale", ".input_global_scale", ".input_zero_point"),
+)
+"""What the names of tensors end with that files may have in a layer and no model needs."""
 
 
 class Located:
@@ -60,7 +65,8 @@ class Located:
         Raises:
             CheckpointError: naming the first such tensor.
         """
-        known = {name for tensor in self._tensors.values() for name in (tensor.name, *_larger(tensor))}
+        wanted = {name for tensor in self._tensors.values() for name in (tensor.name, *_larger(tensor))}
+        known = {part for name in wanted for part in self._files.parts(name)}
         for name in sorted(set(self._files.names()) - known):
             if name.startswith(tuple(ignored)) or name.endswith(HARMLESS):
                 continue
@@ -73,6 +79,8 @@ class Located:
                 where = "is in a layer of the model"
             else:
                 where = f"is in a layer beyond the {layers} of the model"
+            if self._files.adds_nothing(name):
+                continue
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} {where}, which has no use for it by its config: is this the config that"
                 " belongs to these weights?"

@@ -6,6 +6,7 @@ packed, such as its head, is what int8 makes of it, as that is how a matrix of f
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from motley.daemon.models.cutting.holding import FLOATS, narrowed, wanted_format
@@ -281,6 +283,54 @@ def test_every_share_has_the_codes_of_the_checkpoint(kind: Kind, ranks: int, mod
                     form = Format(weight.encoding, weight.block, weight.zeros)
                     got = dequantised(Codes(codes, scales, zeros if weight.zeros else None), form)
                 np.testing.assert_array_equal(got, expected)
+
+
+def added(packed: Path, to: Path, more: Tensors) -> Path:
+    """A packed model with more tensors, which are in a file of their own."""
+    shutil.copytree(packed, to)
+    (to / "model.safetensors").rename(to / "packed.safetensors")
+    save_file(more, to / "more.safetensors")
+    with safe_open(to / "packed.safetensors", "numpy") as own:
+        files = dict.fromkeys(own.keys(), "packed.safetensors") | dict.fromkeys(more, "more.safetensors")
+    (to / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return to
+
+
+@every_kind
+def test_a_tensor_too_many_is_named(kind: Kind, models: Any, tmp_path: Path) -> None:
+    one, layer = np.ones(1, np.float32), "model.layers.0."
+    harmless = {f"{layer}self_attn.k_proj.k_scale": one, f"{layer}mlp.up_proj.output_scale": one}
+    with open_model(added(models(kind)[0], tmp_path / "harmless", harmless)) as opened:
+        assert len(opened.model.layers) == 2
+    others = {
+        f"{layer}self_attn.q_norm.weight": "in a layer of the model",
+        f"{layer}mlp.up_proj.pre_quant_scale": "in a layer of the model",
+        f"{layer}mlp.gate.qweight": "in a layer of the model",
+        "model.layers.2.mlp.up_proj.weight": "in a layer beyond the 2 of the model",
+    }
+    for number, (name, where) in enumerate(others.items()):
+        folder = added(models(kind)[0], tmp_path / f"other {number}", {name: one})
+        with pytest.raises(CheckpointError, match=f"tensor {name!r} is {where}"), open_model(folder):
+            pass
+
+
+def test_biases_of_zeros_beside_gptq_matrices_change_nothing(models: Any, tmp_path: Path) -> None:
+    """AutoGPTQ wrote them. Others are of another model, and so are those beside what is not packed."""
+    packed, zeros = models(KINDS[1])[0], np.zeros(192, np.float16)
+    beside, plain = "model.layers.0.self_attn.o_proj.bias", "model.layers.0.input_layernorm.bias"
+    with open_model(added(packed, tmp_path / "zeros", {beside: zeros})) as opened:
+        assert beside not in expected_shapes(opened.model)
+    for name, values in ((beside, zeros + 1), (plain, zeros)):
+        folder = added(packed, tmp_path / name, {name: values})
+        with pytest.raises(CheckpointError, match=f"{name}' is in a layer of the model"), open_model(folder):
+            pass
+
+
+def test_what_a_matrix_was_packed_in_beside_the_matrix_is_named(models: Any, tmp_path: Path) -> None:
+    both = {"model.layers.0.mlp.up_proj.weight": np.zeros((320, 192), np.float16)}
+    folder = added(models(KINDS[1])[0], tmp_path / "both", both)
+    with pytest.raises(CheckpointError, match=r"up_proj\.g_idx' is in a layer of the model"), open_model(folder):
+        pass
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]], ids=str)

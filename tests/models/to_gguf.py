@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from math import log, sqrt, tau
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from motley.daemon.models.description.model import tensors
 from motley.daemon.models.files import open_model, open_weights
 from motley.daemon.weights.checkpoints.gguf.order import INTERLEAVED
 from motley.daemon.weights.spec import Piece
+from tests.models.gguf_config import add_byte_level, add_config, rope_factors, text_config
 
 F32 = npt.NDArray[np.float32]
 
@@ -32,6 +32,10 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
+    "exaone_moe": "exaone-moe",
+    "glm_moe_dsa": "glm-dsa",
+    "llama4_text": "llama4",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
     "deepseek_v3": "deepseek2",
@@ -42,6 +46,7 @@ ARCHITECTURES = {
     "minimax_m2": "minimax-m2",
     "hunyuan_v1_dense": "hunyuan-dense",
     "hunyuan_v1_moe": "hunyuan-moe",
+    "granitemoehybrid": "granitehybrid",
     "lfm2_moe": "lfm2moe",
     "qwen2_5_vl_text": "qwen2vl",
     "qwen3_vl_text": "qwen3vl",
@@ -50,22 +55,17 @@ ARCHITECTURES = {
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
-    r"_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
+    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
 )
 """Matrices that a model has, and no file."""
-EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
-OWN_WIDTH = (
-    *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *("glm4moe", "deepseek2", "lfm2moe"),
-)
-"""Architectures whose experts have a width of their own."""
 LAYERS = 8
 """That a model has at most."""
 FUSED_MLP = {"gate_up_proj": ("gate_proj", "up_proj")}
 FUSED = {"glm4": FUSED_MLP, "phi3": {"qkv_proj": ("q_proj", "k_proj", "v_proj"), **FUSED_MLP}}
 """What architectures have in the place of these."""
-OF_EXPERTS = {"feed_forward.experts": "mlp.experts", ".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
-"""What is the usual name of experts that LFM2 calls otherwise."""
+EXPERT_MODULES = re.compile(r"(?<=\d\.)(feed_forward\.|mixer\.|block_sparse_moe\.|)experts(?=\.)")
+OF_EXPERTS = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
+"""What is the usual name of experts that some call otherwise."""
 
 
 def to_gguf(
@@ -87,6 +87,8 @@ def to_gguf(
     config = text_config(folder)
     found = read(folder)
     architecture = ARCHITECTURES.get(config["model_type"], config["model_type"])
+    if architecture == "nemotron_h" and "E" in config["hybrid_override_pattern"]:
+        architecture = "nemotron_h_moe"
     writer = gguf.GGUFWriter(file, architecture, split_max_tensors=parts)
     add_config(writer, config)
     if (folder / "tokenizer.json").exists():
@@ -97,6 +99,8 @@ def to_gguf(
         found = fused(found, FUSED[architecture])
     if "linear_num_key_heads" in config:
         found = dict(recurrent(found, config, tiled=architecture != "qwen3next"))
+    if "mamba_d_state" in config or "ssm_state_size" in config:
+        found = dict(mamba(found, config))
     if "kv_lora_rank" in config:
         found = dict(by_heads(found, config))
     for name, values in found.items():
@@ -106,12 +110,16 @@ def to_gguf(
             values = interleaved(values, config["num_key_value_heads"])
         if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
+        if architecture == "gemma4":
+            experts = "fused"
+            name = name.replace(".layer_scalar", ".layer_scalar.weight")
         if EXPERT.fullmatch(name):
             continue
         if name.endswith("mlp.shared_expert_gate.weight"):
             values = values[0]
-        plain = values.ndim < 2 or name.endswith(("mlp.gate.weight", "mlp.router.weight"))
-        own = gguf_name(name, architecture)
+        vector = values.ndim < 2 or name.endswith((".A_log", ".D", "norm.weight"))
+        plain = vector or name.endswith(("mlp.gate.weight", "mlp.router.weight"))
+        own = gguf_name(name, architecture, "_shexp" if config.get("num_local_experts") else "")
         add(writer, own, values, Type.F32 if plain else type_of(own))
     for name, values in of_experts(found, experts):
         add(writer, name, values, type_of(name) if name.endswith(".weight") else Type.F32)
@@ -129,15 +137,17 @@ def read(folder: Path) -> dict[str, F32]:
             part = next((part for part in tensor.parts if part.tensor in files), None)
             if DERIVED.search(tensor.name) and part is not None and tensor.name not in files:
                 name = part.tensor.replace("model.language_model.", "model.")
-                name = name.replace("conv.conv.weight[:, 0]", "conv.conv.weight")
+                name = name.removesuffix("[:, 0]") if ".linear_attn." not in name else name
                 found.setdefault(name, files.read(Piece(part.tensor, *map(range, files.shape(part.tensor)))))
             else:
                 name = tensor.name
-                if ".feed_forward.experts." in name:
+                if EXPERT_MODULES.search(name):
+                    name = EXPERT_MODULES.sub("mlp.experts", name)
                     for own, usual in OF_EXPERTS.items():
                         name = name.replace(own, usual)
                 found[name] = opened.source.read(Piece(tensor.name, *map(range, tensor.shape)))
-    return found
+        unused = [name for name in files.names() if ".indexer." in name]
+        return found | {name: files.read(Piece(name, *map(range, files.shape(name)))) for name in unused}
 
 
 def fused(tensors: dict[str, F32], fusing: dict[str, tuple[str, ...]]) -> dict[str, F32]:
@@ -209,6 +219,20 @@ def recurrent(tensors: dict[str, F32], config: dict[str, Any], tiled: bool) -> I
             yield name, own
 
 
+def mamba(tensors: dict[str, F32], config: dict[str, Any]) -> Iterator[tuple[str, F32]]:
+    """Tensors as its converter changes those of Mamba2 layers: a column for each head, and a row for each group."""
+    groups = config.get("n_groups") or config["mamba_n_groups"]
+    for name, own in tensors.items():
+        if name.endswith(".A_log"):
+            yield name, -np.exp(own)[:, np.newaxis]
+        elif name.endswith((".mixer.D", ".mamba.D")):
+            yield name, own[:, np.newaxis]
+        elif name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+            yield name, own.reshape(groups, -1)
+        else:
+            yield name.replace(".dt_bias", ".dt_proj.bias"), own
+
+
 def by_heads(tensors: dict[str, F32], config: dict[str, Any]) -> Iterator[tuple[str, F32]]:
     """Tensors with each head's keys and values of latent rows apart, those of keys transposed."""
     plain = config["qk_nope_head_dim"]
@@ -232,16 +256,27 @@ def write(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def gguf_name(name: str, architecture: str) -> str:
+def gguf_name(name: str, architecture: str, shared: str = "") -> str:
     """llama.cpp's name of a tensor, by its tables: those of Llama where it knows no layer of this kind in a model.
 
-    Two names are changed before they are looked up, as its converter does.
+    Some names are changed before they are looked up, as its converter does.
+
+    Args:
+        shared: what ends the names of an MLP that stands beside experts.
     """
     known = name.replace("e_score_correction_bias", "e_score_correction.bias").replace(".sinks", ".sinks.weight")
     known = known.replace(".expert_bias", ".expert_bias.bias")
     if architecture in ("ernie4_5-moe", "minimax-m2"):  # spelled as their files spell it
         module = "moe_statics" if architecture == "ernie4_5-moe" else "block_sparse_moe"
         known = known.replace("mlp.e_score", f"{module}.e_score").replace("gate.e_score", f"{module}.e_score")
+    if architecture.startswith("nemotron_h"):
+        known = known.replace("model.layers.", "backbone.layers.")
+    if architecture == "granitehybrid" and ".shared_mlp." in known:  # which its converter names
+        part = {"gate_proj": "gate", "up_proj": "up", "output_linear": "down"}[name.split(".")[-2]]
+        return f"blk.{name.split('.')[2]}.ffn_{part}{shared}.weight"
+    scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    if scale := next((own for called, own in scales.items() if name.endswith(called)), None):
+        return f"blk.{name.split('.')[2]}.{scale}"
     kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
     tables = (gguf.get_tensor_name_map(kinds[each], LAYERS) for each in (architecture, "llama"))
     return next(found for table in tables if (found := table.get_name(known, try_suffixes=(".weight", ".bias"))))
@@ -251,204 +286,3 @@ def interleaved(values: F32, heads: int) -> F32:
     """Rows of a query or key projection in the order of GGML's rotation."""
     rows = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(values.shape))
-
-
-def text_config(folder: Path) -> dict[str, Any]:
-    """A folder's config, or the text part of it, with the keys that follow from others."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    if "qk_rope_head_dim" in config:
-        config["head_dim"] = config["qk_rope_head_dim"]
-    config |= config.pop("text_config", {}) | {key: config[key] for key in ("eos_token_id",) if key in config}
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-    return config
-
-
-def ropes(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rotary embedding of layers that see everything, and that of those with windows if it is another: as
-    transformers 5 spells them, whatever the config does."""
-    given = config.get("rope_parameters")
-    if given is None:
-        given = {"rope_theta": config["rope_theta"]} | (config.get("rope_scaling") or {"rope_type": "default"})
-        given.setdefault("rope_type", given.get("type"))
-        local = config.get("rope_local_base_freq")
-        return given, {"rope_theta": local} if local else {}
-    return (given["full_attention"], given["sliding_attention"]) if "full_attention" in given else (given, {})
-
-
-def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    architecture = writer.arch
-    writer.add_block_count(config["num_hidden_layers"] + config.get("num_nextn_predict_layers", 0))
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    columns = config["intermediate_size"]
-    writer.add_feed_forward_length(columns * 2 // 3 if config.get("block_auto_adjust_ff_dim") else columns)
-    writer.add_head_count(config["num_attention_heads"])
-    heads = config["num_key_value_heads"]
-    if architecture in ("lfm2", "lfm2moe"):
-        writer.add_head_count_kv([heads * (kind == "full_attention") for kind in config["layer_types"]])
-        writer.add_shortconv_l_cache(config["conv_L_cache"])
-    else:
-        writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
-    if "kv_lora_rank" in config:
-        add_latent(writer, config)
-    elif architecture != "phi3":
-        writer.add_key_length(config["head_dim"])
-        writer.add_value_length(config["head_dim"])
-    writer.add_vocab_size(config["vocab_size"])
-    if config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
-    if config.get("model_type") in ("exaone4", "olmo3"):
-        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if architecture == "gemma2":
-        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture == "gemma3":
-        if "layer_types" in config:
-            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-        else:
-            writer.add_sliding_window_pattern(config["sliding_window_pattern"])
-        if config.get("final_logit_softcapping"):
-            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture == "granite":
-        writer.add_attention_scale(config["attention_multiplier"])
-        writer.add_embedding_scale(config["embedding_multiplier"])
-        writer.add_residual_scale(config["residual_multiplier"])
-        writer.add_logit_scale(config["logits_scaling"])
-    if "linear_num_key_heads" in config:
-        writer.add_ssm_conv_kernel(config.get("linear_conv_kernel_dim", 4))
-        writer.add_ssm_state_size(config["linear_key_head_dim"])
-        writer.add_ssm_group_count(config["linear_num_key_heads"])
-        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
-        writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
-        writer.add_full_attention_interval(4)
-    add_experts(writer, config)
-    add_rope(writer, config)
-    ends = config["eos_token_id"]
-    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
-
-
-def add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    writer.add_q_lora_rank(config["q_lora_rank"])
-    writer.add_kv_lora_rank(config["kv_lora_rank"])
-    writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
-    writer.add_value_length(config["kv_lora_rank"])
-    writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
-    writer.add_value_length_mla(config["v_head_dim"])
-
-
-def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    count = next((config[key] for key in EXPERT_COUNTS if key in config), 0)
-    if not count:
-        return
-    writer.add_expert_count(count)
-    if writer.arch == "hunyuan-moe":
-        writer.add_expert_used_count(config["moe_topk"][0])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"][0])
-        writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
-        writer.add_expert_shared_count(config["num_shared_expert"][0])
-        return
-    writer.add_expert_used_count(config.get("num_experts_per_tok") or config["moe_k"])
-    if writer.arch == "lfm2moe":
-        writer.add_leading_dense_block_count(config["num_dense_layers"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if writer.arch in (
-        "lfm2moe",
-        "qwen2moe",
-        "qwen3moe",
-        "qwen3vlmoe",
-        "glm4moe",
-        "deepseek2",
-        "qwen3next",
-        "qwen35moe",
-    ):
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if writer.arch == "gpt-oss":
-        writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if writer.arch == "minimax-m2":
-        writer.add_expert_feed_forward_length(config["intermediate_size"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if writer.arch == "ernie4_5-moe":
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-        writer.add_expert_shared_count(config["moe_num_shared_experts"])
-        writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
-        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
-        writer.add_interleave_moe_layer_step(1)
-    if width := config.get("shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(width)
-    if writer.arch in ("glm4moe", "deepseek2"):
-        writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
-        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_expert_shared_count(config["n_shared_experts"])
-        writer.add_expert_weights_scale(config["routed_scaling_factor"])
-        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
-        writer.add_expert_group_count(config["n_group"])
-        writer.add_expert_group_used_count(config["topk_group"])
-
-
-def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    rope, local = ropes(config)
-    usual = 0.25 if "linear_num_key_heads" in config else 1.0
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", usual))
-    writer.add_rope_dimension_count(config.get("rotary_dim") or int(config["head_dim"] * partial))
-    stretched = rope.get("alpha", 1.0) ** (config["head_dim"] / (config["head_dim"] - 2))
-    writer.add_rope_freq_base(rope["rope_theta"] * stretched)
-    if "alpha" in rope:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-        writer.add_rope_scaling_factor(1.0)
-    if local and local["rope_theta"] != rope["rope_theta"]:
-        writer.add_rope_freq_base_swa(local["rope_theta"])
-    if rope["rope_type"] in ("linear", "yarn"):
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
-        writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
-        if "mscale_all_dim" in rope:
-            by = 1.0 if writer.arch == "mistral3" else 0.1
-            writer.add_rope_scaling_yarn_log_mul(by * rope["mscale_all_dim"])
-        if writer.arch == "mistral3":
-            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if writer.arch == "phi3":
-        writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
-    if rope["rope_type"] == "longrope":
-        original = config["original_max_position_embeddings"]
-        stretched = config["max_position_embeddings"] / original
-        writer.add_rope_scaling_attn_factors(sqrt(1 + log(stretched) / log(original)))
-
-
-def rope_factors(config: dict[str, Any]) -> dict[str, list[float]]:
-    """The tensors of what rotary frequencies are divided by."""
-    rope, _ = ropes(config)
-    if rope["rope_type"] == "longrope":
-        return {f"rope_factors_{length}.weight": rope[f"{length}_factor"] for length in ("long", "short")}
-    if rope["rope_type"] != "llama3":
-        return {}
-    low, high, original = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
-    factors = []
-    for index in range(0, config["head_dim"], 2):
-        wavelength = tau * rope["rope_theta"] ** (index / config["head_dim"])
-        if wavelength < original / high:
-            factors.append(1.0)
-        elif wavelength > original / low:
-            factors.append(rope["factor"])
-        else:
-            smooth = (original / wavelength - low) / (high - low)
-            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return {"rope_freqs.weight": factors}
-
-
-def add_byte_level(writer: gguf.GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """A byte-level BPE ``tokenizer.json``, cut into words as GPT-2 does."""
-    special = {token["id"] for token in tokenizer["added_tokens"]}
-    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
-    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if index in special else 1 for index in range(len(tokens))])
-    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
-    writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_add_bos_token(False)

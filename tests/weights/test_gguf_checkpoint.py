@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from motley.daemon.weights.checkpoints import tensor_files
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.blocks import EXACT, READABLE, block_size
-from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint, gguf_parts, hugging_face_name
+from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint, gguf_parts
+from motley.daemon.weights.checkpoints.gguf.names import hugging_face_name
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Source, dequantised
 from tests.models.to_gguf import interleaved, write
@@ -197,10 +198,26 @@ def test_names() -> None:
         ("llama", "ffn_norm.weight", "post_attention_layernorm.weight"),
         ("glm4", "post_ffw_norm.weight", "post_mlp_layernorm.weight"),
         ("gemma2", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+        ("gemma4", "ffn_gate_inp.scale", "router.scale"),
+        ("gemma4", "layer_output_scale.weight", "layer_scalar"),
+        ("gemma4", "ffn_down.3.weight", "experts.3.down_proj.weight"),
+        ("gemma4", "ffn_up.scale", None),
+        ("gemma3", "ffn_gate_inp.scale", None),
+        ("glm-dsa", "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"),
+        ("glm-dsa", "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
+        ("deepseek2", "indexer.proj.weight", None),
+        ("llama4", "ffn_gate_inp.weight", "feed_forward.router.weight"),
+        ("llama4", "ffn_up.3.weight", "feed_forward.experts.3.up_proj.weight"),
         ("hunyuan-moe", "ffn_gate_inp.weight", "mlp.gate.wg.weight"),
         ("lfm2", "shortconv.in_proj.weight", "conv.in_proj.weight"),
         ("lfm2moe", "ffn_gate.3.weight", "feed_forward.experts.3.w1.weight"),
         ("lfm2moe", "exp_probs_b.bias", "feed_forward.expert_bias"),
+        ("granitehybrid", "ssm_d", "mamba.D"),
+        ("granitehybrid", "ffn_down_shexp.weight", "shared_mlp.output_linear.weight"),
+        ("granitehybrid", "ffn_up.3.weight", "block_sparse_moe.experts.3.up_proj.weight"),
+        ("nemotron_h", "ssm_dt.bias", "mixer.dt_bias"),
+        ("nemotron_h_moe", "ffn_latent_up.weight", "mixer.fc2_latent_proj.weight"),
+        ("llama", "ssm_d", None),
         ("llama", "shortconv.in_proj.weight", None),
         ("llama", "post_attention_norm.weight", None),
         ("llama", "attn_sinks.weight", None),

@@ -9,6 +9,7 @@ from typing import Any
 from motley.daemon.models.blocks.windows import FULL, SLIDING
 from motley.daemon.models.gguf.metadata import Metadata
 
+KV_HEADS = "attention.head_count_kv"
 ROUTER = "mlp.gate.weight"
 SHARING = ("qwen2moe", "qwen3next", "qwen35moe")
 """Architectures whose rows all have an expert besides, of a width of its own."""
@@ -25,7 +26,8 @@ class Architecture:
         names: what llama.cpp calls keys of the family besides those of `COMMON`.
         partial: a part of each head may be rotated.
         latent: attention is latent.
-        listed: ``attention.head_count_kv`` is a list, with 0 for layers that do not attend.
+        listed: keys that may be lists of one number, with 0 for layers that have nothing of the kind.
+        rotates: all layers have one rotary embedding, of which the usual keys tell.
         factors: tensors that `more` reads, by llama.cpp's names; no weights of the model.
     """
 
@@ -35,7 +37,8 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
     latent: bool = False
-    listed: bool = False
+    listed: tuple[str, ...] = ()
+    rotates: bool = True
     factors: frozenset[str] = frozenset()
 
 

@@ -6,9 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.gguf.architecture import Architecture, experts, kinds, no_experts, no_window
+from motley.daemon.models.gguf.architecture import KV_HEADS, ROUTER, Architecture, experts, kinds, no_experts, no_window
+from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
-from motley.daemon.models.gguf.recurrent import CONVOLUTIONS, SSM, lfm2, lfm2_moe, qwen3_next, qwen35, qwen35_moe
+from motley.daemon.models.gguf.recurrent import (
+    CONVOLUTIONS,
+    SSM,
+    granite_hybrid,
+    lfm2,
+    lfm2_moe,
+    nemotron_h,
+    qwen3_next,
+    qwen35,
+    qwen35_moe,
+)
 from motley.daemon.weights.spec import Piece
 
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -127,14 +138,6 @@ def _smollm3(metadata: Metadata) -> dict[str, Any]:
     return _qwen(metadata) | {"no_rope_layer_interval": 4, "mlp_bias": metadata.has("mlp.down_proj.bias")}
 
 
-def _gemma2(metadata: Metadata) -> dict[str, Any]:
-    """Every second layer has a window, as in the family; the scale of attention is told by the size."""
-    no_experts(metadata)
-    own, largest = metadata.own, metadata.layers == 46  # the model of 27 billion parameters
-    size = own.size("embedding_length") / own.size("attention.head_count") if largest else metadata.head_size
-    return {"query_pre_attn_scalar": size}
-
-
 def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
     """The shared expert is as wide as an MLP would be, and each of the others is."""
     own = metadata.own
@@ -148,25 +151,6 @@ def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
         "moe_topk": own.size("expert_used_count"),
         "moe_intermediate_size": own.size("expert_feed_forward_length", columns),
         "num_shared_expert": own.size("expert_shared_count", 1),
-    }
-
-
-def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    """Only layers that see everything have a scaled rotary embedding; the scale of attention is told by the size."""
-    own = metadata.own
-    no_experts(metadata)
-    heads, size = own.size("attention.head_count"), metadata.head_size
-    largest = metadata.layers == 62  # the model of 27 billion parameters
-    windowed = own.size("attention.sliding_window", 0, least=0)
-    return {
-        "rope_parameters": {
-            "full_attention": rope_keys(metadata)["rope_parameters"],
-            "sliding_attention": {"rope_theta": own.number("rope.freq_base_swa", 10000.0)},
-        },
-        "query_pre_attn_scalar": own.size("embedding_length") / heads if largest else size,
-        "sliding_window": windowed or None,
-        "layer_types": kinds(metadata, period=6) if windowed else [FULL] * metadata.layers,
-        "max_position_embeddings": own.size("context_length"),
     }
 
 
@@ -295,10 +279,83 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _glm_dsa(metadata: Metadata) -> dict[str, Any]:
+    """GLM-5: DeepSeek V3's layers, and how many positions their indexers choose."""
+    return _deepseek2(metadata) | {"index_topk": metadata.own.size("attention.indexer.top_k")}
+
+
+def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
+    """K-EXAONE; layers beside those with windows do not rotate."""
+    own, layers = metadata.own, metadata.layers
+    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    width, shared = own.size("expert_feed_forward_length"), own.size("expert_shared_count")
+    if own.size("expert_shared_feed_forward_length", width * shared) != width * shared:
+        raise own.refusal("expert_shared_feed_forward_length", f"only that of {shared} experts, {width * shared}")
+    windowed = own.size("attention.sliding_window", 0, least=0)
+    return {
+        "num_hidden_layers": layers,
+        "sliding_window": windowed or None,
+        "layer_types": kinds(metadata, period=4) if windowed else [FULL] * layers,
+        "mlp_layer_types": ["sparse" if metadata.has(ROUTER, layer) else "dense" for layer in range(layers)],
+        "num_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "num_shared_experts": shared,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": own.flag("expert_weights_norm", False),
+        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
+        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
+        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
+    }
+
+
+def _llama4(metadata: Metadata) -> dict[str, Any]:
+    """No key tells of chunks, of layers that do not rotate, or of how queries grow in these; llama.cpp has one of each.
+
+    Queries and keys have norms but in the model of 128 experts.
+    """
+    own, count = metadata.own, metadata.own.size("expert_count")
+    if "attention.sliding_window" in own.values:
+        raise own.refusal(
+            "attention.sliding_window", "only its absence: chunks of 8192, and every fourth layer without"
+        )
+    return {
+        "attention_chunk_size": 8192,
+        "no_rope_layer_interval": 4,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "use_qk_norm": count != 128,
+        "intermediate_size_mlp": own.size("feed_forward_length"),
+        "intermediate_size": own.size("expert_feed_forward_length"),
+        "num_local_experts": count,
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "interleave_moe_layer_step": own.size("interleave_moe_layer_step"),
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+    }
+
+
 _IMAGES = frozenset({"rope.dimension_sections", "n_deepstack_layers"})
 """Keys of models that see images: sections of the rotary embedding, which are alike in a text, and layers that images
 are added to."""
 _CAPS = {key: key for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+_MULTIPLIERS = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+_ROUTED = frozenset(
+    {
+        *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
+        "expert_weights_scale",
+    }
+)
+"""Keys of experts in groups, which sigmoids choose."""
+_LATENT = _ROUTED | {
+    *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
+    *("leading_dense_block_count", "nextn_predict_layers", "rope.scaling.yarn_log_multiplier"),
+}
+_INDEXER = frozenset(f"attention.indexer.{key}" for key in ("head_count", "key_length", "top_k", "types"))
+"""Keys of what chooses the positions that a row sees."""
 _EPSILON = {"norm_eps": "attention.layer_norm_rms_epsilon"}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
@@ -316,29 +373,32 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2vl": Architecture("qwen2_5_vl_text", _qwen, _IMAGES),
     "qwen3vl": Architecture("qwen3_vl_text", _qwen, _IMAGES),
     "qwen3vlmoe": Architecture("qwen3_vl_moe_text", _qwen3_moe, _IMAGES),
-    "gemma2": Architecture("gemma2", _gemma2, names=_CAPS),
+    "gemma2": Architecture("gemma2", gemma2, names=_CAPS),
     "gemma3": Architecture(
         "gemma3_text",
-        _gemma3,
+        gemma3,
         frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
         {"final_logit_softcapping": "final_logit_softcapping"},
+    ),
+    "gemma4": Architecture(
+        "gemma4_text",
+        gemma4,
+        frozenset(
+            {
+                *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
+                *("attention.sliding_window_pattern", "rope.freq_base_swa", "rope.dimension_count_swa"),
+                "embedding_length_per_layer_input",
+            }
+        ),
+        {"final_logit_softcapping": "final_logit_softcapping"},
+        rotates=False,
     ),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})),
     "glm4": Architecture("glm4", _qwen, partial=True),
     "glm4moe": Architecture(
         "glm4_moe",
         _glm4_moe,
-        frozenset(
-            {
-                "nextn_predict_layers",
-                "leading_dense_block_count",
-                "expert_gating_func",
-                "expert_group_count",
-                "expert_group_used_count",
-                "expert_shared_count",
-                "expert_weights_scale",
-            }
-        ),
+        _ROUTED | {"nextn_predict_layers", "leading_dense_block_count"},
         partial=True,
     ),
     "phi3": Architecture(
@@ -351,17 +411,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "deepseek2": Architecture(
         "deepseek_v3",
         _deepseek2,
-        frozenset(
-            {
-                *("attention.q_lora_rank", "attention.kv_lora_rank"),
-                *("attention.key_length_mla", "attention.value_length_mla"),
-                *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
-                *("expert_weights_scale", "leading_dense_block_count", "nextn_predict_layers"),
-                "rope.scaling.yarn_log_multiplier",
-            }
-        ),
+        _LATENT,
         latent=True,
     ),
+    "glm-dsa": Architecture("glm_moe_dsa", _glm_dsa, _LATENT | _INDEXER, latent=True),
     "qwen3next": Architecture("qwen3_next", qwen3_next, SSM, partial=True),
     "qwen35": Architecture("qwen3_5_text", qwen35, SSM, partial=True),
     "qwen35moe": Architecture("qwen3_5_moe_text", qwen35_moe, SSM, partial=True),
@@ -373,20 +426,40 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", _qwen),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_moe, frozenset({"expert_shared_count"})),
-    "lfm2": Architecture("lfm2", lfm2, CONVOLUTIONS, _EPSILON, listed=True),
-    "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=True),
+    "lfm2": Architecture("lfm2", lfm2, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
+    "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
     "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),
     "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
+    "exaone-moe": Architecture(
+        "exaone_moe",
+        _exaone_moe,
+        _ROUTED | {"attention.sliding_window_pattern", "leading_dense_block_count", "nextn_predict_layers"},
+    ),
+    "llama4": Architecture("llama4_text", _llama4, frozenset({"interleave_moe_layer_step"})),
     "granite": Architecture(
         "granite",
         _granite,
         frozenset({"attention.scale"}),
-        {
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
+        _MULTIPLIERS,
     ),
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        granite_hybrid,
+        SSM | {"attention.scale", "rope.scaling.finetuned"},
+        _MULTIPLIERS,
+        listed=(KV_HEADS,),
+    ),
+    **{
+        name: Architecture(
+            "nemotron_h",
+            nemotron_h,
+            SSM | _ROUTED | {"attention.layer_norm_epsilon", "moe_latent_size"},
+            {"layer_norm_epsilon": "attention.layer_norm_rms_epsilon"},
+            listed=(KV_HEADS, "feed_forward_length"),
+            rotates=False,
+        )
+        for name in ("nemotron_h", "nemotron_h_moe")
+    },
     "seed_oss": Architecture("seed_oss", _seed_oss),
     "smollm3": Architecture("smollm3", _smollm3),
 }

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.models.description.model import EMBEDDING, HEAD, Model, tensors
+from motley.daemon.models.gguf.architecture import KV_HEADS
 from motley.daemon.models.gguf.architectures import ARCHITECTURES
 from motley.daemon.models.gguf.metadata import COMMON, Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError, Keys
@@ -37,7 +38,6 @@ _READ = frozenset(
         "rope.scaling.yarn_beta_slow",
     }
 )
-_KV_HEADS = "attention.head_count_kv"
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -75,6 +75,7 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
         "model_type": family,
         **values,
         **_facts(metadata),
+        **(rope_keys(metadata) if kind.rotates else {}),
         **kind.more(metadata),
     }
     keys = Keys(checkpoint.file, values, prefix=f"{metadata.architecture}.", spelled=names)
@@ -85,7 +86,7 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
     unknown = sorted(
         name
         for name in set(checkpoint.names()) - _wanted(model) - {ROPE_FACTORS} - kind.factors
-        if not name.startswith(further)
+        if not name.startswith((*further, *model.ignored))
     )
     if unknown:
         named = ", ".join(unknown[:MAX_PROBLEMS]) + (", ..." if len(unknown) > MAX_PROBLEMS else "")
@@ -117,8 +118,9 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
         if key not in known and value not in _NEUTRAL.get(key, ()):
             neutral = _NEUTRAL.get(key)
             raise own.refusal(key, f"only {neutral[0]}" if neutral else "only its absence")
-    if kind.listed:
-        own.values[_KV_HEADS] = _of_those_that_attend(own)
+    for key in kind.listed:
+        if key in own.values:
+            own.values[key] = _the_one(own, key)
     layers = own.size("block_count") - own.size("nextn_predict_layers", 0, least=0)
     if not any(name.startswith(f"model.layers.{layers - 1}.") for name in checkpoint.names()):
         raise own.refusal("block_count", "the number of layers whose tensors are there")
@@ -127,12 +129,12 @@ def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
     return Metadata(checkpoint, architecture, own, layers, kind.partial, kind.latent)
 
 
-def _of_those_that_attend(own: Keys) -> int:
-    """How many KV heads the layers have that have any."""
-    listed = own.values.get(_KV_HEADS)
-    told: list[Any] = [each for each in listed if each != 0] if isinstance(listed, list) else [listed]
+def _the_one(own: Keys, key: str) -> int:
+    """The number in a list that the layers have that have any."""
+    listed = own.values[key]
+    told = [each for each in listed if each != 0] if isinstance(listed, list) else [listed]
     if not told or any(type(each) is not int or each != told[0] for each in told):
-        raise own.refusal(_KV_HEADS, "one number, or a list of it and of 0 for layers that do not attend")
+        raise own.refusal(key, "one number, or a list of it and of 0 for layers without")
     return int(told[0])
 
 
@@ -142,7 +144,7 @@ def _short(value: Any) -> Any:
 
 
 def _facts(metadata: Metadata) -> dict[str, Any]:
-    """Keys that follow from the tensors, and those of the rotary embedding."""
+    """Keys that follow from the tensors."""
     own, checkpoint = metadata.own, metadata.checkpoint
     vocabulary = checkpoint.tensor(EMBEDDING).shape[0]
     if own.size("vocab_size", vocabulary) != vocabulary:
@@ -155,10 +157,9 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
         )
     return {
         "vocab_size": vocabulary,
-        "num_key_value_heads": own.size(_KV_HEADS, own.size("attention.head_count")),
+        "num_key_value_heads": own.values.get(KV_HEADS, own.size("attention.head_count")),
         "head_dim": metadata.head_size,
         "tie_word_embeddings": HEAD not in checkpoint,
         "eos_token_id": end,
         "norms_are_whole": True,
-        **rope_keys(metadata),
     }

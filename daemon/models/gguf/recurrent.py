@@ -1,11 +1,13 @@
-"""How llama.cpp's metadata of architectures with recurrent states become the keys of a family."""
+"""How llama.cpp's metadata of architectures with recurrent states or short convolutions become the keys of a family."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from motley.daemon.models.blocks.mamba import MAMBA
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.families.lfm2 import CONVOLUTION
+from motley.daemon.models.families.nemotron_h import EXPERTS, MLP
 from motley.daemon.models.gguf.architecture import experts, no_experts, no_window
 from motley.daemon.models.gguf.metadata import Metadata
 
@@ -86,6 +88,89 @@ def qwen35_moe(metadata: Metadata) -> dict[str, Any]:
     shared = metadata.own.size("expert_shared_feed_forward_length")
     mixture = experts(metadata, normalised=True, own_width=True)
     return _delta_net(metadata) | mixture | {"shared_expert_intermediate_size": shared}
+
+
+def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
+    """Granite 4 with Mamba2 layers: which layers attend, their tensors tell. An expert is as wide as an MLP is."""
+    own, layers = metadata.own, metadata.layers
+    attends = [metadata.has("self_attn.q_proj.weight", layer) for layer in range(layers)]
+    first, columns = attends.index(False) if not all(attends) else 0, own.size("feed_forward_length")
+    if own.size("expert_feed_forward_length", columns) != columns:
+        raise own.refusal("expert_feed_forward_length", f"only feed_forward_length = {columns}")
+    heads, inner = _mamba_heads(metadata)
+    count = own.size("expert_count", 0, least=0)
+    return {
+        "layer_types": [FULL if each else MAMBA for each in attends],
+        "position_embedding_type": "rope" if own.flag("rope.scaling.finetuned", True) else "nope",
+        "attention_multiplier": own.number("attention.scale", metadata.head_size**-0.5),
+        "attention_bias": metadata.has("self_attn.q_proj.bias", attends.index(True) if any(attends) else 0),
+        "shared_intermediate_size": own.size("expert_shared_feed_forward_length", columns),
+        "num_local_experts": count,
+        **({"num_experts_per_tok": own.size("expert_used_count")} if count else {}),
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // own.size("embedding_length"),
+        "mamba_d_state": own.size("ssm.state_size"),
+        "mamba_n_groups": own.size("ssm.group_count"),
+        "mamba_d_conv": own.size("ssm.conv_kernel"),
+        "mamba_conv_bias": metadata.has("mamba.conv1d.bias", first),
+        "mamba_proj_bias": metadata.has("mamba.in_proj.bias", first),
+    }
+
+
+def nemotron_h(metadata: Metadata) -> dict[str, Any]:
+    """Nemotron-H and Nemotron 3; what the one block of a layer is, its tensors tell."""
+    own, kinds = metadata.own, [_nemotron_kind(metadata, layer) for layer in range(metadata.layers)]
+    first = kinds.index(MAMBA) if MAMBA in kinds else 0
+    heads, inner = _mamba_heads(metadata)
+    keys: dict[str, Any] = {
+        "num_hidden_layers": metadata.layers,
+        "layers_block_type": kinds,
+        "mamba_num_heads": heads,
+        "mamba_head_dim": inner // heads,
+        "ssm_state_size": own.size("ssm.state_size"),
+        "n_groups": own.size("ssm.group_count"),
+        "conv_kernel": own.size("ssm.conv_kernel"),
+        "use_conv_bias": metadata.has("mixer.conv1d.bias", first),
+        "use_bias": metadata.has("mixer.in_proj.bias", first),
+    }
+    if EXPERTS not in kinds:
+        no_experts(metadata)
+        return keys
+    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
+        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    return keys | {
+        "n_routed_experts": own.size("expert_count"),
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "n_shared_experts": own.size("expert_shared_count", 1),
+        "moe_intermediate_size": own.size("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": own.size("expert_shared_feed_forward_length"),
+        "moe_latent_size": own.size("moe_latent_size", 0, least=0),
+        "norm_topk_prob": own.flag("expert_weights_norm", False),
+        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
+        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
+        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
+    }
+
+
+def _nemotron_kind(metadata: Metadata, layer: int) -> str:
+    """The one of whose tensors a layer has the first."""
+    telling = {"in_proj": MAMBA, "q_proj": FULL, "gate": EXPERTS, "up_proj": MLP}
+    kind = next((kind for part, kind in telling.items() if metadata.has(f"mixer.{part}.weight", layer)), None)
+    if kind is None:
+        raise metadata.own.refusal(
+            "block_count", f"layers that are one block each; of layer {layer} no tensor tells it"
+        )
+    return kind
+
+
+def _mamba_heads(metadata: Metadata) -> tuple[int, int]:
+    """How many heads Mamba2 layers have, and how many elements all of them together."""
+    own = metadata.own
+    heads, inner = own.size("ssm.time_step_rank"), own.size("ssm.inner_size")
+    if inner % heads:
+        raise own.refusal("ssm.inner_size", f"a multiple of ssm.time_step_rank = {heads}")
+    return heads, inner
 
 
 SSM = frozenset(

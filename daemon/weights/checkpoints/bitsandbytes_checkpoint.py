@@ -20,7 +20,7 @@ by 0.6 % of their RMS; NF4 itself lost 9.2 %.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,6 +86,12 @@ class BitsAndBytesCheckpoint(SafetensorsCheckpoint):
         """
         state = self._state(name)
         return state.shape if state else super().shape(name)
+
+    def parts(self, name: str) -> Collection[str]:
+        if not any(name + each in self for each in _STATES):
+            return super().parts(name)
+        endings = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", *_STATES)
+        return (name, *(name + ending for ending in endings))
 
     def format(self, name: str) -> Format:
         state = self._state(name)

@@ -23,7 +23,7 @@ Where columns are grouped out of order (``"actorder": "group"``), groups are no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -90,6 +90,12 @@ class CompressedCheckpoint(CodedCheckpoint):
     def _is_coded(self, name: str) -> bool:
         data = name + "_packed" if self._packing.words else name + "_scale"
         return name.endswith(".weight") and self._find(data) is not None
+
+    def parts(self, name: str) -> Collection[str]:
+        if not self._is_coded(name):
+            return super().parts(name)
+        endings = ("_packed", "_shape") if self._packing.words else ("",)
+        return [name + ending for ending in (*endings, "_scale", "_zero_point", "_g_idx")]
 
     def _coded_shape(self, name: str) -> tuple[int, ...]:
         packing = self._packing

@@ -18,7 +18,7 @@ from what FP8 made of them by 0.5 % of their RMS; FP8 itself lost 2.6 %.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -76,6 +76,10 @@ class Fp8Checkpoint(SafetensorsCheckpoint):
         if info.dtype == _FP8:
             self._check_scales(name)
         return info.shape
+
+    def parts(self, name: str) -> Collection[str]:
+        info = self._find(name)
+        return (name, self._scales_of(name)) if info is not None and info.dtype == _FP8 else super().parts(name)
 
     def _check_scales(self, name: str) -> None:
         info, scales = self.tensor(name), self.tensor(self._scales_of(name), READABLE)

@@ -8,7 +8,7 @@ rows are outputs, and those of a float tensor X are inputs.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +22,7 @@ from motley.daemon.weights.checkpoints.tensor_files import Bring
 from motley.daemon.weights.quantise import unpack
 from motley.daemon.weights.stored import Codes, Format
 
-BLOCKS = "_blocks"
+BLOCKS, _SCALES = "_blocks", "_scales"
 _NAME = re.compile(r"(?P<stem>.+)_mxfp4(?P<number>\[\d+\])?", re.ASCII)
 _BLOCK_BYTES = 16
 
@@ -51,8 +51,11 @@ class Mxfp4Checkpoint(CodedCheckpoint):
     def _is_coded(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None and self._find(_part(name, BLOCKS)) is not None
 
+    def parts(self, name: str) -> Collection[str]:
+        return (_part(name, BLOCKS), _part(name, _SCALES)) if self._is_coded(name) else super().parts(name)
+
     def _coded_shape(self, name: str) -> tuple[int, ...]:
-        blocks, scales = (self.tensor(_part(name, part), ("U8",)) for part in (BLOCKS, "_scales"))
+        blocks, scales = (self.tensor(_part(name, part), ("U8",)) for part in (BLOCKS, _SCALES))
         if len(scales.shape) < 2 or blocks.shape != (*scales.shape, _BLOCK_BYTES):
             raise CheckpointError(
                 f"{blocks.file}: tensor {_part(name, BLOCKS)!r} has shape {list(blocks.shape)}; its exponents "
@@ -64,7 +67,7 @@ class Mxfp4Checkpoint(CodedCheckpoint):
         return mxfp4.FORMAT
 
     def _codes(self, name: str, rows: Sequence[int], columns: range) -> Codes:
-        blocks, scales = (self.tensor(_part(name, part), ("U8",)) for part in (BLOCKS, "_scales"))
+        blocks, scales = (self.tensor(_part(name, part), ("U8",)) for part in (BLOCKS, _SCALES))
         byte, block = np.dtype(np.uint8), mxfp4.FORMAT.block
         pairs = self._items(blocks, byte, rows, range(columns.start // 2, columns.stop // 2))
         exponents = self._items(scales, byte, rows, range(columns.start // block, columns.stop // block))

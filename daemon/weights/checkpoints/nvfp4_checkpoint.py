@@ -17,7 +17,7 @@ where they are four-bit floats too (``input_scale``) is not read: ours are not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -60,6 +60,10 @@ class Nvfp4Checkpoint(CodedCheckpoint):
 
     def _is_coded(self, name: str) -> bool:
         return self._data(name) is not None
+
+    def parts(self, name: str) -> Collection[str]:
+        endings = ("", "_packed", "_scale", _MULTIPLIES, _DIVIDES)
+        return [name + ending for ending in endings] if self._is_coded(name) else super().parts(name)
 
     def _data(self, name: str) -> TensorInfo | None:
         """The tensor of a matrix's codes."""

@@ -20,7 +20,7 @@ AutoAWQ's. A matrix whose columns are grouped out of order ("act-order") is read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -99,6 +99,17 @@ class PackedCheckpoint(SafetensorsCheckpoint):
             return super().shape(name)
         first, second = self.tensor(_part(name, "qweight"), ("I32",)).shape
         return (second, first * self._per_word) if self._packing.method == "gptq" else (second * self._per_word, first)
+
+    def parts(self, name: str) -> Collection[str]:
+        packed = ("qweight", "qzeros", "scales", "g_idx")
+        return [_part(name, part) for part in packed] if self._is_packed(name) else super().parts(name)
+
+    def adds_nothing(self, name: str) -> bool:
+        """A bias of zeros is what AutoGPTQ wrote beside every matrix, whatever the model had."""
+        if not name.endswith(".bias") or not self._is_packed(f"{name.removesuffix('bias')}weight"):
+            return False
+        shape = self.shape(name)
+        return len(shape) == 1 and not self.read(Piece(name, range(shape[0]))).any()
 
     def transposed(self, name: str) -> bool:
         return self._is_packed(name)

@@ -154,6 +154,18 @@ class TensorFiles(ABC):
         """
         return self.tensor(name).shape
 
+    def parts(self, name: str) -> Collection[str]:
+        """Which of `names` a tensor is read from: a packed one from several, not all of which may be there."""
+        return (name,)
+
+    def adds_nothing(self, name: str) -> bool:
+        """Whether a tensor that no model has asked for would change nothing.
+
+        Raises:
+            CheckpointError: its file cannot be read (any more).
+        """
+        return False
+
     # -- what there is ------------------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:

@@ -146,6 +146,14 @@ def test_words_are_cut_as_the_models_do(pre: str) -> None:
         ("gpt-4o", "HTTPServer's 1234 a/b//\n", ["HTTPServer's", " ", "123", "4", " a", "/b", "//\n"]),
         ("minimax-m2", "camelCase", ["camel", "Case"]),
         ("deepseek-v3", "x=3141 \u6771\u4eac\u3068NY\n", ["x", "=", "314", "1", " ", "\u6771\u4eac\u3068", "NY", "\n"]),
+        ("llama4", "HTTPServer's 1234", ["HTTPServer's", " ", "123", "4"]),
+        ("hunyuan-dense", "3141 NY", ["314", "1", " NY"]),
+        ("hunyuan", "it's 42", ["it", "'s", " ", "4", "2"]),
+        ("dbrx", "I'll 12345", ["I", "'ll", " ", "123", "45"]),
+        ("lfm2", "I'll 12345", ["I", "'ll", " ", "123", "45"]),
+        ("refact", "a 42", ["a", " ", "4", "2"]),
+        ("exaone4", "a 42's", ["a", " 42", "'s"]),
+        ("exaone-moe", "a bc, it's 42\n\n", ["a bc", ",", " it", "'s", " ", "4", "2", "\n\n"]),
         ("glm4", "I'll 12345\r\n", ["I", "'ll", " ", "123", "45", "\r\n"]),
     ],
 )
@@ -260,6 +268,13 @@ def test_sentence_piece_after_special_tokens_and_without_a_space_before() -> Non
     assert bare.decode(bare.encode(" the")) == " the"
 
 
+def test_gemma_4s_kind_of_sentence_piece_has_no_space_before() -> None:
+    gemma = gguf_tokenizer(sentence_piece() | {"tokenizer.ggml.model": "gemma4"}, FILE)
+    llama = gguf_tokenizer(sentence_piece(add_space_prefix=False), FILE)
+    for text in ("the that", " the", "the\n\nthat é"):
+        assert gemma.encode(text) == llama.encode(text)
+
+
 def test_sentence_piece_is_llama_2s_tokenizer_json() -> None:
     """The same vocabulary in the form of Hugging Face, with the merges in their order there."""
     keys = sentence_piece()
@@ -322,7 +337,7 @@ GPT2: dict[str, Any] = {"model": "gpt2", "tokens": [*byte_alphabet(), "ab"], "me
         ({"tokens": None}, r"tokenizer\.ggml\.tokens is absent; expected a list of texts"),
         ({"tokens": [*byte_alphabet(), "a"]}, "token 'a' is there twice"),
         ({"types": [1, 2]}, r"token_type should be 257 numbers, one for each token"),
-        ({"pre": "falcon"}, r"tokenizer\.ggml\.pre = 'falcon' is not supported; supported: gpt-2, smollm, llama3"),
+        ({"pre": "falcon"}, r"tokenizer\.ggml\.pre = 'falcon' is not supported; supported: gpt-2, exaone4"),
         ({"pre": None}, r"tokenizer\.ggml\.pre is absent; expected gpt-2"),
         ({"pre": "default"}, r"tokenizer\.ggml\.pre = 'default' is not supported"),
         ({"merges": None}, r"tokenizer\.ggml\.merges is absent"),

@@ -17,10 +17,11 @@ import numpy as np
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 
-INTERLEAVED = ("granite", "llama", "mistral3", "smollm3")
+INTERLEAVED = ("granite", "granitehybrid", "llama", "mistral3", "smollm3")
 """The architectures in whose files the rows of a query or key head that are rotated together are neighbours."""
 TILED = ("qwen35", "qwen35moe")
 """Those in whose files the value heads of a key head are not neighbours."""
+_KV_HEADS = "attention.head_count_kv"
 RECURRENT = ".linear_attn."
 """In the names of a layer's tensors that belong to its recurrent state."""
 
@@ -97,6 +98,8 @@ def order_of(file: Path, metadata: Mapping[str, Any]) -> Interleaving | Tiling:
 
     def sizes(*keys: str) -> list[int]:
         found = [metadata.get(f"{architecture}.{key}") for key in keys]
+        if isinstance(found[-1], list) and keys[-1] == _KV_HEADS:  # with 0 for layers that do not attend
+            found[-1] = max(found[-1], default=0)
         whole = [each for each in found if isinstance(each, int) and each > 0]
         if len(whole) < len(found):
             raise CheckpointError(f"{file}: {architecture}.{' and '.join(keys)} should count heads")
@@ -112,7 +115,7 @@ def order_of(file: Path, metadata: Mapping[str, Any]) -> Interleaving | Tiling:
     if architecture not in INTERLEAVED:
         return Interleaving({})
     heads = ["attention.head_count"]
-    if f"{architecture}.attention.head_count_kv" in metadata:
-        heads.append("attention.head_count_kv")
+    if f"{architecture}.{_KV_HEADS}" in metadata:
+        heads.append(_KV_HEADS)
     counts = sizes(*heads)
     return Interleaving({"q_proj": counts[0], "k_proj": counts[-1]})
