@@ -11,6 +11,7 @@ from pathlib import Path
 
 from motley.daemon.lending.borrower import Borrower
 from motley.daemon.lending.wire import LendingError
+from motley.daemon.machine.ending import end_process
 from motley.daemon.node.child import kill_child, start_child, wait_for_owner_end
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import files_of
@@ -67,4 +68,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -12,6 +12,7 @@ from pathlib import Path
 from motley.daemon.lending.hub_mirror import open_pulled
 from motley.daemon.lending.lender import Lender, membership, serve
 from motley.daemon.lending.wire import LendingError
+from motley.daemon.machine.ending import end_process
 from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
@@ -101,4 +102,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 
+from motley.daemon.machine.ending import end_process
 from motley.daemon.machine.json_log import VARIABLE, JsonLog
 from motley.daemon.machine.processor import pin_to_core
 from motley.daemon.machine.trouble_log import TroubleLog
@@ -98,4 +99,4 @@ def run(worker: Worker) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

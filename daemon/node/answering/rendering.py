@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from motley.daemon.machine.ending import end_process
 from motley.daemon.node.child import start_blocking_child
 from motley.daemon.text.messages import Chat, ChatError
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter
@@ -112,3 +113,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()

@@ -14,6 +14,7 @@ from pathlib import Path
 from motley.daemon.lending.hub_mirror import HubMirror, open_pulled
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.loading.fetching import LoadError, found
+from motley.daemon.machine.ending import end_process
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.models.keys import ConfigError, Keys
@@ -183,3 +184,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 
+from motley.daemon.machine.ending import end_process
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.plugins.engine import EngineError
@@ -85,3 +86,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()
