@@ -1,13 +1,13 @@
-// What the kernels need of CUDA, on the host, in the place of device.cuh. The threads of a block are coroutines of one
-// thread; a shuffle lets the others of the block come to the same place.
+// What the kernels need of CUDA, on the host, in the place of device.cuh. The threads of a warp are coroutines of one
+// thread; a shuffle lets the others of the warp come to the same place. They change places often: by GCC's own jumps, and
+// by variables that are found without a call (-ftls-model).
+#include <algorithm>
 #include <cmath>
-#include <csetjmp>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <ucontext.h>
 #include <utility>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -37,69 +37,80 @@ static unsigned short float_to_half(float value) { return bits_of<unsigned short
 // Addresses of the device that are in memory are told from the host's as in host_driver.py.
 static float* floats_at(unsigned long long address) { return reinterpret_cast<float*>(address - (1ull << 60)); }
 
-constexpr int MOST_THREADS = 1024, STACK = 1 << 15;
-static thread_local float shuffled[2][MOST_THREADS];
-static thread_local int shuffles[MOST_THREADS];
-static thread_local jmp_buf scheduler, places[MOST_THREADS];
-static thread_local bool started[MOST_THREADS], ended;
-static thread_local ucontext_t context;
-static thread_local void (*body)(void**);
-static thread_local void** given;
+constexpr int OF_A_WARP = 32, LAUNCHING = OF_A_WARP;
+constexpr int STACK = (1 << 15) + 320;  // no power of two: stacks would be in the way of each other in caches
+
+// Those of one thread of the host. They stay from launch to launch, as it takes calls of the system to begin one.
+struct Coroutines {
+    float shuffled[2][OF_A_WARP];
+    int shuffles[OF_A_WARP];
+    int next[OF_A_WARP], before;  // a ring of those that have not ended, and who of them had its turn before
+    void* places[OF_A_WARP + 1][5];
+    bool begun[OF_A_WARP + 1] = {};
+    unsigned first;  // thread of the warp
+    ucontext_t context;
+    void (*body)(void**);
+    void** given;
+    std::unique_ptr<char[]> stacks{new char[STACK * OF_A_WARP]};
+};
+static thread_local Coroutines* own;
+
+static void coroutine();
+
+static void begin(int lane) {
+    own->begun[lane] = true;
+    getcontext(&own->context);
+    own->context.uc_stack.ss_sp = &own->stacks[STACK * lane], own->context.uc_stack.ss_size = STACK;
+    makecontext(&own->context, coroutine, 0);
+    setcontext(&own->context);
+}
+
+// Returns when it is the turn of `lane` again.
+__attribute__((noinline)) static void give_way(int lane, int next) {
+    if (__builtin_setjmp(own->places[lane])) return;
+    threadIdx.x = own->first + next;
+    if (next == LAUNCHING || own->begun[next]) __builtin_longjmp(own->places[next], 1);
+    begin(next);
+}
 
 static float __shfl_xor_sync(unsigned, float value, int distance) {
-    const int thread = threadIdx.x, turn = shuffles[thread]++ % 2;
-    shuffled[turn][thread] = value;
-    if (!_setjmp(places[thread])) _longjmp(scheduler, 1);
-    return shuffled[turn][thread ^ distance];
+    const int lane = threadIdx.x % OF_A_WARP, turn = own->shuffles[lane]++ % 2;
+    own->shuffled[turn][lane] = value;
+    own->before = lane;
+    give_way(lane, own->next[lane]);
+    return own->shuffled[turn][lane ^ distance];
 }
+
+static bool is_without_shuffles() { return blockIdx.x == 0 && own->first == 0 && own->shuffles[0] == 0; }
 
 static void coroutine() {
-    body(given);
-    ended = true;
-    _longjmp(scheduler, 1);
-}
-
-// Contexts only begin coroutines: changing between them later needs no call of the system.
-__attribute__((noinline)) static bool runs_on(int thread, char* stack) {
-    threadIdx.x = thread, ended = false;
-    if (!_setjmp(scheduler)) {
-        if (started[thread]) _longjmp(places[thread], 1);
-        started[thread] = true, shuffles[thread] = 0;
-        getcontext(&context);
-        context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = STACK;
-        makecontext(&context, coroutine, 0);
-        setcontext(&context);
+    for (;;) {
+        own->body(own->given);
+        const int lane = threadIdx.x % OF_A_WARP, next = own->next[lane];
+        own->next[own->before] = next;
+        give_way(lane, next == lane || (lane == 0 && is_without_shuffles()) ? LAUNCHING : next);
     }
-    return !ended;
 }
 
 static void launch(void (*kernel)(void**), int blocks, int threads, void** arguments) {
-    std::unique_ptr<char[]> stacks(new char[STACK * threads]);
-    body = kernel, given = arguments, blockDim.x = threads;
-    for (int block = 0; block < blocks; ++block) {
-        blockIdx.x = block;
-        for (int thread = 0; thread < threads; ++thread) started[thread] = false;
-        std::vector<int> alive;
-        for (int thread = 0; thread < threads; ++thread)
-            if (runs_on(thread, &stacks[STACK * thread]))
-                alive.push_back(thread);
-            else if (block == 0 && thread == 0)
-                break;
-        if (block == 0 && alive.empty()) {  // a kernel without shuffles: its threads are plain calls
-            for (; block < blocks; ++block)
-                for (int thread = block == 0; thread < threads; ++thread) {
-                    blockIdx.x = block, threadIdx.x = thread;
-                    kernel(arguments);
-                }
-            return;
+    static thread_local const std::unique_ptr<Coroutines> kept(new Coroutines);
+    own = kept.get(), own->body = kernel, own->given = arguments, blockDim.x = threads;
+    for (int block = 0; block < blocks; ++block)
+        for (int first = 0; first < threads; first += OF_A_WARP) {
+            const int last = std::min(OF_A_WARP, threads - first) - 1;
+            blockIdx.x = block, own->first = first, own->before = last;
+            for (int lane = 0; lane <= last; ++lane) own->shuffles[lane] = 0, own->next[lane] = lane + 1;
+            own->next[last] = 0;
+            give_way(LAUNCHING, 0);
+            if (is_without_shuffles()) {  // all other threads are plain calls
+                for (; block < blocks; ++block)
+                    for (int thread = block == 0; thread < threads; ++thread) {
+                        blockIdx.x = block, threadIdx.x = thread;
+                        kernel(arguments);
+                    }
+                return;
+            }
         }
-        while (!alive.empty()) {
-            std::vector<int> still;
-            for (int thread : alive)
-                if (runs_on(thread, nullptr)) still.push_back(thread);
-            alive = still;
-        }
-    }
 }
 
 template <class... Types, std::size_t... I>
