@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 from motley.plugins.adapters import AdapterSlots, parts_of
 from motley.plugins.engine import AdapterProduct, Factor, PreparedAdapter, RankGraph, Span
-from motley.plugins.onnxruntime_gpu.device import Gpu, Mirror, Run, declared, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, declared, upload
 from motley.plugins.segments import Kernel
 
 GROUPS_KEPT = 64
@@ -49,7 +49,7 @@ Factors = tuple[ort.OrtValue, ort.OrtValue]
 """Of a part, in the GPU's memory: f32[K, R] and f32[R, N]."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     """The rows of a step that one adapter computes.
 
@@ -61,7 +61,7 @@ class _Group:
 
     rows: Mirror
     adapter: PreparedAdapter
-    runs: dict[str, Run | None] = field(default_factory=dict)
+    runs: dict[str, Action | None] = field(default_factory=dict)
 
 
 class AdaptedRows:
@@ -70,11 +70,19 @@ class AdaptedRows:
     Attributes:
         kept: places for groups, by slot and number of rows.
         groups: those of the step under way.
+        products: what is added to, and by which actions in the step under way.
     """
 
     def __init__(self) -> None:
         self.kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()
         self.groups: list[_Group] = []
+        self.products: list[tuple[Adapt, Mapping[str, ort.OrtValue], list[Action]]] = []
+
+    def clear(self) -> None:
+        """Let no adapter compute any."""
+        self.groups = []
+        for _, _, actions in self.products:
+            actions.clear()
 
 
 class Adapting:
@@ -135,7 +143,7 @@ class Adapting:
         self._loaded.pop(slot, None)
         self._slots.taken.discard(slot)
         for rows in self._rows:  # what is bound would keep its matrices in the GPU's memory
-            rows.groups.clear()
+            rows.clear()
             for key in [key for key in rows.kept if key[0] == slot]:
                 del rows.kept[key]
 
@@ -155,22 +163,25 @@ class Adapting:
             EngineError: a span's slot has no adapter.
         """
         found = self._slots.rows(spans, head)
-        rows.groups = [self._group(rows, slot, own) for slot, own in found.items()]
+        groups = [self._group(rows, slot, own) for slot, own in found.items()]
         while len(rows.kept) > max(GROUPS_KEPT, len(found)):
             rows.kept.popitem(last=False)
+        if groups != rows.groups:
+            rows.clear()
+            for adapt, places, actions in rows.products:
+                added = [self._run(group, adapt, places) for group in groups]
+                actions += [run for run in added if run is not None]
+            rows.groups = groups
 
-    def adapt(self, rows: AdaptedRows, adapt: Adapt, places: Mapping[str, ort.OrtValue]) -> None:
-        """Add what the adapters of a step's rows make of them to a product.
+    def actions(self, rows: AdaptedRows, adapt: Adapt, places: Mapping[str, ort.OrtValue]) -> Sequence[Action]:
+        """What adds to a product what the adapters of a step's rows make of them: `begin` changes it.
 
         Args:
-            places: of x and y, by name; the same ones whenever these rows are given.
+            places: of x and y, by name.
         """
-        for group in rows.groups:
-            if adapt.y not in group.runs:
-                group.runs[adapt.y] = self._bind(group, adapt, places)
-            run = group.runs[adapt.y]
-            if run is not None:
-                run()
+        actions: list[Action] = []
+        rows.products.append((adapt, places, actions))
+        return actions
 
     def close(self) -> None:
         """Let go of all adapters."""
@@ -185,11 +196,17 @@ class Adapting:
             group = rows.kept[key] = _Group(self._device.mirror(numbers), self._loaded[slot])
         elif not np.array_equal(group.rows.host, numbers):
             np.copyto(group.rows.host, numbers)
-            upload([group.rows])()
+            carry_out([[upload([group.rows])]])
         rows.kept.move_to_end(key)
         return group
 
-    def _bind(self, group: _Group, adapt: Adapt, places: Mapping[str, ort.OrtValue]) -> Run | None:
+    def _run(self, group: _Group, adapt: Adapt, places: Mapping[str, ort.OrtValue]) -> Action | None:
+        """What a group's adapter adds to a product; None: nothing."""
+        if adapt.y not in group.runs:
+            group.runs[adapt.y] = self._bind(group, adapt, places)
+        return group.runs[adapt.y]
+
+    def _bind(self, group: _Group, adapt: Adapt, places: Mapping[str, ort.OrtValue]) -> Action | None:
         own: Mapping[str, Factors] = group.adapter.parts
         if not any(part in own for part in adapt.parts):
             return None

@@ -13,7 +13,7 @@ from motley.plugins.engine import RankGraph, Span
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime_gpu.attention import AttentionSessions, Heads, mask_session
-from motley.plugins.onnxruntime_gpu.device import Gpu, Mirror, Run, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, upload
 from motley.plugins.onnxruntime_gpu.groups import Group, Pieces, slots_of
 from motley.plugins.segments import Kernel
 
@@ -46,7 +46,7 @@ class Attention:
     sinks: ort.OrtValue | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _GroupPlaces:
     """Where a `Group` is in the GPU's memory, and its mask.
 
@@ -61,8 +61,24 @@ class _GroupPlaces:
     slots: Mirror
     positions: Mirror
     mask: ort.OrtValue
-    make_mask: Run
-    runs: dict[tuple[str, bool], Run]
+    make_mask: Action
+    runs: dict[tuple[str, bool], Action]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's attention bound to rows of a step.
+
+    Attributes:
+        y: where its result goes.
+        write: turns the rows, and caches their keys and values.
+        actions: that, and what has the groups of the step under way attend.
+    """
+
+    attention: Attention
+    y: ort.OrtValue
+    write: Action
+    actions: list[Action]
 
 
 class _WindowGroups:
@@ -72,29 +88,37 @@ class _WindowGroups:
         groups: those of the step under way.
         in_order: whether that is one group, of all rows in their order.
         kept: places for groups, by their number in a step and shape.
+        layers: that have this window.
     """
 
     def __init__(self) -> None:
         self.groups: list[_GroupPlaces] = []
         self.in_order = False
         self.kept: OrderedDict[tuple[int, int, int, int], _GroupPlaces] = OrderedDict()
+        self.layers: list[_Layer] = []
 
 
 class StepRows:
-    """What attention needs of a step of T rows besides its groups, in the GPU's memory.
+    """What goes up of a step of T rows once, for all layers.
 
     Attributes:
         count: T.
+        hidden: their embeddings.
         order: i64[1, T], the numbers of the rows.
         slots: i64[T, 1], where their keys and values go, by whether the layer has blocks of layers with a window.
         tables: of each table that rows turn by, f32[T, r/2].
         queries: f32[T, heads * d], turned, by that width.
-        writes: what turns the rows of a layer and caches them, by the name of its result.
         windows: the groups of the step under way, by the window of the layers that they are for.
+        actions: what has all this go up, and makes the masks of the groups.
     """
 
     def __init__(
-        self, device: Gpu, count: int, tables: Mapping[str, int], kinds: Iterable[bool], windows: Iterable[int]
+        self,
+        device: Gpu,
+        hidden: Mirror,
+        tables: Mapping[str, int],
+        kinds: Iterable[bool],
+        windows: Iterable[int],
     ) -> None:
         """
         Args:
@@ -102,13 +126,14 @@ class StepRows:
             kinds: of slots.
             windows: that layers have.
         """
-        self.count = count
+        self.count = count = len(hidden.host)
+        self.hidden = hidden
         self.order = device.array(np.arange(count)[None])
         self.slots = {kind: device.mirror(np.zeros((count, 1), np.int64)) for kind in kinds}
         self.tables = {name: device.mirror(np.zeros((count, width), np.float32)) for name, width in tables.items()}
         self.queries: dict[int, ort.OrtValue] = {}
-        self.writes: dict[str, Run] = {}
         self.windows = {window: _WindowGroups() for window in windows}
+        self.actions = [upload([hidden])]
 
 
 class Attending:
@@ -168,12 +193,12 @@ class Attending:
         placed = None if sinks is None else self._device.array(sinks)
         return Attention(self._sessions[heads], qkv, then.results[0], keys, values, cos, sin, window, placed)
 
-    def rows(self, count: int) -> StepRows:
-        """Make the places for steps of so many rows."""
-        return StepRows(self._device, count, self._tables, {*map(self._has_own_blocks, self._masks)}, self._masks)
+    def rows(self, hidden: Mirror) -> StepRows:
+        """Make the places for steps of as many rows as `hidden` has."""
+        return StepRows(self._device, hidden, self._tables, {*map(self._has_own_blocks, self._masks)}, self._masks)
 
     def begin(self, rows: StepRows, spans: Sequence[tuple[int, Span]]) -> None:
-        """Upload what all layers read of a step: the rotary tables of its rows, their slots, and its groups.
+        """Prepare what goes up for a step: the rotary tables of its rows, their slots, and its groups.
 
         Args:
             spans: each with its first row.
@@ -190,33 +215,33 @@ class Attending:
         for name, turning in rows.tables.items():
             turns = [table[name][span.position : span.position + span.rows] for span, table in tables]
             np.concatenate(turns, out=turning.host)
-        fresh = [*rows.slots.values(), *rows.tables.values()]
+        changed = False
         for window, kept in rows.windows.items():
             groups = self._pieces(window).grouped(spans)
-            kept.groups = [self._placed(kept, window, number, group, fresh) for number, group in enumerate(groups)]
-            kept.in_order = len(groups) == 1 and np.array_equal(groups[0].rows.ravel(), np.arange(rows.count))
-        upload(fresh)()
-        for kept in rows.windows.values():
-            for places in kept.groups:
-                places.make_mask()
+            placed = [self._placed(kept, window, number, group) for number, group in enumerate(groups)]
+            in_order = len(groups) == 1 and groups[0].rows.ravel().tolist() == [*range(rows.count)]
+            if placed != kept.groups or in_order != kept.in_order:
+                kept.groups = []  # none of them, should what follows fail
+                for layer in kept.layers:
+                    attending = (self._attend(rows, group, layer, in_order) for group in placed)
+                    layer.actions[:] = [layer.write, *attending]
+                kept.groups, kept.in_order, changed = placed, in_order, True
+        if changed:
+            groups_now = [group for kept in rows.windows.values() for group in kept.groups]
+            numbers = [mirror for group in groups_now for mirror in (group.slots, group.positions)]
+            put = upload([rows.hidden, *rows.slots.values(), *rows.tables.values(), *numbers])
+            rows.actions[:] = [put, *(group.make_mask for group in groups_now)]
 
-    def attend(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> None:
-        """Cache the keys and values of a step's rows in one layer, and have its groups attend.
+    def actions(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Sequence[Action]:
+        """What caches the keys and values of a step's rows in one layer, and has its groups attend: `begin` changes it.
 
         Args:
-            places: of what the attention reads and makes, by name; the same ones whenever these rows are given.
+            places: of what the attention reads and makes, by name.
         """
-        write = rows.writes.get(attention.y)
-        if write is None:
-            write = rows.writes[attention.y] = self._bind_write(rows, attention, places)
-        write()
-        kept = rows.windows[attention.window]
-        key = attention.y, kept.in_order
-        for group in kept.groups:
-            run = group.runs.get(key)
-            if run is None:
-                run = group.runs[key] = self._bind_attend(rows, group, attention, places[attention.y], kept.in_order)
-            run()
+        write = self._bind_write(rows, attention, places)
+        layer = _Layer(attention, places[attention.y], write, [])
+        rows.windows[attention.window].layers.append(layer)
+        return layer.actions
 
     def close(self) -> None:
         """Let go of the caches and all else."""
@@ -237,7 +262,7 @@ class Attending:
     def _cached(self, attention: Attention) -> dict[str, ort.OrtValue]:
         return {"keys": self.caches[attention.keys], "values": self.caches[attention.values]}
 
-    def _bind_write(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Run:
+    def _bind_write(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Action:
         """Bind what turns rows in one layer, and caches their keys and values."""
         heads, cached = attention.sessions.heads, self._cached(attention)
         width = heads.heads * heads.width
@@ -251,11 +276,15 @@ class Attending:
         outputs = {"queries": rows.queries[width]} | {f"{name}.out": cache for name, cache in cached.items()}
         return self._device.bind(attention.sessions.write, inputs, outputs)
 
-    def _bind_attend(
-        self, rows: StepRows, group: _GroupPlaces, attention: Attention, y: ort.OrtValue, in_order: bool
-    ) -> Run:
-        """Bind what has a group attend in one layer; `y` is where its rows' results go."""
-        sessions = attention.sessions
+    def _attend(self, rows: StepRows, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
+        """What has a group attend in one layer."""
+        key = layer.attention.y, in_order
+        if key not in group.runs:
+            group.runs[key] = self._bind_attend(rows, group, layer, in_order)
+        return group.runs[key]
+
+    def _bind_attend(self, rows: StepRows, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
+        attention, y, sessions = layer.attention, layer.y, layer.attention.sessions
         inputs = {
             "queries": rows.queries[sessions.heads.heads * sessions.heads.width],
             "rows": group.rows.there,
@@ -269,12 +298,8 @@ class Attending:
             return self._device.bind(sessions.attend, inputs, {"y": y})
         return self._device.bind(sessions.attend_some, inputs | {"y.before": y, "places": group.places.there}, {"y": y})
 
-    def _placed(self, kept: _WindowGroups, window: int, number: int, group: Group, fresh: list[Mirror]) -> _GroupPlaces:
-        """Give a group of a step its places.
-
-        Args:
-            fresh: gets what is yet to be uploaded.
-        """
+    def _placed(self, kept: _WindowGroups, window: int, number: int, group: Group) -> _GroupPlaces:
+        """Give a group of a step its places, whose slots and positions are yet to go up."""
         key = number, *group.shape
         if key not in kept.kept:
             kept.kept[key] = self._new_places(group, window)
@@ -285,10 +310,9 @@ class Attending:
         places = kept.kept[key]
         if not np.array_equal(places.rows.host, group.rows):
             np.copyto(places.rows.host, group.rows)  # which `places` shares
-            fresh += [places.rows, places.places]
+            carry_out([[upload([places.rows, places.places])]])
         np.copyto(places.slots.host, group.slots)
         np.copyto(places.positions.host, group.positions)
-        fresh += [places.slots, places.positions]
         return places
 
     def _new_places(self, group: Group, window: int) -> _GroupPlaces:

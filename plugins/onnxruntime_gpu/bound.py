@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnxruntime as ort
 from onnx import NodeProto
 
+from motley.plugins.engine import F32
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows
 from motley.plugins.onnxruntime_gpu.attending import Attention, StepRows
-from motley.plugins.onnxruntime_gpu.device import Copy, Mirror, Place
+from motley.plugins.onnxruntime_gpu.device import Action, Mirror, Place
 from motley.plugins.segments import ROWS, Mixture, Reduction, Segment
 
 
@@ -41,26 +42,20 @@ class Part:
     adapt: Adapt | None = None
 
 
-Action = Callable[[], None]
-
-
 @dataclass(frozen=True)
 class Bound:
-    """A part bound to rows of a step.
+    """Parts bound to rows of a step, with which the GPU is occupied until something else is to be done.
 
     Attributes:
-        zeros: what is set to zero first.
-        actions: what computes the part, with the attention that follows it, and has the host get what it reads.
+        actions: lists of what has the GPU get the sums, or what experts have made, computes the parts, and has the host
+            get what it reads. Some change with each step: what attends, and what adapters add.
         summed: what is then summed over all ranks; None: nothing.
         mixture: the experts that are then computed; None: none.
-        put: what has the GPU get the sums, or what the experts have made; None: there is nothing.
     """
 
-    zeros: Sequence[Array]
-    actions: Sequence[Action]
-    summed: Array | None = None
+    actions: Sequence[Sequence[Action]]
+    summed: F32 | None = None
     mixture: Mixture | None = None
-    put: Copy | None = None
 
 
 @dataclass(frozen=True)
@@ -71,13 +66,13 @@ class Head:
         wanted: i64[R], which they are.
         put: has the GPU get that.
         adapted: those of them that adapters compute.
-        actions: what computes their logits, which go to the host.
+        actions: lists of what computes their logits, which go to the host.
     """
 
     wanted: Array
-    put: Copy
+    put: Action
     adapted: AdaptedRows
-    actions: Sequence[Action]
+    actions: Sequence[Sequence[Action]]
 
 
 @dataclass
@@ -87,19 +82,19 @@ class Chunk:
     Attributes:
         places: where the values are that cross segments, by name, in the GPU's memory.
         mirrors: those of them that the host reads or makes, too.
-        rows: what attention needs of them.
+        hidden: the embeddings, as the host has them.
+        rows: what goes up of them, for all layers.
         adapted: those of them that adapters compute.
-        steps: the parts of the layers bound to these places.
-        put: has the GPU get the embeddings.
+        steps: the layers bound to these places.
         heads: the head bound to them, by the first of the step's logits that it makes and the one after the last.
     """
 
     places: Mapping[str, ort.OrtValue]
     mirrors: Mapping[str, Mirror]
+    hidden: F32
     rows: StepRows
     adapted: AdaptedRows
     steps: Sequence[Bound]
-    put: Copy
     heads: OrderedDict[tuple[int, int], Head] = field(default_factory=OrderedDict)
 
 

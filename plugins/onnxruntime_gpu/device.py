@@ -6,8 +6,8 @@ import importlib
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,6 +32,8 @@ LONG_S = 0.005
 Array = npt.NDArray[Any]
 Place: TypeAlias = Any
 """Where a value is: an array of the host, or an `ort.OrtValue` in the GPU's memory."""
+Action: TypeAlias = Callable[[], None]
+"""Computes or copies what it was bound to; `carry_out` calls it."""
 _one_at_a_time = threading.Lock()
 """WebGPU's provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
 
@@ -75,54 +77,26 @@ class Mirror:
         self.here = ort.OrtValue.ortvalue_from_numpy(host)  # shares its memory
 
 
-def upload(mirrors: Sequence[Mirror]) -> Copy:
+def upload(mirrors: Sequence[Mirror]) -> Action:
     """What copies arrays of the host over those in the GPU's memory."""
-    return Copy([each.here for each in mirrors], [each.there for each in mirrors])
+    return partial(ort.copy_tensors, [each.here for each in mirrors], [each.there for each in mirrors])
 
 
-def download(mirrors: Sequence[Mirror]) -> Copy:
-    """What copies arrays in the GPU's memory over those of the host."""
-    return Copy([each.there for each in mirrors], [each.here for each in mirrors])
+def download(mirrors: Sequence[Mirror]) -> Action:
+    """What copies arrays in the GPU's memory over those of the host. It waits for the GPU."""
+    return partial(ort.copy_tensors, [each.there for each in mirrors], [each.here for each in mirrors])
 
 
-class Copy:
-    """Copies arrays to or from the GPU's memory whenever it is called; if from there, it waits for the GPU."""
+def carry_out(lists: Iterable[Iterable[Action]]) -> None:
+    """Carry out lists of actions one after another, while no other thread uses the GPU.
 
-    def __init__(self, of: Sequence[ort.OrtValue], to: Sequence[ort.OrtValue]) -> None:
-        self._of = of
-        self._to = to
-
-    def __call__(self) -> None:
-        with _one_at_a_time:
-            ort.copy_tensors(self._of, self._to, None)
-
-
-class Run:
-    """A session bound to places of its values, see `Gpu.bind`. To call it is to run it."""
-
-    def __init__(
-        self, session: ort.InferenceSession, inputs: Mapping[str, ort.OrtValue], outputs: Mapping[str, Place]
-    ) -> None:
-        self._session = session
-        self._binding = session.io_binding()
-        self._places = [*inputs.values(), *outputs.values()]
-        """The runtime knows addresses, and keeps nothing alive."""
-        for name, value in inputs.items():
-            self._binding.bind_ortvalue_input(name, value)
-        for name, place in outputs.items():
-            if isinstance(place, np.ndarray):
-                self._binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
-            else:
-                self._binding.bind_ortvalue_output(name, place)
-
-    def __call__(self) -> None:
-        """Submit the work, and wait for those of its results that go to the host.
-
-        Raises:
-            Exception: whatever the runtime raises.
-        """
-        with _one_at_a_time:
-            self._session.run_with_iobinding(self._binding)
+    Raises:
+        Exception: whatever the runtime raises.
+    """
+    with _one_at_a_time:
+        for actions in lists:
+            for action in actions:
+                action()
 
 
 class Gpu:
@@ -182,12 +156,13 @@ class Gpu:
             weights = numpy_helper.from_array(np.zeros((side, side), np.float32), "w")
             ends = [declared(name, np.float32, [1, side]) for name in ("x", "y")]
             session = self.session([helper.make_node("MatMul", ["x", "w"], ["y"])], ends[:1], ends[1:], [weights])
-            run = self.bind(session, {"x": self.empty((1, side))}, {"y": np.empty((1, side), np.float32)})
-            run()  # which compiles
+            y = np.empty((1, side), np.float32)
+            product = [[self.bind(session, {"x": self.empty((1, side))}, {"y": y})]]
+            carry_out(product)  # which compiles
             times = []
             for _ in range(MEASURED):
                 began = time.perf_counter()
-                run()
+                carry_out(product)
                 times.append(time.perf_counter() - began)
             best = max(best, weights.ByteSize() / min(times))
             if min(times) > LONG_S:  # what a call costs besides no longer matters
@@ -233,15 +208,26 @@ class Gpu:
         session: ort.InferenceSession,
         inputs: Mapping[str, ort.OrtValue],
         outputs: Mapping[str, Place],
-    ) -> Run:
+    ) -> Action:
         """Bind a session to places of its values.
 
         Args:
             inputs: in the GPU's memory.
             outputs: arrays of the host have their values when a run returns; it does not wait for others. They may be
                 the inputs, where the operator that makes them works in place.
+
+        Returns:
+            What runs the session. It keeps no array of the host alive.
         """
-        return Run(session, inputs, outputs)
+        binding = session.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, place in outputs.items():
+            if isinstance(place, np.ndarray):
+                binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
+            else:
+                binding.bind_ortvalue_output(name, place)
+        return partial(session.run_with_iobinding, binding)
 
     def _told(self, error: Exception, what: str) -> EngineError:
         """The error to raise for one of the runtime."""

@@ -45,7 +45,6 @@ from motley.plugins.onnxruntime.sessions import Crossing
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
 from motley.plugins.onnxruntime_gpu.bound import (
-    Action,
     Bound,
     Chunk,
     Head,
@@ -54,7 +53,7 @@ from motley.plugins.onnxruntime_gpu.bound import (
     needed,
     products_in_place,
 )
-from motley.plugins.onnxruntime_gpu.device import Copy, Gpu, Mirror, Place, Run, download, told, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, Place, carry_out, download, told, upload
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 from motley.plugins.recurrent import ROWS_READ
@@ -163,8 +162,7 @@ class WebGpuEngine:
                 own = spans_of(spans, rows)
                 self._attending.begin(chunk.rows, own)
                 self._adapting.begin(chunk.adapted, [span for _, span in own])
-                np.copyto(chunk.mirrors["hidden"].host, hidden[rows])
-                chunk.put()
+                np.copyto(chunk.hidden, hidden[rows])
             if len(chunks) == 1:
                 self._run(chunks[0])
             else:
@@ -268,91 +266,95 @@ class WebGpuEngine:
             found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
             mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
             places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
-            of_rows = self._attending.rows(rows.stop - rows.start)
+            of_rows = self._attending.rows(mirrors["hidden"])
             places |= products_in_place(self._layers, places)
             adapted = self._adapting.rows()
-            steps = [self._bound(part, places, mirrors, of_rows, adapted) for part in self._layers]
-            self._chunks[key] = Chunk(places, mirrors, of_rows, adapted, steps, upload([mirrors["hidden"]]))
+            steps = self._bound_layers(places, mirrors, of_rows, adapted)
+            self._chunks[key] = Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
             while len(self._chunks) > BOUND_KEPT:
                 self._chunks.popitem(last=False)
         self._chunks.move_to_end(key)
         return self._chunks[key]
 
-    def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Run:
+    def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Action:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
         return self._device.bind(session, inputs, outputs)
 
-    def _bound(
+    def _bound_layers(
+        self,
+        places: Mapping[str, ort.OrtValue],
+        mirrors: Mapping[str, Mirror],
+        rows: StepRows,
+        adapted: AdaptedRows,
+    ) -> list[Bound]:
+        """The layers bound to places of their values."""
+        steps = []
+        actions: list[Sequence[Action]] = [rows.actions]
+        for part in self._layers:
+            then = part.segment.then
+            actions += self._bound_part(part, places, mirrors, rows, adapted)
+            if isinstance(then, Reduction):
+                steps.append(Bound(actions, summed=mirrors[then.partial].host))
+                actions = [[upload([mirrors[then.partial]])]]
+            elif isinstance(then, Mixture):
+                steps.append(Bound(actions, mixture=then))
+                actions = [[upload([mirrors[name] for name in then.totals])]]
+            else:
+                assert then is None or isinstance(then, Kernel), "gatherings are of exact mode, which is refused"
+        return [*steps, Bound(actions)]
+
+    def _bound_part(
         self,
         part: Part,
         places: Mapping[str, ort.OrtValue],
         mirrors: Mapping[str, Mirror],
         rows: StepRows,
         adapted: AdaptedRows,
-    ) -> Bound:
+    ) -> list[Sequence[Action]]:
         """A part of the layers bound to places of its values."""
         then = part.segment.then
-        actions: list[Action] = []
         summed = then.partial if isinstance(then, Reduction) else None
+        actions: list[Action] = [partial(mirrors[name].host.fill, 0) for name in part.zeros]
         if read_here := [mirrors[name] for name in part.zeros if name != summed]:
             actions.append(upload(read_here))
         if part.session is not None:
             actions.append(self._bind(part, part.session, places))
         if part.read:
             actions.append(download([mirrors[name] for name in part.read]))
+        lists: list[Sequence[Action]] = [actions]
         if part.attention is not None:
-            actions.append(partial(self._attending.attend, rows, part.attention, places))
+            lists.append(self._attending.actions(rows, part.attention, places))
         if part.adapt is not None:
-            actions.append(partial(self._adapting.adapt, adapted, part.adapt, places))
+            lists.append(self._adapting.actions(adapted, part.adapt, places))
             if part.adapt.y in mirrors:
-                actions.append(download([mirrors[part.adapt.y]]))
-        zeros = [mirrors[name].host for name in part.zeros]
-        match then:
-            case Reduction(partial=name):
-                return Bound(zeros, actions, summed=mirrors[name].host, put=upload([mirrors[name]]))
-            case Mixture() as mixture:
-                put = upload([mirrors[name] for name in mixture.totals])
-                return Bound(zeros, actions, mixture=mixture, put=put)
-            case Kernel() | None:
-                return Bound(zeros, actions)
-            case _:
-                raise AssertionError("gatherings are of exact mode, which this engine refuses")
+                lists.append([download([mirrors[part.adapt.y]])])
+        return lists
 
     def _run(self, chunk: Chunk) -> None:
         """Compute the layers for all rows of a step."""
         for bound in chunk.steps:
-            _compute(bound)
+            carry_out(bound.actions)
             if bound.summed is not None:
                 self._collectives.all_reduce(bound.summed)
             elif bound.mixture is not None:
                 self._mix(chunk, bound.mixture)
-            if bound.put is not None:
-                bound.put()
 
     def _run_by_turns(self, chunks: Sequence[Chunk]) -> None:
         """Compute a part for each chunk in turn; while one computes, the sum of the other is under way."""
-        sums: dict[int, tuple[Pending, Copy]] = {}
+        sums: dict[int, Pending] = {}
         """Under way, by the number of their chunk, in the order in which they were begun."""
-
-        def finish(turn: int) -> None:
-            pending, put = sums.pop(turn)
-            pending.finish()
-            put()
-
         for steps in zip(*(chunk.steps for chunk in chunks), strict=True):
             for turn, bound in enumerate(steps):
                 if turn in sums:
-                    finish(turn)
-                _compute(bound)
-                if bound.summed is not None and bound.put is not None:
-                    sums[turn] = self._collectives.all_reduce_start(bound.summed), bound.put
-                elif bound.mixture is not None and bound.put is not None:
+                    sums.pop(turn).finish()
+                carry_out(bound.actions)
+                if bound.summed is not None:
+                    sums[turn] = self._collectives.all_reduce_start(bound.summed)
+                elif bound.mixture is not None:
                     while sums:  # others may be asked for experts, and nothing else goes on meanwhile
-                        finish(next(iter(sums)))
+                        sums.pop(next(iter(sums))).finish()
                     self._mix(chunks[turn], bound.mixture)
-                    bound.put()
-        while sums:
-            finish(next(iter(sums)))
+        assert not sums, "the layers do not end with a sum"
 
     def _mix(self, chunk: Chunk, mixture: Mixture) -> None:
         """Add the weighted results of a layer's experts to their bases."""
@@ -381,8 +383,7 @@ class WebGpuEngine:
             if own and self._graph.vocabulary:
                 head = self._bound_head(chunk, done, own)
                 self._adapting.begin(head.adapted, [span for _, span in spans_of(spans, slice(begin, end))], head=True)
-                for action in head.actions:
-                    action()
+                carry_out(head.actions)
             begin = end
             done += len(own)
         return self._logits[:done]
@@ -398,7 +399,7 @@ class WebGpuEngine:
         head = chunk.heads[key]
         if head.wanted.tolist() != wanted:
             head.wanted[:] = wanted
-            head.put()
+            carry_out([[head.put]])
         return head
 
     def _new_head(self, chunk: Chunk, logits: slice, wanted: Array) -> Head:
@@ -414,22 +415,15 @@ class WebGpuEngine:
                 to_host.append(self._device.mirror(self._logits[logits]))
                 places[name] = to_host[0].there
         places |= products_in_place(self._head, places)
-        actions: list[Action] = []
+        actions: list[Sequence[Action]] = []
         for part in self._head:
             if part.session is not None:
-                actions.append(self._bind(part, part.session, places))
+                actions.append([self._bind(part, part.session, places)])
             if part.adapt is not None:
-                actions.append(partial(self._adapting.adapt, adapted, part.adapt, places))
+                actions.append(self._adapting.actions(adapted, part.adapt, places))
         if to_host:
-            actions.append(download(to_host))
+            actions.append([download(to_host)])
         return Head(rows.host, upload([rows]), adapted, actions)
-
-
-def _compute(bound: Bound) -> None:
-    for values in bound.zeros:
-        values.fill(0)
-    for action in bound.actions:
-        action()
 
 
 class CudaProviderEngine(WebGpuEngine):

@@ -18,7 +18,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
-from motley.plugins.onnxruntime_gpu.device import Mirror, upload
+from motley.plugins.onnxruntime_gpu.device import Mirror, carry_out, upload
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import KINDS, Case, LocalSession, golden_case, golden_cases, staged_shares, uneven_shares
@@ -204,7 +204,7 @@ def test_what_blocks_held_before_is_not_seen(tmp_path: Path) -> None:
         for cache in engine._attending.caches.values():
             values = np.full(cache.shape(), np.nan, np.float32)
             values[-1] = 0  # no block's
-            upload([Mirror(values, cache)])()
+            carry_out([[upload([Mirror(values, cache)])]])
         tokens = case.tokens[:-1]
         got = [session.step(tokens[:5], 0, wanted=5), session.step(tokens[5:], 5, wanted=len(tokens) - 5)]
     assert_close(np.concatenate(got), case.logits)

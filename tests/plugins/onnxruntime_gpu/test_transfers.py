@@ -19,7 +19,7 @@ sees, its position."""
 
 
 class Traffic:
-    """What goes between the host and the GPU, while it is watched.
+    """What goes between the host and the GPU, while it is watched. What is bound before that is not seen.
 
     Attributes:
         up: arrays that went to the GPU.
@@ -28,10 +28,10 @@ class Traffic:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.up = self.down = self.bound = 0
+        self.forget()
         copy, bind = ort.copy_tensors, ort.InferenceSession.io_binding
 
-        def counted_copy(of: Sequence[ort.OrtValue], to: Sequence[ort.OrtValue], stream: Any) -> None:
+        def counted_copy(of: Sequence[ort.OrtValue], to: Sequence[ort.OrtValue], stream: Any = None) -> None:
             self.up += sum(value.device_name() != "cpu" for value in to)
             self.down += sum(value.device_name() != "cpu" for value in of)
             copy(of, to, stream)
@@ -43,14 +43,19 @@ class Traffic:
         patch.setattr(ort, "copy_tensors", counted_copy)
         patch.setattr(ort.InferenceSession, "io_binding", counted_binding)
 
+    def forget(self) -> None:
+        """Count anew."""
+        self.up = self.down = self.bound = 0
+
 
 def test_two_transfers_for_each_sum_and_nothing_is_bound_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = golden_case("llama-mqa")
     shares = uneven_shares(units(case.model, "int4", 32), 1)
+    traffic = Traffic(monkeypatch)
     with LocalSession(case.folder, WebGpuEngine, shares, tmp_path, "int4") as session:
         for position in range(2):
             session.step(case.tokens[position : position + 1], position)
-        traffic = Traffic(monkeypatch)
+        traffic.forget()
         tokens = 5
         for position in range(2, 2 + tokens):
             session.step(case.tokens[position : position + 1], position)
