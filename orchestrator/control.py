@@ -282,6 +282,11 @@ class Control(MeshServicer):
                 " another there with `motley token create`"
             )
             return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
+        try:
+            if NAME in told:  # the node asks first, before it looks at what it brings
+                self._nodes.check_free(unquote(str(told[NAME])))
+        except NameTakenError as error:
+            return _Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error))
         from_here = _from_here(context)
         await context.send_initial_metadata([("motley-address", self._told.address() if from_here else "")])
         hello = await _hello(context)

@@ -160,7 +160,6 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
     from motley.daemon.machine.files import raise_file_limit
     from motley.daemon.node.app import run_daemon
     from motley.daemon.node.joining.membership import forget
-    from motley.orchestrator.api.access.certificate import AUTHORITY
     from motley.orchestrator.app import Orchestrator
     from motley.orchestrator.traces import export_traces
 
@@ -175,19 +174,28 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
     stack = AsyncExitStack()
     try:
         mine.keep(meshes())
-        page = f"{orchestrator.http_url}/"
-        say.print(f"[bold]Motley is up.[/] Page: {page}  API: {page}v1")
-        tell([NEXT], say)
-        tell(how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token), say)
-        authority = config.state_dir / AUTHORITY if config.certificate is None else None
-        tell(for_programs(orchestrator.network_url, orchestrator.api_key, authority), say)
+        if local is None:
+            _tell_all(orchestrator, config, say)
         if announce:
             await stack.enter_async_context(_announced(orchestrator))
         if local is None:
             await asyncio.Event().wait()
             return
         node = replace(local, orchestrator=orchestrator.local_target, token=orchestrator.join_token)
-        with closing(narrator(log)) as observer:
+        measuring = console.status("measuring this machine")
+        stack.callback(measuring.stop)
+        if log is LogFormat.TEXT:
+            measuring.start()
+        is_up = False
+
+        def joined() -> None:  # again, where the stream broke
+            nonlocal is_up
+            if not is_up:
+                is_up = True
+                measuring.stop()
+                _tell_all(orchestrator, config, say)
+
+        with closing(narrator(log, joined)) as observer:
             daemon = asyncio.create_task(run_daemon(node, observer))
             try:
                 await asyncio.shield(daemon)
@@ -201,6 +209,18 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
         await stack.aclose()
         forget(meshes(), mine)
         await orchestrator.stop()
+
+
+def _tell_all(orchestrator: Orchestrator, config: OrchestratorConfig, say: Console) -> None:
+    """Tell a person that the mesh can be used, and how."""
+    from motley.orchestrator.api.access.certificate import AUTHORITY
+
+    page = f"{orchestrator.http_url}/"
+    say.print(f"[bold]Motley is up.[/] Page: {page}  API: {page}v1")
+    tell([NEXT], say)
+    tell(how_to_join(orchestrator.join_targets, orchestrator.local_target, orchestrator.join_token), say)
+    authority = config.state_dir / AUTHORITY if config.certificate is None else None
+    tell(for_programs(orchestrator.network_url, orchestrator.api_key, authority), say)
 
 
 def _show_code(pairing: Pairing) -> None:

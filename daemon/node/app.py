@@ -13,7 +13,7 @@ from pathlib import Path
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.lease.lease import LIMIT_S
 from motley.daemon.lease.rules import YieldTo
-from motley.daemon.node.joining.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused
+from motley.daemon.node.joining.control import AskedToLeave, Control, NameTaken, OrchestratorLost, TokenRefused, ask_in
 from motley.daemon.node.joining.membership import Membership, find, forget
 from motley.daemon.node.joining.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.node.network.relaying import Relays
@@ -123,6 +123,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     if config.meshes and (kept := find(config.meshes, given.fingerprint, config.node_name)):
         token = JoinToken.parse(kept.token)
     await check_name(host)  # before anything that takes long
+    await _ask_first(config, host, port, given, token)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
@@ -199,6 +200,22 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         await asyncio.gather(following, return_exceptions=True)
         await relays.end()
         await ranks.end()
+
+
+async def _ask_first(config: DaemonConfig, host: str, port: int, given: JoinToken, token: JoinToken) -> None:
+    """Raise at once what would be raised when this node joins; an orchestrator that is away may come back till then."""
+    try:
+        channel, _ = await open_channel(host, port, token)
+        async with channel:
+            await ask_in(channel, token.secret, config.node_name)
+    except NotThere:
+        if not config.wait_s:
+            raise
+    except TokenRefused:
+        if token == given:
+            raise
+    except OrchestratorLost:
+        pass
 
 
 def _keep(config: DaemonConfig, welcome: pb.Welcome, token: JoinToken, certificate: str, folder: Path) -> None:

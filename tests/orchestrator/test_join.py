@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import gc
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 import pytest
 
+from motley.daemon.node.app import DaemonConfig, Observer, run_daemon
+from motley.daemon.node.joining.control import NameTaken, TokenRefused
+from motley.daemon.node.joining.trust import NotThere
 from motley.orchestrator import app, control
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.mesh import nodes
@@ -116,6 +120,35 @@ async def test_a_live_nodes_name_is_taken(mesh: Any, new_node: Any) -> None:
     code, details = await refusal(mesh, new_node("pc"))
     assert code is grpc.StatusCode.ALREADY_EXISTS
     assert "--name" in details
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon fails that measures its machine."""
+
+    async def too_late() -> NoReturn:
+        raise AssertionError("this takes long: it would have been told sooner that it cannot join")
+
+    monkeypatch.setattr("motley.daemon.node.app.installed_engines", too_late)
+
+
+async def test_who_cannot_join_hears_it_before_the_machine_is_measured(
+    mesh: Any, new_node: Any, unmeasured: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    await mesh.join(new_node("pç"))
+    target, token = mesh.orchestrator.local_target, mesh.orchestrator.join_token
+    with pytest.raises(NameTaken, match=r"is in the mesh already .*--name"):
+        await run_daemon(DaemonConfig(target, token, name="pç"), Observer())
+    with pytest.raises(TokenRefused, match="wrong join token"):
+        await run_daemon(DaemonConfig(target, f"wrong.{token.partition('.')[2]}", name="new"), Observer())
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    with pytest.raises(NotThere, match="is `motley up` running there"):
+        await run_daemon(DaemonConfig(f"127.0.0.1:{port}", token), Observer())
+    with pytest.raises(AssertionError, match="this takes long"):  # nothing stands in the way
+        await run_daemon(DaemonConfig(target, token, name="new"), Observer())
+    said = [record.getMessage().partition(": ")[2] for record in caplog.records if record.levelno > logging.INFO]
+    assert [words.split()[:2] for words in said] == [["a", "node"], ["wrong", "join"]]  # asking is no trouble
 
 
 async def test_senseless_capabilities_are_refused(mesh: Any, new_node: Any) -> None:

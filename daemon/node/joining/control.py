@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 import grpc.aio
@@ -27,6 +28,7 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2_grpc import MeshStub
+from motley.protocol.pairing import NAME
 from motley.protocol.release import release
 from motley.protocol.versions import VERSION
 from motley.protocol.versions import told as versions
@@ -39,11 +41,6 @@ WELCOME_S = 10.0
 LEAVE_S = 1.0
 """The orchestrator has so many seconds to take note that a node leaves."""
 END: object = grpc.aio.EOF  # type: ignore[attr-defined]
-REFUSALS = {
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-}
-"""The orchestrator's ways to say that trying again is of no use."""
 ENDED = {grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED}
 """The orchestrator's ways to end a stream with a reason; with other codes, the reason is gRPC's."""
 
@@ -62,6 +59,15 @@ class NameTaken(JoinRefused):
 
 class OrchestratorLost(Exception):
     """The stream to the orchestrator ended."""
+
+
+REFUSALS = {
+    grpc.StatusCode.ALREADY_EXISTS: NameTaken,
+    grpc.StatusCode.UNAUTHENTICATED: TokenRefused,
+    grpc.StatusCode.FAILED_PRECONDITION: JoinRefused,
+    grpc.StatusCode.INVALID_ARGUMENT: JoinRefused,
+}
+"""The orchestrator's ways to say that trying again is of no use."""
 
 
 class AskedToLeave(Exception):
@@ -116,7 +122,7 @@ class Control:
         talk: list[asyncio.Task[None]] = []
         patience = WELCOME_S
         try:
-            settings = self._settings = await _admitted(call, patience, self._settings)
+            settings = self._settings = _reachable(self._settings, await _admitted(call, patience))
             self._ranks.attach(self, settings)
             self._trainings.attach(self.say, settings)
             hello = pb.Hello(
@@ -165,14 +171,7 @@ class Control:
         except grpc.aio.AioRpcError as error:
             if self._leaves:
                 raise AskedToLeave from None
-            if error.code() is grpc.StatusCode.ALREADY_EXISTS:
-                raise NameTaken(error.details()) from error
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                raise TokenRefused(error.details()) from error
-            if error.code() in REFUSALS:
-                raise JoinRefused(error.details()) from error
-            why = error.details() if error.code() in ENDED else "its connection is gone"
-            raise OrchestratorLost(f"the stream to the orchestrator broke: {why}") from error
+            raise _meaning(error) from error
         except asyncio.InvalidStateError as error:  # a write met a stream that had ended
             raise OrchestratorLost("the stream to the orchestrator broke") from error
         finally:
@@ -328,9 +327,37 @@ class Control:
         self.say(described=described)
 
 
-async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeSettings:
-    """Wait until the orchestrator has taken the token; the settings, with an address that other machines can reach
-    where the orchestrator knows one and the node does not.
+async def ask_in(channel: grpc.aio.Channel, secret: str, name: str) -> None:
+    """Hear whether the orchestrator would take a node, before what takes the node long.
+
+    Args:
+        name: of the node; an older orchestrator looks at it only when the node joins.
+
+    Raises:
+        JoinRefused: it would not.
+        OrchestratorLost: it does not say.
+    """
+    told = (*versions(), ("motley-token", secret), (NAME, quote(name, safe="")))
+    call = MeshStub(channel).Join(metadata=told)  # type: ignore[no-untyped-call]
+    try:
+        await _admitted(call, WELCOME_S)
+    except grpc.aio.AioRpcError as error:
+        raise _meaning(error) from error
+    finally:
+        call.cancel()
+
+
+def _meaning(error: grpc.aio.AioRpcError) -> JoinRefused | OrchestratorLost:
+    """What the end of a stream means."""
+    if refused := REFUSALS.get(error.code()):
+        return refused(error.details())
+    why = error.details() if error.code() in ENDED else "its connection is gone"
+    return OrchestratorLost(f"the stream to the orchestrator broke: {why}")
+
+
+async def _admitted(call: Any, patience: float) -> str:
+    """Wait until the orchestrator has taken the token; an address where other machines reach this one, or "": it knows
+    none.
 
     Raises:
         grpc.aio.AioRpcError: it has not.
@@ -346,7 +373,11 @@ async def _admitted(call: Any, patience: float, settings: NodeSettings) -> NodeS
     if "motley-address" not in metadata:
         await _read(call, patience)
         raise OrchestratorLost("the orchestrator answered without a welcome")
-    known = str(metadata["motley-address"])
+    return str(metadata["motley-address"])
+
+
+def _reachable(settings: NodeSettings, known: str) -> NodeSettings:
+    """The settings, with an address that the orchestrator knows where the node's is of no use to other machines."""
     return replace(settings, address=known) if known and is_loopback(settings.address) else settings
 
 

@@ -316,8 +316,9 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
     where = ("--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--state", str(tmp_path))
     up = await MotleyProcess.start("up", *where, "--threads", "1", "--cache", str(tmp_path / "cache"))
     url = (await up.line(r"API: (http://\S+)/v1"))[1]
-    await up.line("joined as")
     async with Client(url) as client:
+        (node,) = (await client.call("GET", "/api/nodes"))["nodes"]
+        assert node["state"] == "alive", "it was told too early that it is up"
         await client.call("POST", "/api/sessions?wait=ready", {"model": str(BUNDLED)})
     family = up.family()
     assert len(family) == 2
