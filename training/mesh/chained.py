@@ -117,6 +117,8 @@ def _own(order: WorkerOrder, ticket: Ticket, pipe: Pipe, mesh: Communicator) -> 
         partial.mkdir()
         for name, content in files.items():
             (partial / name).write_bytes(content)
+    send(mesh, True, LEADER)
+    mesh.flush()
     pipe.say(done="{}")
 
 
@@ -188,6 +190,8 @@ class _Led:
         for rank in owners[1:]:
             send(self._mesh, packed, rank)
         self._mesh.flush()
+        for rank in owners[1:]:
+            receive(self._mesh, rank)  # it has written the adapter: when the job is done, all its workers are ended
         held_out = [point.held_out for point in points if point.held_out is not None]
         layers = {self._peers[rank]["node"]: [part.start, part.stop] for rank, part in zip(ranks, parts, strict=True)}
         report = {"adapter": str(adapter), "learnt": len(learnt), "held_out": len(evaluated)}
