@@ -199,6 +199,8 @@ class Control(MeshServicer):
         Messages are read from `context`: gRPC's iterator outlives the stream, and keeps the last one.
         """
         admitted = await self._admit(context)
+        if admitted is None:
+            return
         if isinstance(admitted, _Refusal):
             _log.warning("refused %s: %s", _address_of(context), admitted.why)
             _end(context, admitted.code, admitted.why)
@@ -269,8 +271,9 @@ class Control(MeshServicer):
         self._audit.note("token created", id=token.id, note=token.note, uses=1, by=by)
         return self._told.join_token(secret)
 
-    async def _admit(self, context: Context) -> _Admitted | _Refusal:
-        """Have a node show a join token, or its own secret, then say Hello, and register it."""
+    async def _admit(self, context: Context) -> _Admitted | _Refusal | None:
+        """Have a node show a join token, or its own secret, then say Hello, and register it; None: it only asks whether
+        it could join, and could."""
         told = dict(context.invocation_metadata() or ())
         if wrong := _wrong_version(told):
             return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, wrong)
@@ -282,13 +285,16 @@ class Control(MeshServicer):
                 " another there with `motley token create`"
             )
             return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
+        asks = NAME in told  # and joins later: first it measures what it brings
         try:
-            if NAME in told:  # the node asks first, before it looks at what it brings
+            if asks:
                 self._nodes.check_free(unquote(str(told[NAME])))
         except NameTakenError as error:
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error))
         from_here = _from_here(context)
         await context.send_initial_metadata([("motley-address", self._told.address() if from_here else "")])
+        if asks:
+            return None
         hello = await _hello(context)
         if isinstance(hello, _Refusal):
             return hello
