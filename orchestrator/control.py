@@ -215,6 +215,7 @@ class Control(MeshServicer):
             key=key,
             api_url=self._told.api_url(_from_here(context)),
             api_trust=self._told.api_trust(),
+            takes_several=True,
         )
         self.send(node.id, OrchestratorMessage(welcome=welcome))
         self.listener.on_joined(node, held)
@@ -337,23 +338,27 @@ class Control(MeshServicer):
         """Pass on what the node says, until the stream ends, or what it says is no message."""
         while (message := await _next(context)) is not None:
             self._nodes.show_life(node.id)
-            match message.WhichOneof("body"):
-                case "hello":
-                    stream.end("it said Hello twice")
-                case "leaving":
-                    stream.end(LEFT)
-                case "heartbeat":
-                    beat = message.heartbeat
-                    self._nodes.heartbeat(node.id, beat.memory_available_bytes, beat.gpus)
-                    self.send(node.id, OrchestratorMessage(beat=Empty()))
-                case "lease":
-                    node.lease = message.lease
-                    self.listener.on_offer(node)
-                case "budget":
-                    self._nodes.offer(node.id, message.budget)
-                    self.listener.on_offer(node)
-                case _:
-                    self.listener.on_message(node, message)
+            for each in message.several.messages or (message,):
+                self._hear(node, stream, each)
+
+    def _hear(self, node: Node, stream: _Stream, message: NodeMessage) -> None:
+        match message.WhichOneof("body"):
+            case "hello":
+                stream.end("it said Hello twice")
+            case "leaving":
+                stream.end(LEFT)
+            case "heartbeat":
+                beat = message.heartbeat
+                self._nodes.heartbeat(node.id, beat.memory_available_bytes, beat.gpus)
+                self.send(node.id, OrchestratorMessage(beat=Empty()))
+            case "lease":
+                node.lease = message.lease
+                self.listener.on_offer(node)
+            case "budget":
+                self._nodes.offer(node.id, message.budget)
+                self.listener.on_offer(node)
+            case _:
+                self.listener.on_message(node, message)
 
 
 async def _next(context: Context) -> NodeMessage | None:
