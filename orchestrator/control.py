@@ -199,6 +199,8 @@ class Control(MeshServicer):
         Messages are read from `context`: gRPC's iterator outlives the stream, and keeps the last one.
         """
         admitted = await self._admit(context)
+        if admitted is None:
+            return
         if isinstance(admitted, _Refusal):
             _log.warning("refused %s: %s", _address_of(context), admitted.why)
             _end(context, admitted.code, admitted.why)
@@ -213,6 +215,7 @@ class Control(MeshServicer):
             key=key,
             api_url=self._told.api_url(_from_here(context)),
             api_trust=self._told.api_trust(),
+            takes_several=True,
         )
         self.send(node.id, OrchestratorMessage(welcome=welcome))
         self.listener.on_joined(node, held)
@@ -269,8 +272,9 @@ class Control(MeshServicer):
         self._audit.note("token created", id=token.id, note=token.note, uses=1, by=by)
         return self._told.join_token(secret)
 
-    async def _admit(self, context: Context) -> _Admitted | _Refusal:
-        """Have a node show a join token, or its own secret, then say Hello, and register it."""
+    async def _admit(self, context: Context) -> _Admitted | _Refusal | None:
+        """Have a node show a join token, or its own secret, then say Hello, and register it; None: it only asks whether
+        it could join, and could."""
         told = dict(context.invocation_metadata() or ())
         if wrong := _wrong_version(told):
             return _Refusal(grpc.StatusCode.FAILED_PRECONDITION, wrong)
@@ -282,13 +286,16 @@ class Control(MeshServicer):
                 " another there with `motley token create`"
             )
             return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
+        asks = NAME in told  # and joins later: first it measures what it brings
         try:
-            if NAME in told:  # the node asks first, before it looks at what it brings
+            if asks:
                 self._nodes.check_free(unquote(str(told[NAME])))
         except NameTakenError as error:
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error))
         from_here = _from_here(context)
         await context.send_initial_metadata([("motley-address", self._told.address() if from_here else "")])
+        if asks:
+            return None
         hello = await _hello(context)
         if isinstance(hello, _Refusal):
             return hello
@@ -331,23 +338,27 @@ class Control(MeshServicer):
         """Pass on what the node says, until the stream ends, or what it says is no message."""
         while (message := await _next(context)) is not None:
             self._nodes.show_life(node.id)
-            match message.WhichOneof("body"):
-                case "hello":
-                    stream.end("it said Hello twice")
-                case "leaving":
-                    stream.end(LEFT)
-                case "heartbeat":
-                    beat = message.heartbeat
-                    self._nodes.heartbeat(node.id, beat.memory_available_bytes, beat.gpus)
-                    self.send(node.id, OrchestratorMessage(beat=Empty()))
-                case "lease":
-                    node.lease = message.lease
-                    self.listener.on_offer(node)
-                case "budget":
-                    self._nodes.offer(node.id, message.budget)
-                    self.listener.on_offer(node)
-                case _:
-                    self.listener.on_message(node, message)
+            for each in message.several.messages or (message,):
+                self._hear(node, stream, each)
+
+    def _hear(self, node: Node, stream: _Stream, message: NodeMessage) -> None:
+        match message.WhichOneof("body"):
+            case "hello":
+                stream.end("it said Hello twice")
+            case "leaving":
+                stream.end(LEFT)
+            case "heartbeat":
+                beat = message.heartbeat
+                self._nodes.heartbeat(node.id, beat.memory_available_bytes, beat.gpus)
+                self.send(node.id, OrchestratorMessage(beat=Empty()))
+            case "lease":
+                node.lease = message.lease
+                self.listener.on_offer(node)
+            case "budget":
+                self._nodes.offer(node.id, message.budget)
+                self.listener.on_offer(node)
+            case _:
+                self.listener.on_message(node, message)
 
 
 async def _next(context: Context) -> NodeMessage | None:

@@ -7,13 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "probed", "lent", "lease", "budget", "done", "relayed", "job")
+    __slots__ = ("hello", "heartbeat", "described", "rank", "delta", "leaving", "several", "probed", "lent", "lease", "budget", "done", "relayed", "job")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DESCRIBED_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     PROBED_FIELD_NUMBER: _ClassVar[int]
     LENT_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +28,7 @@ class NodeMessage(_message.Message):
     rank: RankEvent
     delta: Delta
     leaving: Empty
+    several: Several
     probed: Probed
     lent: Lent
     lease: Lease
@@ -34,7 +36,13 @@ class NodeMessage(_message.Message):
     done: Done
     relayed: Relayed
     job: JobEvent
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., job: _Optional[_Union[JobEvent, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., described: _Optional[_Union[Described, _Mapping]] = ..., rank: _Optional[_Union[RankEvent, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., leaving: _Optional[_Union[Empty, _Mapping]] = ..., several: _Optional[_Union[Several, _Mapping]] = ..., probed: _Optional[_Union[Probed, _Mapping]] = ..., lent: _Optional[_Union[Lent, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., budget: _Optional[_Union[Budget, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., job: _Optional[_Union[JobEvent, _Mapping]] = ...) -> None: ...
+
+class Several(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[NodeMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[NodeMessage, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease", "jobs", "kept_jobs")
@@ -601,20 +609,22 @@ class Probed(_message.Message):
     def __init__(self, id: _Optional[str] = ..., listening: _Optional[str] = ..., latency_s: _Optional[float] = ..., bandwidth: _Optional[float] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("node_id", "heartbeat_s", "silence_s", "key", "api_url", "api_trust")
+    __slots__ = ("node_id", "heartbeat_s", "silence_s", "key", "api_url", "api_trust", "takes_several")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     SILENCE_S_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     API_URL_FIELD_NUMBER: _ClassVar[int]
     API_TRUST_FIELD_NUMBER: _ClassVar[int]
+    TAKES_SEVERAL_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     heartbeat_s: float
     silence_s: float
     key: str
     api_url: str
     api_trust: bytes
-    def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., key: _Optional[str] = ..., api_url: _Optional[str] = ..., api_trust: _Optional[bytes] = ...) -> None: ...
+    takes_several: bool
+    def __init__(self, node_id: _Optional[str] = ..., heartbeat_s: _Optional[float] = ..., silence_s: _Optional[float] = ..., key: _Optional[str] = ..., api_url: _Optional[str] = ..., api_trust: _Optional[bytes] = ..., takes_several: _Optional[bool] = ...) -> None: ...
 
 class Describe(_message.Message):
     __slots__ = ("request_id", "model", "tokens_of", "only_here", "in_part")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from motley.training.errors import TrainingError, require_extra
+from motley.training.errors import TrainingError, import_extra
 from motley.training.lines import Render
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def read_config(folder: Path) -> Any:
     Raises:
         TrainingError: the extra is missing, or the folder holds no model that transformers knows.
     """
-    require_extra("transformers")
+    import_extra("transformers")
     from transformers import AutoConfig
 
     try:
@@ -42,7 +42,7 @@ def load_base(folder: Path, *, half: bool = False) -> nn.Module:
     Raises:
         TrainingError: the extra is missing, the folder holds no model, or one without a causal head.
     """
-    require_extra("torch", "transformers", "peft")
+    import_extra("torch", "transformers", "peft")
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -152,7 +152,7 @@ class HubTokenizer:
         Raises:
             TrainingError: there is no tokenizer, or none that tells where its tokens are in a text.
         """
-        require_extra("transformers")
+        import_extra("transformers")
         from transformers import AutoTokenizer
 
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
 
@@ -31,3 +32,18 @@ def require_extra(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise TrainingError(f"training needs {', '.join(missing)}: pip install 'motley-mesh[train]'")
+
+
+def import_extra(*packages: str) -> None:
+    """Import packages of the extra ``train``, before anything else does, which takes seconds.
+
+    Raises:
+        TrainingError: one is missing, as `require_extra`, or cannot be imported; the message says why.
+    """
+    require_extra(*packages)
+    for name in packages:
+        try:
+            importlib.import_module(name)
+        except (ImportError, OSError) as error:  # the latter: of a library that it loads
+            again = "pip install --force-reinstall 'motley-mesh[train]'"
+            raise TrainingError(f"{name} is installed, but cannot be imported ({error}): {again}") from error

@@ -17,7 +17,7 @@ import numpy as np
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.training.base import HubTokenizer, context_of, load_base, read_config, save_adapter, with_adapters
-from motley.training.errors import TrainingError, require_extra
+from motley.training.errors import TrainingError, import_extra
 from motley.training.examples import IGNORED, Example, Examples, batch_of, deal, padded, read_examples
 from motley.training.files import CURVE, Checkpoints, Curve, Point, written_whole
 from motley.training.settings import Settings, agree, rate_at
@@ -86,7 +86,7 @@ def train(
         TrainingError: the extra, the model, the data, the folder or the disk is not as it must be, or losses are no
             numbers any more.
     """
-    require_extra("torch", "transformers", "peft")
+    import_extra("torch", "transformers", "peft")
     read = read_data(model_folder, data, settings, held_out=held_out, template=template)
     points, began_at, missed = train_on(
         model_folder, read.learnt, read.evaluated, out, settings, keep_every=keep_every, told=told

@@ -182,11 +182,12 @@ def train(
     from motley.bench.reports.plots import plot_losses, require_plotting
     from motley.daemon.weights.hub import resolve
     from motley.training.errors import require_extra
-    from motley.training.memory.switches import parse_switches
+    from motley.training.memory.switches import NEAR, parse_switches
     from motley.training.mesh.ticket import Ticket
     from motley.training.settings import Settings
 
-    _refuse_what_has_no_effect(command, mode, offer=offer)
+    spared = parse_switches(memory)
+    _refuse_what_has_no_effect(command, mode, offer=offer, near=NEAR in spared)
     if plot:
         require_plotting()
     settings = Settings(
@@ -206,7 +207,7 @@ def train(
         cut=too_long is TooLong.CUT,
         held_out=held_out_share,
         evaluate_every=evaluate_every,
-        memory=parse_switches(memory),
+        memory=spared,
         near=near,
         half=half,
         top=top,
@@ -266,8 +267,11 @@ def train(
     results.print(f"the adapter is {escape(str(out / 'adapter'))}", highlight=False, soft_wrap=True)
 
 
-def _refuse_what_has_no_effect(command: typer.Context, mode: Mode | None, *, offer: bool) -> None:
+def _refuse_what_has_no_effect(command: typer.Context, mode: Mode | None, *, offer: bool, near: bool) -> None:
     """
+    Args:
+        near: whether memory is spared by a softmax over near tokens.
+
     Raises:
         CliError: an option was given that has no effect beside the others; it is named.
     """
@@ -286,6 +290,8 @@ def _refuse_what_has_no_effect(command: typer.Context, mode: Mode | None, *, off
         refuse(ON_THE_MESH, "for a training on machines of the mesh: give --mode, too")
     else:
         refuse(NOT_OF_A_MODE[mode], f"not for --mode {mode}")
+    if not near:
+        refuse({"near"}, "for a softmax over near tokens: give --memory near, or tight, too")
     if "beside" not in given:
         refuse({"turn"}, "for several who have data: name the others (--with)")
     if "held_out" in given:

@@ -6,12 +6,11 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from motley.daemon.lending.lender import membership
 from motley.daemon.lending.mirror import FOLDER, Mirror, no_room
 from motley.daemon.lending.wire import Files, Kind, LendingError, Stretch, pack, pack_stretches, read
+from motley.daemon.weights.closing import Closing
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Connected, Lost, Message, Messenger, Tls
 from motley.transport.messages import Event
@@ -26,7 +25,7 @@ _LENDER = 0
 """Its number among those who meet."""
 
 
-class Borrower:
+class Borrower(Closing):
     """The files of a model that another node lends, for as long as the context lasts.
 
     Attributes:
@@ -100,14 +99,6 @@ class Borrower:
         """Let the files go; what has come is kept for the next start."""
         self._mirror.close()
         self._messenger.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _made(self, shares: Path, files: Files, limit: int) -> Mirror:
         try:

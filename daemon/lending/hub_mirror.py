@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from motley.daemon.lending.mirror import FOLDER, FoundMirror, Mirror, found_mirrors, no_room
 from motley.daemon.lending.wire import Files, LendingError, LentFile, Stretch
+from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.hub import ModelNotFound, RemoteFile, find_fetched, find_here, range_of, remote_files
 
 ORIGIN = "hub.json"
@@ -38,7 +37,7 @@ class _Origin:
     urls: tuple[str, ...]
 
 
-class HubMirror:
+class HubMirror(Closing):
     """What is here of a model of the hub, for as long as the context lasts; the rest is fetched where it is read.
 
     Attributes:
@@ -104,14 +103,6 @@ class HubMirror:
         """Let the files go; what has come is kept for the next start."""
         self._asking.shutdown()
         self._mirror.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _asked(self, file: Path) -> Callable[[Stretch], bytes]:
         url = self._origin.urls[self._mirror.number(file)]

@@ -16,13 +16,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import IO, NamedTuple, Self
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from motley.daemon.lending.wire import MOST_BYTES, Files, LendingError, LentFile, Stretch
 from motley.daemon.machine.files import lock_file, make_sparse, write_all
+from motley.daemon.weights.closing import Closing
 from motley.protocol.wording import human_bytes
 
 FOLDER = "borrowed"
@@ -119,7 +119,7 @@ class _MirroredFile:
         os.utime(self._path, ns=(self.lent.modified, self.lent.modified))
 
 
-class Mirror:
+class Mirror(Closing):
     """What is here of a model's files, for as long as the context lasts; nobody removes it meanwhile.
 
     Attributes:
@@ -183,14 +183,6 @@ class Mirror:
     def close(self) -> None:
         """Let it go; what it has is kept."""
         self._closing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _held(own: Path, files: Files) -> IO[bytes]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, expect_each
 from motley.daemon.weights.checkpoints.tensor_files import TensorFiles, check_rows
+from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.places import Part, Tensor
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import F32, Codes, Format
@@ -33,7 +33,7 @@ HARMLESS = (
 """What the names of tensors end with that files may have in a layer and no model needs."""
 
 
-class Located:
+class Located(Closing):
     """The tensors of a model in a checkpoint (`motley.daemon.weights.stored.Source`).
 
     A tensor that the checkpoint has by name is that; else it is in the first of its parts whose larger tensor is there
@@ -170,14 +170,6 @@ class Located:
 
     def close(self) -> None:
         self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _part(self, name: str) -> Part | None:
         """Where a tensor lies; None: under its own name.

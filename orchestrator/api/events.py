@@ -7,15 +7,20 @@ import asyncio
 from aiohttp import web
 
 from motley.orchestrator.api.access.slow_clients import Patience, finish
+from motley.orchestrator.serving.answering.requests import Answers
+from motley.protocol.mesh_pb2 import Delta
 
 COMMENT_S = 10.0
 """A stream on which nothing was written for so long gets a comment, so that no proxy takes it for dead."""
+AT_ONCE_BYTES = 1 << 14
+"""Events do not wait for others to be written with them that have so many bytes together."""
 
 
 class EventStream:
     """The answer to one request, as a stream of events. Its headers go out with what is written first.
 
-    All methods raise ConnectionError once the client has gone.
+    Events that are told at once are written at once, as a write costs more than an event: they go out before anything
+    is waited for.
     """
 
     def __init__(self, http: web.Request, patience: Patience, after: int | None = None) -> None:
@@ -26,6 +31,7 @@ class EventStream:
         """
         self._after = after
         self._number = 0
+        self._unwritten = bytearray()
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
         self.response = web.StreamResponse(headers=headers)
         self._http = http
@@ -35,16 +41,11 @@ class EventStream:
 
     @property
     def begun(self) -> bool:
-        """Whether the client has been told that the answer is a stream."""
-        return self.response.prepared
+        """Whether the client is told that the answer is a stream."""
+        return self.response.prepared or bool(self._unwritten)
 
-    @property
-    def quiet_s(self) -> float:
-        """Seconds until a comment is due, unless something is written before."""
-        return max(0.0, self._written_at + COMMENT_S - self._clock())
-
-    async def event(self, data: str, kind: str = "") -> None:
-        """Write an event, unless the client has it; `data` is one line.
+    def event(self, data: str, kind: str = "") -> None:
+        """Tell an event, unless the client has it; `data` is one line.
 
         Args:
             kind: its name; empty: it has none.
@@ -52,25 +53,45 @@ class EventStream:
         self._number += 1
         named = f"event: {kind}\n" if kind else ""
         if self._after is None:
-            await self._write(f"{named}data: {data}\n\n")
+            self._tell(f"{named}data: {data}\n\n")
         elif self._number > self._after:
-            await self._write(f"id: {self._number}\n{named}data: {data}\n\n")
+            self._tell(f"id: {self._number}\n{named}data: {data}\n\n")
 
-    async def comment(self) -> None:
-        """Write a line that clients ignore."""
-        await self._write(": still at it\n\n")
+    def comment(self) -> None:
+        """Tell a line that clients ignore."""
+        self._tell(": still at it\n\n")
+
+    async def next(self, answers: Answers) -> tuple[int, Delta] | None:
+        """What comes next of answers, and of which; None: nothing yet, so the client is to be told something.
+
+        Raises:
+            ServingError: an answer breaks off.
+            ConnectionError: the client has gone.
+        """
+        if self._unwritten and (not answers.waiting or len(self._unwritten) >= AT_ONCE_BYTES):
+            if not self.response.prepared:
+                await self.response.prepare(self._http)
+            self._written_at = self._clock()
+            await self.response.write(self._taken())
+            self._written_at = self._clock()
+        return await answers.next(max(0.0, self._written_at + COMMENT_S - self._clock()))
 
     async def end(self) -> None:
-        """Nothing more is written; wait until the client has taken everything."""
-        if not self.begun:
-            await self.response.prepare(self._http)
-        await finish(self._http, self.response)
+        """Nothing more is told; wait until the client has taken everything.
 
-    async def _write(self, text: str) -> None:
-        if not self.begun:
+        Raises:
+            ConnectionError: the client has gone.
+        """
+        if not self.response.prepared:
             await self.response.prepare(self._http)
-        data = text.encode()
+        await finish(self._http, self.response, self._taken())
+
+    def _tell(self, text: str) -> None:
+        self._unwritten += text.encode()
+
+    def _taken(self) -> bytes:
+        """What is to be written, which counts as written."""
+        data = bytes(self._unwritten)
+        self._unwritten.clear()
         self._patience.written += len(data)
-        self._written_at = self._clock()
-        await self.response.write(data)
-        self._written_at = self._clock()
+        return data

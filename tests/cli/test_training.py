@@ -44,6 +44,21 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_installed_but_broken_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "transformers", "peft"):
+        (tmp_path / "installed" / name).mkdir(parents=True)
+        (tmp_path / "installed" / name / "__init__.py").write_text("raise OSError('libcudart.so.13: no such file')")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    (tmp_path / "config.json").touch()
+    said = CliRunner().invoke(app, ["train", str(tmp_path), "data.jsonl", "--out", str(tmp_path / "out")])
+    assert said.exception is not None
+    told = explain(said.exception)
+    assert told is not None
+    assert told.startswith("torch is installed, but cannot be imported (libcudart.so.13: no such file): pip install")
+    assert "\n" not in told
+
+
 @pytest.fixture
 def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A command that offers, on a machine with a node."""
@@ -146,6 +161,8 @@ def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
         (["--mode", "merge"], "say with --nodes who trains"),
         (["--mode", "chain", "--nodes", "b", "--memory", "tight"], "--memory: not for --mode chain"),
         (["--mode", "chain", "--nodes", "b", "--how", "ties"], "--how: not for --mode chain"),
+        (["--near", "50"], "--near: for a softmax over near tokens: give --memory near, or tight, too"),
+        (["--mode", "merge", "--nodes", "b", "--near", "50", "--memory", "int4"], "--near: for a softmax over near"),
         (["--half", "--memory", "tight"], "two ways to hold a model"),
         (["--mode", "merge", "--nodes", "b", "--plot", "loss.png"], "--plot: not for --mode merge"),
         (["--turn", "3"], "--turn: for a training on machines of the mesh: give --mode, too"),

@@ -10,13 +10,13 @@ from motley.training.mesh.pipe import Pipe
 def main() -> int:
     """Do what the order says; the exit status is 0 if that was possible, or the daemon was told why not."""
     pipe = Pipe()
-    from motley.training.errors import TrainingError, require_extra
+    from motley.training.errors import TrainingError, import_extra
     from motley.training.mesh.order import LEADER, WorkerOrder
     from motley.transport import TransportError
 
     try:
         order = WorkerOrder.read(pipe.order())
-        require_extra("torch", "transformers", "peft")
+        import_extra("torch", "transformers", "peft")
         if order.mode == "chain":
             from motley.training.mesh.chained import take_part
 

@@ -145,7 +145,7 @@ class Control:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))
             patience = first.welcome.silence_s
             listener = asyncio.create_task(self._listen(call, patience))
-            sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s))
+            sender = asyncio.create_task(self._send(call, first.welcome.heartbeat_s, first.welcome.takes_several))
             overflow = asyncio.create_task(self._watch_outbox())
             talk = [listener, sender, overflow]
             try:
@@ -190,8 +190,12 @@ class Control:
             self._obey(message)
         raise OrchestratorLost("the orchestrator closed the stream")
 
-    async def _send(self, call: Any, heartbeat_s: float) -> None:
-        """Send what is in the outbox, and a heartbeat when it is due, however much is waiting."""
+    async def _send(self, call: Any, heartbeat_s: float, several: bool = False) -> None:
+        """Send what is in the outbox, and a heartbeat when it is due, however much is waiting.
+
+        Args:
+            several: what waits may go as one message; many cost both sides more than what they say.
+        """
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -202,6 +206,8 @@ class Control:
                 try:
                     async with asyncio.timeout_at(due):
                         message = await self._outbox.get()
+                    if several:
+                        message = self._outbox.with_more(message)
                 except TimeoutError:
                     continue
             await call.write(message)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import json
 import os
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, expect_each
+from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.git_lfs import pointer_told
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format
@@ -72,7 +72,7 @@ _PARTS = (
 """What the tensors of a matrix are called in its module, in all the ways to pack it."""
 
 
-class TensorFiles(ABC):
+class TensorFiles(Closing):
     """The tensors in some files (`motley.daemon.weights.stored.Source`), each opened by its path and, where not all
     of its bytes are here, what brings them.
 
@@ -393,14 +393,6 @@ class TensorFiles(ABC):
         """Close the files; nothing can be read any more."""
         for file in self._files.values():
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _sample_of(info: TensorInfo) -> tuple[int, int]:

@@ -61,8 +61,11 @@ class Patience:
             transport.abort()
 
 
-async def finish(http: web.Request, response: web.StreamResponse) -> None:
+async def finish(http: web.Request, response: web.StreamResponse, rest: bytes = b"") -> None:
     """End an answer, and wait until the client has taken all of it.
+
+    Args:
+        rest: of a stream, what comes last.
 
     Raises:
         ConnectionError: the client has gone.
@@ -72,7 +75,7 @@ async def finish(http: web.Request, response: web.StreamResponse) -> None:
         raise ConnectionResetError("the client has gone")
     transport.set_write_buffer_limits(0)  # what is drained is empty
     try:
-        await response.write_eof()
+        await response.write_eof(rest)
     finally:
         transport.set_write_buffer_limits()
 

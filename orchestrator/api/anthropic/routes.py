@@ -190,30 +190,30 @@ async def _stream(http: web.Request, asked: MessagesRequest, given: Given) -> we
         except ServingError as error:
             if not stream.begun:
                 raise
-            await _event(stream, ApiError.from_failure(error.failure).anthropic_body)
+            _event(stream, ApiError.from_failure(error.failure).anthropic_body)
         await stream.end()
     return stream.response
 
 
 async def _write(stream: EventStream, asked: MessagesRequest, given: Given) -> None:
-    """Write an answer as it comes; errors as `Answers.next` and `EventStream`."""
+    """Write an answer as it comes; errors as `EventStream.next`."""
     blocks, last, begun = _blocks_of(asked), Delta(), False
     while not given.answers.ended:
-        came = await given.answers.next(stream.quiet_s)
+        came = await stream.next(given.answers)
         if not begun:
             begun = True
-            await _event(stream, {"type": "message_start", "message": _message(given, [])})
+            _event(stream, {"type": "message_start", "message": _message(given, [])})
         if came is None:
-            await _event(stream, {"type": "ping"})
+            _event(stream, {"type": "ping"})
             continue
         last = came[1]
         for event in blocks.take(last):
-            await _event(stream, event)
+            _event(stream, event)
     for event in blocks.end():
-        await _event(stream, event)
-    await _event(stream, {"type": "message_delta", "delta": _stop(last, blocks.calls), "usage": _usage(last)})
-    await _event(stream, {"type": "message_stop"})
+        _event(stream, event)
+    _event(stream, {"type": "message_delta", "delta": _stop(last, blocks.calls), "usage": _usage(last)})
+    _event(stream, {"type": "message_stop"})
 
 
-async def _event(stream: EventStream, event: dict[str, Any]) -> None:
-    await stream.event(json.dumps(event, ensure_ascii=False), event["type"])
+def _event(stream: EventStream, event: dict[str, Any]) -> None:
+    stream.event(json.dumps(event, ensure_ascii=False), event["type"])

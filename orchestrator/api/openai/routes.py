@@ -301,7 +301,7 @@ async def _stream(
         except ServingError as error:
             if not stream.begun:
                 raise
-            await stream.event(json.dumps(ApiError.from_failure(error.failure).body, ensure_ascii=False))
+            stream.event(json.dumps(ApiError.from_failure(error.failure).body, ensure_ascii=False))
         await stream.end()
     return stream.response
 
@@ -313,31 +313,31 @@ async def _write_answers(
     envelope: dict[str, Any],
     answers: Answers,
 ) -> None:
-    """Write answers as they come, up to ``[DONE]``; errors as `Answers.next` and `EventStream`."""
+    """Write answers as they come, up to ``[DONE]``; errors as `EventStream.next`."""
 
-    async def chunk(told: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
+    def chunk(told: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
         tail = {"usage": usage} if asked.include_usage else {}
         event = {**envelope, "object": choices[0].form.chunk_object, "choices": told, **tail, **more}
-        await stream.event(json.dumps(event, ensure_ascii=False))
+        stream.event(json.dumps(event, ensure_ascii=False))
 
     while not answers.ended:
-        came = await answers.next(stream.quiet_s)
+        came = await stream.next(answers)
         if came is None:
-            await stream.comment()
+            stream.comment()
             continue
         choice, delta = choices[came[0]], came[1]
         choice.on_delta(delta)
         if not choice.opened:
             choice.opened = True
             if opening := choice.form.opening():
-                await chunk(opening)
+                chunk(opening)
         if delta.text or delta.logprobs or delta.reasoning or delta.calls:
-            await chunk([choice.form.piece(delta, None)])
+            chunk([choice.form.piece(delta, None)])
         if delta.finish:
-            await chunk([choice.form.piece(Delta(), delta.finish)], **_timings([choice]))
+            chunk([choice.form.piece(Delta(), delta.finish)], **_timings([choice]))
     if asked.include_usage:
-        await chunk([], _usage(choices, asked.n))
-    await stream.event("[DONE]")
+        chunk([], _usage(choices, asked.n))
+    stream.event("[DONE]")
 
 
 def _model(served: Served) -> dict[str, Any]:

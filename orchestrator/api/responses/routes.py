@@ -197,29 +197,29 @@ async def _stream(http: web.Request, asked: ResponseRequest, given: Given) -> we
         output, last = _Output(), Delta()
         try:
             while not given.answers.ended:
-                came = await given.answers.next(stream.events.quiet_s)
+                came = await stream.events.next(given.answers)
                 if not stream.number:
                     for kind in ("created", "in_progress"):
-                        await stream.tell(
+                        stream.tell(
                             {"type": f"response.{kind}", "response": _response(asked, given, "in_progress", [])}
                         )
                 if came is None:
-                    await stream.events.comment()
+                    stream.events.comment()
                     continue
                 last = came[1]
                 for event in output.take(last):
-                    await stream.tell(event)
+                    stream.tell(event)
             for event in output.end(_status(last)):
-                await stream.tell(event)
+                stream.tell(event)
             body = _ended(asked, given, output, last)
-            await stream.tell({"type": f"response.{body['status']}", "response": body})
+            stream.tell({"type": f"response.{body['status']}", "response": body})
         except ServingError as error:
             if not stream.number:
                 raise
             told = ApiError.from_failure(error.failure)
             failed = _response(asked, given, "failed", output.items)
             failed["error"] = {"code": told.code or "server_error", "message": str(told)}
-            await stream.tell({"type": "response.failed", "response": failed})
+            stream.tell({"type": "response.failed", "response": failed})
         await stream.events.end()
     return stream.events.response
 
@@ -231,8 +231,8 @@ class _Numbered:
         self.events = events
         self.number = 0
 
-    async def tell(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
         """Write the next one."""
         numbered = {**event, "sequence_number": self.number}
         self.number += 1
-        await self.events.event(json.dumps(numbered, ensure_ascii=False), event["type"])
+        self.events.event(json.dumps(numbered, ensure_ascii=False), event["type"])

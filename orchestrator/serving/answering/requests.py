@@ -393,6 +393,11 @@ class Answers:
         """Whether the last delta of each has been taken."""
         return not self._waited_for
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the next delta is there to be taken."""
+        return not self._deltas.empty()
+
     async def next(self, within_s: float) -> tuple[int, Delta] | None:
         """The next delta, and which request it is of; None: there is none within so many seconds.
 

@@ -12,6 +12,7 @@ import pytest
 
 from motley.daemon.lease.file import LeaseFile
 from motley.daemon.node.joining.control import Control, OrchestratorLost
+from motley.daemon.node.joining.outbox import AT_ONCE_BYTES
 from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.workers.leasing import Leasing
@@ -79,6 +80,32 @@ async def test_they_do_not_wait_for_all_else_that_is_to_be_said(tmp_path: Path) 
     finally:
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
+
+
+@pytest.mark.parametrize("several", [True, False])
+async def test_what_waits_goes_as_one_message_where_that_is_understood(several: bool, tmp_path: Path) -> None:
+    control, said, over = control_of(tmp_path), list[pb.NodeMessage](), asyncio.Event()
+    texts = ["one", "two", "x" * AT_ONCE_BYTES, "four", "five"]
+
+    class Whole:
+        async def write(self, message: pb.NodeMessage) -> None:
+            if message.WhichOneof("body") == "heartbeat":
+                return
+            said.append(message)
+            if control._outbox.empty():
+                over.set()
+
+    for text in texts:
+        control.say(delta=pb.Delta(text=text))
+    sender = asyncio.create_task(control._send(Whole(), 60.0, several))
+    try:
+        async with asyncio.timeout(20):
+            await over.wait()
+    finally:
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+    parts = [[each.delta.text for each in message.several.messages or [message]] for message in said]
+    assert parts == ([texts[:2], texts[2:3], texts[3:]] if several else [[text] for text in texts])
 
 
 class Call:

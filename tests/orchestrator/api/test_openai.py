@@ -17,7 +17,17 @@ import pytest
 from motley.orchestrator.api.openai import routes as api
 from motley.orchestrator.serving.answering import requests
 from motley.orchestrator.serving.replanning import recovery
-from motley.protocol.mesh_pb2 import Delta, Empty, Failure, Generate, LogprobRow, RankCommand, TokenLogprob
+from motley.protocol.mesh_pb2 import (
+    Delta,
+    Empty,
+    Failure,
+    Generate,
+    LogprobRow,
+    NodeMessage,
+    RankCommand,
+    Several,
+    TokenLogprob,
+)
 
 from ..conftest import DEADLINE_S, of_kind, say
 
@@ -117,6 +127,24 @@ async def test_a_completion_and_its_stream_with_usage(mesh: Any, bard: Any) -> N
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello, world"
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 8)
+
+
+async def test_what_comes_at_once_is_read_and_written_at_once(mesh: Any, bard: Any) -> None:
+    async def nothing(generate: Generate) -> AsyncIterator[Delta]:
+        deltas = [Delta(request_id=generate.request_id, text=text, ids=[1]) for text in ("a", "b", "c")]
+        deltas.append(Delta(request_id=generate.request_id, finish="stop", completion_tokens=3))
+        await bard.send(several=Several(messages=[NodeMessage(delta=delta) for delta in deltas]))
+        return
+        yield
+
+    bard.answer = nothing
+    body = {"model": "bard", "prompt": "Hi", "stream": True}
+    async with mesh.http.post("/v1/completions", json=body) as response:
+        written = [data async for data, ends in response.content.iter_chunks() if data or ends]
+    told = b"".join(written).decode().removesuffix("\n\n").split("\n\n")
+    texts = [json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in told[:-1]]
+    assert (texts, told[-1]) == (["a", "b", "c", ""], "data: [DONE]")
+    assert len(written) == 1
 
 
 async def test_the_time_per_token_is_of_tokens_not_of_pieces(
