@@ -69,6 +69,7 @@ def test_the_sdist_has_what_the_libraries_are_built_from() -> None:
     sources = {str(file.relative_to(ROOT)) for kind in ("*.c", "*.h") for file in (ROOT / "plugins").rglob(kind)}
     assert sources <= held
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "orchestrator/web/index.html"} <= held
+    assert not [name for name in held if name.startswith("tests")]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it installs the wheel for Linux")
