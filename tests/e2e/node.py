@@ -7,12 +7,15 @@ What engines there are, the first one of a run asks, in a process that imports t
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
 from motley.cli.main import main
 from motley.daemon.machine.compute_speed import ComputeSpeed, FormatSpeed
+from motley.daemon.machine.files import lock_file
 from motley.daemon.node import app
 from motley.daemon.node.survey import capabilities
 from motley.daemon.node.survey.engines import installed_engines
@@ -26,10 +29,15 @@ async def engines_asked_once() -> list[Engine]:
     """As `installed_engines`; the answer depends on where Python looks for packages."""
     where = sha256(os.environ.get("PYTHONPATH", "").encode()).hexdigest()
     kept = Path(os.environ["MOTLEY_CACHE"]).with_name(f"engines-{where}")
-    if not kept.exists():
-        own = kept.with_suffix(f".{os.getpid()}")
-        own.write_bytes(Capabilities(engines=await installed_engines()).SerializeToString())
-        os.replace(own, kept)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.with_suffix(".lock").open("wb") as lock:
+        while not kept.exists():  # nodes that start together ask once, too
+            if lock_file(lock, exclusive=True):
+                own = kept.with_suffix(f".{os.getpid()}")
+                own.write_bytes(Capabilities(engines=await installed_engines()).SerializeToString())
+                os.replace(own, kept)
+            else:
+                await asyncio.sleep(0.05)
     return list(Capabilities.FromString(kept.read_bytes()).engines)
 
 
@@ -38,8 +46,13 @@ async def told_speed(*_: object) -> ComputeSpeed:
     return ComputeSpeed([FormatSpeed(name, BANDWIDTH, 10 * BANDWIDTH) for name in ("int4", "int8", "fp32")], 1e-6)
 
 
+def measure_less(put: Callable[[object, str, object], None] = setattr) -> None:
+    """Make nodes of this process such ones; a test gives its `monkeypatch.setattr`."""
+    put(capabilities, "memory_bandwidth", lambda *_: BANDWIDTH)
+    put(app, "compute_speed", told_speed)
+    put(app, "installed_engines", engines_asked_once)
+
+
 if __name__ == "__main__":
-    capabilities.memory_bandwidth = lambda *_: BANDWIDTH
-    app.compute_speed = told_speed
-    app.installed_engines = engines_asked_once
+    measure_less()
     main()

@@ -22,6 +22,7 @@ from motley.daemon.node.joining.control import JoinRefused
 from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator.trust.identity import load_identity
 from motley.protocol.versions import OLDEST, VERSION
+from tests.e2e.node import measure_less
 from tests.e2e.processes import BUNDLED, in_thread
 from tests.orchestrator.conftest import small_profile
 
@@ -99,6 +100,12 @@ class Joined(Observer):
         self.yes.set()
 
 
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of this process measures less."""
+    measure_less(monkeypatch.setattr)
+
+
 async def orchestrate(previous: Any, folder: Path, handler: Any) -> tuple[grpc.aio.Server, DaemonConfig]:
     """A server of the previous schema, and how a daemon of today joins it."""
     identity = load_identity(folder)
@@ -116,6 +123,7 @@ async def orchestrate(previous: Any, folder: Path, handler: Any) -> tuple[grpc.a
     return server, DaemonConfig(f"127.0.0.1:{port}", identity.join_token("secret"), "new-pc", cache=cache)
 
 
+@pytest.mark.usefixtures("node")
 async def test_a_node_of_today_serves_an_older_orchestrator(previous: Any, tmp_path: Path) -> None:
     answers: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -150,6 +158,7 @@ async def test_a_node_of_today_serves_an_older_orchestrator(previous: Any, tmp_p
         await server.stop(0)
 
 
+@pytest.mark.usefixtures("node")
 async def test_a_node_that_is_too_new_or_old_hears_which_side_to_update(previous: Any, tmp_path: Path) -> None:
     why = "this node speaks protocol version 9, the orchestrator version 8; the orchestrator has the older one"
 

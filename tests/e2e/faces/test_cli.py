@@ -19,7 +19,7 @@ import pytest
 from motley.bench.reports.standard import Standard
 from motley.cli.errors import EXPECTED
 from motley.cli.reaching.client import Client
-from motley.protocol.mesh_pb2 import Engine
+from tests.e2e.node import measure_less
 from tests.e2e.processes import (
     BUNDLED,
     COMMAND_S,
@@ -488,11 +488,7 @@ async def test_a_killed_demo_takes_its_daemons_along(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_said_in_one_line(
     wanted: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def no_engines() -> list[Engine]:
-        return []
-
-    monkeypatch.setattr("motley.daemon.node.app.installed_engines", no_engines)
-    monkeypatch.setattr("motley.daemon.node.survey.capabilities.memory_bandwidth", lambda *_: 10e9)
+    measure_less(monkeypatch.setattr)
     status, out, err = command(*wanted)
     assert status == 1
     assert words in err

@@ -19,6 +19,7 @@ from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
 from motley.daemon.node.survey import speeds
 from motley.daemon.weights.cache import ShareCache
+from tests.e2e.node import measure_less
 from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, chatting_model, command, mesh
 from tests.ports import unanswered_port
 
@@ -358,6 +359,7 @@ async def test_a_node_comes_back_to_an_orchestrator_that_was_restarted(tmp_path:
 
 
 def test_joining_badly_ends_with_one_clear_line(there: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure_less(monkeypatch.setattr)
     secret, fingerprint = there.token.split(".")
     good = there.target
     with socket.create_server(("127.0.0.1", 0)) as mute, unanswered_port() as unused:
