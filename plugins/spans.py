@@ -68,7 +68,9 @@ def spans_of(spans: Sequence[Span], rows: slice) -> list[tuple[int, Span]]:
     begin = 0
     for span in spans:
         first, end = max(begin, rows.start), min(begin + span.rows, rows.stop)
-        if first < end:
+        if end - first == span.rows:
+            parts.append((first - rows.start, span))
+        elif first < end:
             wanted, guesses = (
                 max(0, min(end - first, end - (begin + span.rows - last))) for last in (span.wanted, span.guesses)
             )

@@ -14,7 +14,7 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime_gpu.attention import AttentionSessions, Heads, mask_session
 from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, upload
-from motley.plugins.onnxruntime_gpu.groups import Group, Pieces, slots_of
+from motley.plugins.onnxruntime_gpu.groups import Group, Piece, Pieces, slots_of
 from motley.plugins.segments import Kernel
 
 GROUPS_KEPT = 4
@@ -46,16 +46,21 @@ class Attention:
     sinks: ort.OrtValue | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _GroupPlaces:
     """Where a `Group` is in the GPU's memory, and its mask.
 
     Attributes:
+        pieces: which rows are in `rows`.
+        in_order: whether these are consecutive.
+        rows: i64[S, R], which rows of the step they are.
         places: i64[S, R, 1], the numbers in `rows`.
         make_mask: makes the mask of `positions`.
         runs: what attends, bound once, by the result and whether the group is the whole step in its order.
     """
 
+    pieces: Sequence[Piece]
+    in_order: bool
     rows: Mirror
     places: Mirror
     slots: Mirror
@@ -89,9 +94,11 @@ class _WindowGroups:
         in_order: whether that is one group, of all rows in their order.
         kept: places for groups, by their number in a step and shape.
         layers: that have this window.
+        pieces: how a step is cut for them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
         self.groups: list[_GroupPlaces] = []
         self.in_order = False
         self.kept: OrderedDict[tuple[int, int, int, int], _GroupPlaces] = OrderedDict()
@@ -118,13 +125,13 @@ class StepRows:
         hidden: Mirror,
         tables: Mapping[str, int],
         kinds: Iterable[bool],
-        windows: Iterable[int],
+        windows: Mapping[int, Pieces],
     ) -> None:
         """
         Args:
             tables: the widths of those that rows turn by, by name.
             kinds: of slots.
-            windows: that layers have.
+            windows: how a step is cut for layers, by their windows.
         """
         self.count = count = len(hidden.host)
         self.hidden = hidden
@@ -132,7 +139,7 @@ class StepRows:
         self.slots = {kind: device.mirror(np.zeros((count, 1), np.int64)) for kind in kinds}
         self.tables = {name: device.mirror(np.zeros((count, width), np.float32)) for name, width in tables.items()}
         self.queries: dict[int, ort.OrtValue] = {}
-        self.windows = {window: _WindowGroups() for window in windows}
+        self.windows = {window: _WindowGroups(pieces) for window, pieces in windows.items()}
         self.actions = [upload([hidden])]
 
 
@@ -195,7 +202,8 @@ class Attending:
 
     def rows(self, hidden: Mirror) -> StepRows:
         """Make the places for steps of as many rows as `hidden` has."""
-        return StepRows(self._device, hidden, self._tables, {*map(self._has_own_blocks, self._masks)}, self._masks)
+        pieces = {window: self._pieces(window) for window in self._masks}
+        return StepRows(self._device, hidden, self._tables, {each.own_blocks for each in pieces.values()}, pieces)
 
     def begin(self, rows: StepRows, spans: Sequence[tuple[int, Span]]) -> None:
         """Prepare what goes up for a step: the rotary tables of its rows, their slots, and its groups.
@@ -207,19 +215,17 @@ class Attending:
             return
         graph, tokens = self._graph, self._graph.blocks.tokens
         for own_blocks, slots in rows.slots.items():
-            of_spans = [
-                slots_of(span, own_blocks, span.position, span.position + span.rows, tokens) for _, span in spans
-            ]
-            np.concatenate(of_spans, out=slots.host[:, 0])
-        tables = [(span, graph.constants(span.prompt)) for _, span in spans]
-        for name, turning in rows.tables.items():
-            turns = [table[name][span.position : span.position + span.rows] for span, table in tables]
-            np.concatenate(turns, out=turning.host)
+            for row, span in spans:
+                own = slots_of(span, own_blocks, span.position, span.position + span.rows, tokens)
+                slots.host[row : row + span.rows, 0] = own
+        for row, span in spans:
+            tables = graph.constants(span.prompt)
+            for name, turning in rows.tables.items():
+                turning.host[row : row + span.rows] = tables[name][span.position : span.position + span.rows]
         changed = False
-        for window, kept in rows.windows.items():
-            groups = self._pieces(window).grouped(spans)
-            placed = [self._placed(kept, window, number, group) for number, group in enumerate(groups)]
-            in_order = len(groups) == 1 and groups[0].rows.ravel().tolist() == [*range(rows.count)]
+        for kept in rows.windows.values():
+            placed = [self._placed(kept, *each) for each in enumerate(kept.pieces.grouped(spans))]
+            in_order = len(placed) == 1 and placed[0].in_order
             if placed != kept.groups or in_order != kept.in_order:
                 kept.groups = []  # none of them, should what follows fail
                 for layer in kept.layers:
@@ -298,34 +304,37 @@ class Attending:
             return self._device.bind(sessions.attend, inputs, {"y": y})
         return self._device.bind(sessions.attend_some, inputs | {"y.before": y, "places": group.places.there}, {"y": y})
 
-    def _placed(self, kept: _WindowGroups, window: int, number: int, group: Group) -> _GroupPlaces:
+    def _placed(self, kept: _WindowGroups, number: int, group: Group) -> _GroupPlaces:
         """Give a group of a step its places, whose slots and positions are yet to go up."""
         key = number, *group.shape
-        if key not in kept.kept:
-            kept.kept[key] = self._new_places(group, window)
+        places = kept.kept.get(key)
+        if places is None:
+            places = kept.kept[key] = self._new_places(group.shape, kept.pieces.window)
             while len(kept.kept) > GROUPS_KEPT:
                 kept.kept.popitem(last=False)
-            return kept.kept[key]
         kept.kept.move_to_end(key)
-        places = kept.kept[key]
-        if not np.array_equal(places.rows.host, group.rows):
-            np.copyto(places.rows.host, group.rows)  # which `places` shares
+        if places.pieces != group.pieces:
+            numbers = group.rows()
+            np.copyto(places.rows.host, numbers)  # which `places` shares
             carry_out([[upload([places.rows, places.places])]])
-        np.copyto(places.slots.host, group.slots)
-        np.copyto(places.positions.host, group.positions)
+            places.pieces, places.in_order = group.pieces, numbers.ravel().tolist() == [*range(numbers.size)]
+        kept.pieces.fill(group, places.slots.host, places.positions.host)
         return places
 
-    def _new_places(self, group: Group, window: int) -> _GroupPlaces:
+    def _new_places(self, shape: tuple[int, int, int], window: int) -> _GroupPlaces:
         device = self._device
-        pieces, count, seen = group.shape
-        positions = device.mirror(group.positions)
+        pieces, count, seen = shape
+        rows = np.zeros((pieces, count), np.int64)
+        positions = device.mirror(np.zeros((pieces, count), np.float32))
         known = device.array(np.arange(seen, dtype=np.float32))
         mask = device.empty((pieces, 1, 1, count, seen))
         make = device.bind(self._masks[window], {"positions": positions.there, "seen": known}, {"mask": mask})
         return _GroupPlaces(
-            rows=device.mirror(group.rows),
-            places=device.mirror(group.rows[:, :, None]),
-            slots=device.mirror(group.slots),
+            pieces=(),
+            in_order=False,
+            rows=device.mirror(rows),
+            places=device.mirror(rows[:, :, None]),
+            slots=device.mirror(np.zeros((pieces, seen), np.int64)),
             positions=positions,
             mask=mask,
             make_mask=make,

@@ -161,7 +161,8 @@ class WebGpuEngine:
                 chunks.append(chunk)
                 own = spans_of(spans, rows)
                 self._attending.begin(chunk.rows, own)
-                self._adapting.begin(chunk.adapted, [span for _, span in own])
+                if self._graph.adapters:
+                    self._adapting.begin(chunk.adapted, [span for _, span in own])
                 np.copyto(chunk.hidden, hidden[rows])
             if len(chunks) == 1:
                 self._run(chunks[0])
@@ -382,7 +383,9 @@ class WebGpuEngine:
             own = [row - begin for row in wanted if begin <= row < end]
             if own and self._graph.vocabulary:
                 head = self._bound_head(chunk, done, own)
-                self._adapting.begin(head.adapted, [span for _, span in spans_of(spans, slice(begin, end))], head=True)
+                if self._graph.adapters:
+                    of_chunk = [span for _, span in spans_of(spans, slice(begin, end))]
+                    self._adapting.begin(head.adapted, of_chunk, head=True)
                 carry_out(head.actions)
             begin = end
             done += len(own)

@@ -9,6 +9,7 @@ window have groups of their own, which see no more than the window of their rows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,27 +27,42 @@ SEEN_TILE = 32
 """The number of positions that a group sees is a multiple of this one, so that the same calls serve for a while."""
 
 
-class Group(NamedTuple):
-    """Pieces of spans that attend in one call.
+SEQUENCES_KEPT = 32
+"""Tables of blocks whose slots are kept; the one not used for longest goes first."""
+
+
+class Piece(NamedTuple):
+    """Rows of a span that attend together.
 
     Attributes:
-        rows: i64[S, R], which rows of the step they are.
-        slots: i64[S, C], where the keys and values are that each piece sees: of consecutive positions.
-        positions: f32[S, R], where the rows stand, counted from the first position that their piece sees.
+        row: the first of them in the step.
+        rows: how many there are.
     """
 
-    rows: I64
-    slots: I64
-    positions: F32
+    row: int
+    rows: int
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(S, R, C)."""
-        return (*self.rows.shape, self.slots.shape[1])
+
+class Group(NamedTuple):
+    """S pieces of spans that attend in one call, as R rows each, which see C positions.
+
+    Attributes:
+        pieces: which rows of the step they are.
+        spans: the same as parts of the spans.
+        shape: (S, R, C).
+    """
+
+    pieces: Sequence[Piece]
+    spans: Sequence[Span]
+    shape: tuple[int, int, int]
+
+    def rows(self) -> I64:
+        """i64[S, R], which rows of the step they are."""
+        return np.stack([piece.row + _steps(piece.rows, self.shape[1]).astype(np.int64) for piece in self.pieces])
 
 
 def slots_of(span: Span, own_blocks: bool, begin: int, end: int, tokens: int) -> I64:
-    """Where the positions from `begin` to `end` of a span's sequence are.
+    """Where the positions from `begin` to `end` of a span's sequence are. Not to be changed.
 
     Args:
         own_blocks: whether the layers are such as have blocks of their own (`Span.windowed`).
@@ -54,9 +70,20 @@ def slots_of(span: Span, own_blocks: bool, begin: int, end: int, tokens: int) ->
     """
     table = span.windowed if own_blocks else span.blocks
     assert table is not None
-    positions = np.arange(begin, end)
-    slots: I64 = table[positions // tokens].astype(np.int64) * tokens + positions % tokens
-    return slots
+    return _all_slots(table.tobytes(), table.dtype.char, tokens)[begin:end]
+
+
+@lru_cache(SEQUENCES_KEPT)
+def _all_slots(table: bytes, kind: str, tokens: int) -> I64:
+    """Where all positions are of a sequence with these blocks."""
+    blocks = np.frombuffer(table, kind).astype(np.int64)
+    return (blocks[:, None] * tokens + np.arange(tokens)).ravel()
+
+
+@cache
+def _steps(rows: int, most: int) -> F32:
+    """f32[most]: 0, 1, 2 and so on for so many rows, and then the last one again."""
+    return np.minimum(np.arange(most, dtype=np.float32), rows - 1)
 
 
 class Pieces(NamedTuple):
@@ -90,31 +117,35 @@ class Pieces(NamedTuple):
         for row, span in spans:
             for begin in range(0, span.rows, MOST_ROWS):
                 count = min(MOST_ROWS, span.rows - begin)
-                piece = span._replace(position=span.position + begin, rows=count)
+                whole = count == span.rows
+                piece = span if whole else span._replace(position=span.position + begin, rows=count)
                 kinds.setdefault((count - 1).bit_length(), []).append((row + begin, piece))
         groups = []
         for pieces in kinds.values():
             rows = max(piece.rows for _, piece in pieces)
             pieces.sort(key=lambda each: each[1].position)
             while pieces:
-                together: list[tuple[int, Span]] = []
+                together = [pieces.pop()]
+                most = self.seen(together[0][1])
                 while pieces:
-                    most = max(self.seen(each) for _, each in (*together, pieces[-1]))
-                    if together and (len(together) + 1) * rows * most * self.heads > MOST_SCORES:
+                    wider = max(most, self.seen(pieces[-1][1]))
+                    if (len(together) + 1) * rows * wider * self.heads > MOST_SCORES:
                         break
+                    most = wider
                     together.append(pieces.pop())
-                groups.append(self._group(together, rows))
+                shape = len(together), rows, -(-most // SEEN_TILE) * SEEN_TILE
+                groups.append(Group([Piece(row, each.rows) for row, each in together], [s for _, s in together], shape))
         return groups
 
-    def _group(self, pieces: Sequence[tuple[int, Span]], rows: int) -> Group:
-        seen = max(self.seen(piece) for _, piece in pieces)
-        slots = np.full((len(pieces), -(-seen // SEEN_TILE) * SEEN_TILE), self.nothing, np.int64)
-        numbers = np.empty((len(pieces), rows), np.int64)
-        positions = np.empty((len(pieces), rows), np.float32)
-        for number, (first, piece) in enumerate(pieces):
-            begin, end = self.first_seen(piece), piece.position + piece.rows
-            slots[number, : end - begin] = slots_of(piece, self.own_blocks, begin, end, self.tokens)
-            within = np.minimum(np.arange(rows), piece.rows - 1)
-            numbers[number] = first + within
-            positions[number] = piece.position - begin + within
-        return Group(numbers, slots, positions)
+    def fill(self, group: Group, slots: I64, positions: F32) -> None:
+        """Write what a group sees.
+
+        Args:
+            slots: i64[S, C], where the keys and values are that each piece sees: of consecutive positions.
+            positions: f32[S, R], where the rows stand, counted from the first position that their piece sees.
+        """
+        for number, span in enumerate(group.spans):
+            begin, end = self.first_seen(span), span.position + span.rows
+            slots[number, : end - begin] = slots_of(span, self.own_blocks, begin, end, self.tokens)
+            slots[number, end - begin :] = self.nothing
+            np.add(_steps(span.rows, group.shape[1]), span.position - begin, out=positions[number])
