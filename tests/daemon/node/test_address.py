@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.daemon.node.joining.control import OrchestratorLost, _admitted
+from motley.daemon.node.joining.control import OrchestratorLost, _admitted, _reachable
 from motley.daemon.node.network.address import listening_host
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.cache import ShareCache
@@ -43,24 +43,22 @@ async def test_one_that_has_dialled_loopback_learns_where_others_reach_it(
     tmp_path: Path, own: str, known: str, told: str
 ) -> None:
     settings = NodeSettings("pc", own, pb.Capabilities(), None, ShareCache(tmp_path), 1)
-    assert (await _admitted(Call(motley_address=known), 10.0, settings)).address == told
+    assert _reachable(settings, await _admitted(Call(motley_address=known), 10.0)).address == told
 
 
-async def test_a_stream_that_ends_before_the_token_was_taken_is_no_welcome(tmp_path: Path) -> None:
-    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+async def test_a_stream_that_ends_before_the_token_was_taken_is_no_welcome() -> None:
     with pytest.raises(OrchestratorLost):
-        await _admitted(Call(), 10.0, settings)
+        await _admitted(Call(), 10.0)
 
 
-async def test_an_orchestrator_that_waits_for_a_hello_is_taken_for_an_older_one(tmp_path: Path) -> None:
+async def test_an_orchestrator_that_waits_for_a_hello_is_taken_for_an_older_one() -> None:
     class Waits(Call):
         async def initial_metadata(self) -> list[tuple[str, str]]:
             await asyncio.Event().wait()
             raise AssertionError
 
-    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
     with pytest.raises(OrchestratorLost, match=r"not taken the join token .* older motley .* same on both"):
-        await _admitted(Waits(), 0.01, settings)
+        await _admitted(Waits(), 0.01)
 
 
 def test_workers_listen_where_others_reach_them() -> None:
