@@ -1,4 +1,4 @@
-"""`make gpu`: first contact with an NVIDIA GPU, from what is least to what is most. 
+"""`make gpu`: first contact with an NVIDIA GPU, from what is least to what is most.
 
 Each step is a process of its own, so that one that crashes, or never ends, is a line of the result like any other.
 Lines are appended to ``gpu.jsonl`` as they come; the page beside it, ``gpu.md``, says of each step what to look at. All
