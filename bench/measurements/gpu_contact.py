@@ -186,12 +186,14 @@ def pytorch() -> Result:
 
 
 def sums() -> Result:
-    """Microseconds of a sum of two processes on one GPU, by form of the host step and bytes; and in captured bursts."""
+    """Microseconds of a sum of two processes, by form of the host step and bytes, and in captured bursts: of one with a
+    GPU and one without, and of two on one GPU."""
     result: Result = {}
-    for form in HostStep:
+    for form in (*measure_host_steps(CudaDriver()), HostStep.SPLIT):
         for captured in (False, True):
-            name = f"{form}, captured" if captured else str(form)
-            result[name] = attempt(partial(all_reduce_us, form, captured))
+            for beside in ("a host", "a rank on the same GPU"):
+                name = f"{form}, {'captured, ' if captured else ''}beside {beside}"
+                result[name] = attempt(partial(all_reduce_us, form, captured, beside_host=beside == "a host"))
     return result
 
 

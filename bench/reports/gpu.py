@@ -31,8 +31,10 @@ from motley.bench.measurements import gpu_contact
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 MOST_S = 530.0
-TOLD = 3000
+TOLD = 6000
 """Characters that are kept of what a failed step has said."""
+SLOWEST = 5
+"""Tests of a step whose seconds are told."""
 PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cublas", "torch")
 
 MARK = "result: "
@@ -71,13 +73,19 @@ def run_tests(chosen: Sequence[str], under: Sequence[str] = ()) -> Result:
         under: a program that runs it.
     """
     # Without the settings of the project, which want plugins and make errors of any package's warnings.
-    options = ["-q", "-n0", "-rfEs", "--import-mode=importlib", "-p", "no:cacheprovider", "--timeout=60"]
+    options = ["-v", "-n0", "-rfEs", "--import-mode=importlib", "-p", "no:cacheprovider", f"--durations={SLOWEST}"]
+    # One that hangs ends all, with the stacks of all threads: what holds it would not let go of the next one either.
+    options += ["--timeout=30", "--timeout-method=thread"]
     command = [*under, sys.executable, "-m", "pytest", "-o", "addopts=", "-W", "default", *options, *chosen]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    print(said.stdout[-TOLD:], said.stderr[-TOLD:], file=sys.stderr)
-    lines = said.stdout.splitlines() or [""]
+    lines = [""]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:  # heard by whoever ends this step before its time
+            print(line, end="", file=sys.stderr, flush=True)
+            lines.append(line.rstrip())
     told = [line[:300] for line in lines if line.startswith(("SKIPPED", "FAILED", "ERROR"))]
-    return {"passed": said.returncode == 0, "summary": lines[-1], "told": told[:40]}
+    slowest = [line for line in lines if " call " in line or " setup " in line][:SLOWEST]
+    return {"passed": process.returncode == 0, "summary": lines[-1], "told": told[:40], "slowest": slowest}
 
 
 def checked_replays() -> Result:

@@ -29,12 +29,14 @@ def test_a_bandwidth_is_measured_and_nothing_is_left(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "captured"),
-    [pytest.param(HostStep.MEMORY, False, marks=pytest.mark.soak), (HostStep.FUNCTION, True)],
+    ("form", "captured", "beside_host"),
+    [pytest.param(HostStep.MEMORY, False, False, marks=pytest.mark.soak), (HostStep.FUNCTION, True, True)],
 )
-def test_sums_are_timed_between_two_processes(form: HostStep, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_timed_between_two_processes(
+    form: HostStep, captured: bool, beside_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[3])  # for the processes: the driver is one of the tests
-    took = gpu_speed.all_reduce_us(form, captured, rounds=1, open_driver=HostDriver)
+    took = gpu_speed.all_reduce_us(form, captured, 1, HostDriver, beside_host=beside_host)
     assert list(took) == list(gpu_speed.SIZES)
     assert min(took.values()) > 0
 
@@ -42,6 +44,7 @@ def test_sums_are_timed_between_two_processes(form: HostStep, captured: bool, mo
 def test_tokens_are_timed_on_any_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_speed, "REQUESTS", (1, 2))
     monkeypatch.setattr(gpu_speed, "ANSWER", 12)
+    monkeypatch.setattr(gpu_speed, "ANSWER_AT_ONCE", 12)
     monkeypatch.setattr(gpu_speed, "LONG", 70)
     took = gpu_speed.speed(BUNDLED, "fp16", 2, engine="onnxruntime")
     parts = [took[part] for part in ("compute", "wire", "wait", "lead")]
