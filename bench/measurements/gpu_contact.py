@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -210,6 +211,8 @@ def tokens(shape: str, quantisation: str, ranks: Sequence[int]) -> Result:
 def _random_model(shape: str) -> Iterator[Path]:
     with TemporaryDirectory(prefix="motley-gpu-") as folder:
         model = Path(folder, shape)
+        began = perf_counter()
         synthesise(SHAPES[shape], model)
+        print(f"the random model is written after {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         os.environ["MOTLEY_CACHE"] = str(Path(folder, "shares"))
         yield model

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -40,8 +41,6 @@ ROUNDS = 50
 BURST = 20
 """Sums submitted at once, as many as some layers have; their time is told together."""
 PROMPT, ANSWER = 32, 64
-ANSWER_AT_ONCE = 512
-"""Tokens of answers to several requests: they overlap only once all prompts are computed."""
 LONG, LONG_TIMES = 512, 3
 """Tokens of a prompt whose rate is told, and how often it is given: sizes of chunks are tried meanwhile."""
 REQUESTS = (1, 8, 32)
@@ -71,10 +70,10 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
         scales = allocate(4 * rows * columns // BLOCK)
         matrices = [weights + one * number for number in range(4 * rows * columns // one)]
         integer = ctypes.c_int
-        warps = -(-rows // (CODED_ROWS if coded else ROWS))
 
         def submit(tokens: int) -> None:
             together = min(tokens, max(TOKENS))
+            warps = -(-rows // (CODED_ROWS if coded else ROWS)[together])
             blocks = -(-warps * (tokens // together) * WARP // THREADS)
             kernel, first = f"matmul_{kind}_{together}", columns
             numbers = [tokens, rows, columns, BLOCK.bit_length() - 1]
@@ -198,17 +197,27 @@ def speed(model: Path, quantisation: str, ranks: int, engine: str = "cuda") -> M
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed.
     """
-    return asyncio.run(_speed(MeshSpec(model, [1.0] * ranks, quantisation, engine=engine)))
+    room = max(REQUESTS) * (PROMPT + ANSWER)
+    return asyncio.run(_speed(MeshSpec(model, [1.0] * ranks, quantisation, engine=engine, cache_tokens=room)))
 
 
 async def _speed(spec: MeshSpec) -> Mapping[str, Any]:
     words = np.random.default_rng(0).integers(0, VOCABULARY, LONG).tolist()
+    began = perf_counter()
+
+    def told(what: str) -> None:
+        print(f"{perf_counter() - began:.1f} s: {what}", file=sys.stderr, flush=True)
+
     async with LocalMesh(spec) as mesh:
+        told(f"{len(spec.weights)} ranks are ready")
         await mesh.decode(words[PROMPT:0:-1], WARM_UP)  # what begins alike would be found in the caches
+        told("kernels are loaded, host steps tried")
         report = await latency_of(mesh, words[:PROMPT], ANSWER)
+        told(f"a token takes {report.ms_per_token['p50']:.2f} ms")
         texts = [[*words[turn:], *words[:turn]] for turn in range(1, 1 + LONG_TIMES)]
         prompts = [await latency_of(mesh, text, WARM_UP) for text in texts]
-        together = await throughput_of(mesh, REQUESTS, PROMPT, ANSWER_AT_ONCE, VOCABULARY)
+        told("long prompts are timed")
+        together = await throughput_of(mesh, REQUESTS, PROMPT, ANSWER, VOCABULARY)
     return {
         "p50": report.ms_per_token["p50"],
         **report.mean_parts(),

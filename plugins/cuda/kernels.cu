@@ -33,12 +33,10 @@ struct Int8Scale {
 
 // -- matmul: y[tokens, rows] = x[tokens, columns] weights[rows, columns]^T + bias ----------------------------------------
 //
-// Memory-bound for few tokens: neighbouring lanes read neighbouring words of a weight's row, several words ahead, and use
-// each for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS: a
-// token has the same bits in any company. Codes lie in blocks along the columns: (code - zero) * scale, with the default
+// Memory-bound for few tokens: neighbouring lanes read neighbouring runs of a weight's row, several runs ahead, and use each
+// for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS nor on AHEAD:
+// a token has the same bits in any company. Codes lie in blocks along the columns: (code - zero) * scale, with the default
 // zero where `zeros` is null.
-
-constexpr int AHEAD = 4;  // words of a row that a lane has under way
 
 struct Matrix {
     const u8* weights;
@@ -53,46 +51,64 @@ __device__ inline float centred(u32 code, float zero) {
     return __uint_as_float(0x4B000000u | code) - (8388608.f + zero);
 }
 
-// A run is as many neighbouring weights as a word holds.
+// A run is as many neighbouring weights as are read at once.
 struct Fp32Run {
-    static constexpr int RUN = 1;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
+    static constexpr int RUN = 4;
+    typedef uint4 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
+        return read_once(m.weights + 4 * (row * m.columns + first));
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
-        values[0] = __uint_as_float(word);
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words words, float* values) {
+        values[0] = __uint_as_float(words.x), values[1] = __uint_as_float(words.y);
+        values[2] = __uint_as_float(words.z), values[3] = __uint_as_float(words.w);
         return 1;  // the scale
     }
 };
 
-struct Fp16Run {
-    static constexpr int RUN = 2;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 2];
+struct OddFp32Run {  // where rows are no whole runs
+    static constexpr int RUN = 1;
+    typedef u32 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
-        values[0] = half_to_float(u16(word)), values[1] = half_to_float(u16(word >> 16));
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
+        values[0] = __uint_as_float(word);
         return 1;
     }
 };
 
-struct OddFp16Run {  // where rows are no whole words
+struct Fp16Run {
+    static constexpr int RUN = 8;
+    typedef uint4 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
+        return read_once(m.weights + 2 * (row * m.columns + first));
+    }
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words words, float* values) {
+        const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+        for (int i = 0; i < RUN; ++i) values[i] = half_to_float(u16(pairs[i / 2] >> 16 * (i % 2)));
+        return 1;
+    }
+};
+
+struct OddFp16Run {
     static constexpr int RUN = 1;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+    typedef u16 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u16*>(m.weights)[row * m.columns + first];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
-        values[0] = half_to_float(u16(word));
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
+        values[0] = half_to_float(word);
         return 1;
     }
 };
 
 struct Int8Run {
     static constexpr int RUN = 4;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+    typedef u32 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 4];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
         const i64 at = m.block_of(row, first);
         const float zero = m.zeros ? m.zeros[at] : 128;
         for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 8 * i & 0xFF, zero);
@@ -102,10 +118,11 @@ struct Int8Run {
 
 struct Int4Run {  // the first of two codes is in the lower half of a byte
     static constexpr int RUN = 8;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+    typedef u32 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 8];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
         const i64 at = m.block_of(row, first);
         const float zero = m.zeros ? m.zeros[at / 2] >> 4 * (at % 2) & 0xF : 8;
         for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 4 * i & 0xF, zero);
@@ -126,9 +143,10 @@ __device__ inline void read_run(const float* from, float* values) {
     }
 }
 
-template <class Weights, int ROWS, int TOKENS>
+template <class Weights, int ROWS, int TOKENS, int AHEAD>
 __device__ void matmul(const float* x, int x_stride, const Matrix& m, const float* bias, float* y, int y_stride,
                        int tokens, int rows) {
+    typedef typename Weights::Words Words;
     constexpr int RUN = Weights::RUN, STEP = WARP * RUN;
     const i64 groups = (tokens + TOKENS - 1) / TOKENS;  // those of one row are neighbours: they read the same weights
     const i64 first_token = warp_number() % groups * TOKENS;
@@ -137,28 +155,26 @@ __device__ void matmul(const float* x, int x_stride, const Matrix& m, const floa
     const int lane = threadIdx.x % WARP;
     float totals[ROWS][TOKENS] = {};
     for (int tile = lane * RUN; tile < m.columns; tile += AHEAD * STEP) {
-        u32 words[AHEAD][ROWS];
+        Words words[AHEAD][ROWS];
+#pragma unroll  // or the words would not be in registers
         for (int a = 0; a < AHEAD; ++a)
             for (int r = 0; r < ROWS; ++r) {
                 const i64 row = first_row + r < rows ? first_row + r : rows - 1;
-                words[a][r] = tile + a * STEP < m.columns ? Weights::read(m, row, tile + a * STEP) : 0;
+                words[a][r] = tile + a * STEP < m.columns ? Weights::read(m, row, tile + a * STEP) : Words{};
             }
-#pragma unroll  // or the words would not be in registers
+#pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const int first = tile + a * STEP;
             if (first >= m.columns) break;
-            float values[ROWS][RUN], scale[ROWS];
-            for (int r = 0; r < ROWS; ++r) {
-                const i64 row = first_row + r < rows ? first_row + r : rows - 1;
-                scale[r] = Weights::decode(m, row, first, words[a][r], values[r]);
-            }
+            float values[ROWS][RUN];
+            for (int r = 0; r < ROWS; ++r) Weights::decode(m, first_row + r, first, words[a][r], values[r]);
             for (int t = 0; t < TOKENS; ++t) {
                 float factors[RUN], sums[ROWS] = {};
                 const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
                 read_run<RUN>(x + token * x_stride + first, factors);
                 for (int i = 0; i < RUN; ++i)
                     for (int r = 0; r < ROWS; ++r) sums[r] = fmaf(values[r][i], factors[i], sums[r]);
-                for (int r = 0; r < ROWS; ++r) totals[r][t] = fmaf(scale[r], sums[r], totals[r][t]);
+                for (int r = 0; r < ROWS; ++r) totals[r][t] += sums[r];
             }
         }
     }
@@ -171,27 +187,25 @@ __device__ void matmul(const float* x, int x_stride, const Matrix& m, const floa
         }
 }
 
-#define MATMUL(name, Weights, ROWS, TOKENS)                                                                            \
+#define MATMUL_OF(name, Weights, ROWS, TOKENS, AHEAD)                                                                  \
     extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* scales,              \
                                     const u8* zeros, const float* bias, float* y, int y_stride, int tokens, int rows,  \
                                     int columns, int shift) {                                                          \
-        matmul<Weights, ROWS, TOKENS>(x, x_stride, {weights, scales, zeros, columns, shift}, bias, y, y_stride,        \
-                                      tokens, rows);                                                                   \
+        matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, {weights, scales, zeros, columns, shift}, bias, y, y_stride, \
+                                             tokens, rows);                                                            \
     }
 
-// By weights, and by the tokens that a warp computes together.
-MATMUL(matmul_fp32_1, Fp32Run, 2, 1)
-MATMUL(matmul_fp32_2, Fp32Run, 2, 2)
-MATMUL(matmul_fp32_4, Fp32Run, 2, 4)
-MATMUL(matmul_fp32_8, Fp32Run, 2, 8)
-MATMUL(matmul_fp16_1, Fp16Run, 2, 1)
-MATMUL(matmul_fp16_2, Fp16Run, 2, 2)
-MATMUL(matmul_fp16_4, Fp16Run, 2, 4)
-MATMUL(matmul_fp16_8, Fp16Run, 2, 8)
-MATMUL(matmul_odd_fp16_1, OddFp16Run, 2, 1)
-MATMUL(matmul_odd_fp16_2, OddFp16Run, 2, 2)
-MATMUL(matmul_odd_fp16_4, OddFp16Run, 2, 4)
-MATMUL(matmul_odd_fp16_8, OddFp16Run, 2, 8)
+// By weights, and by the tokens that a warp computes together. The more tokens, the more rows share what is read of them.
+#define MATMUL(name, Weights)                                                                                          \
+    MATMUL_OF(name##_1, Weights, 1, 1, 4)                                                                              \
+    MATMUL_OF(name##_2, Weights, 2, 2, 4)                                                                              \
+    MATMUL_OF(name##_4, Weights, 2, 4, 2)                                                                              \
+    MATMUL_OF(name##_8, Weights, 4, 8, 1)
+
+MATMUL(matmul_fp32, Fp32Run)
+MATMUL(matmul_odd_fp32, OddFp32Run)
+MATMUL(matmul_fp16, Fp16Run)
+MATMUL(matmul_odd_fp16, OddFp16Run)
 
 // to: f32[rows, columns], the rows of a matrix from `first_row` on; a thread per run.
 template <class Weights>

@@ -15,19 +15,19 @@ SOURCES = (DEVICE, *(Path(__file__).with_name(name) for name in ("kernels.cu", "
 WARP = 32
 THREADS = 128
 """Threads of a block."""
-ROWS = 2
-"""Outputs per warp of a product by floats, as in the source."""
-CODED_ROWS = 8
-"""Outputs per warp of a product by codes, as in the source."""
-TOKENS = (1, 2, 4, 8)
+ROWS = {1: 1, 2: 2, 4: 2, 8: 4}
+"""Outputs per warp of a product by floats, by the tokens that it multiplies together, as in the source."""
+CODED_ROWS = {1: 2, 2: 2, 4: 4, 8: 8}
+"""The same of a product by codes."""
+TOKENS = tuple(ROWS)
 """The numbers of tokens that a warp can multiply together: there is a kernel for each."""
 KINDS: dict[int, tuple[str, int]] = {
-    TensorProto.FLOAT: ("fp32", 1),
-    TensorProto.FLOAT16: ("fp16", 2),
+    TensorProto.FLOAT: ("fp32", 4),
+    TensorProto.FLOAT16: ("fp16", 8),
     TensorProto.UINT8: ("int8", 4),
     TensorProto.UINT4: ("int4", 8),
 }
-"""How kernels call a type of weights, and how many of them are a word."""
+"""How kernels call a type of weights, and how many of them they read at once: a run."""
 PLACE = np.dtype([("blocks", "u8", 2), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("adapter", "i8")])
 """`Place` in the source: where a row finds its sequence's blocks and rotary tables, where it stands in it, and the
 slot of its adapter."""
@@ -72,7 +72,7 @@ class Matrix:
 
     Attributes:
         kind: how kernels call their type.
-        run: how many of them are a word.
+        run: how many of them are read at once.
         shift: 2^shift columns have one scale.
         weights: an address, as are the scales and the zeros; 0: there are none.
     """
@@ -85,6 +85,11 @@ class Matrix:
     weights: int
     scales: int
     zeros: int
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether cuBLAS takes it as it is."""
+        return self.kind in ("fp32", "odd_fp32")
 
     @property
     def coded(self) -> Coded | None:

@@ -27,6 +27,7 @@ from motley.transport.cuda.host_step import HostStep
 from tests.models.cases import BLOCKS, Case, LocalSession, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
 from tests.plugins.known_cases import known_cases
+from tests.plugins.nearness import error, is_near
 from tests.transport.conftest import run_ranks as run_ranks
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -41,10 +42,6 @@ NOT_HERE = re.compile(
 
 narrow = pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
 some_cases = pytest.mark.parametrize("case", known_cases()[1::4], ids=str)
-
-
-def error(got: F32, expected: F32) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 def one_on_the_gpu(form: HostStep, ranks: int) -> list[EngineFactory]:
@@ -111,7 +108,8 @@ def test_the_reference_widens_weights_on_a_gpu(gpu: CudaDriver, case: Case, quan
 def test_narrow_weights(gpu: CudaDriver, case: Case, quantisation: str, tmp_path: Path) -> None:
     float64 = EngineOptions(extra={"dtype": "float64"})
     expected = logits(case, tmp_path / "64", ReferenceEngine, 1, quantisation, float64)
-    assert error(logits(case, tmp_path / "gpu", CudaEngine, 2, quantisation, SPLIT), expected) < 1e-4
+    got = logits(case, tmp_path / "gpu", CudaEngine, 2, quantisation, SPLIT)
+    assert is_near(got, expected, quantisation)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -132,7 +130,7 @@ def test_waves_are_captured_and_company_does_not_show(
                 lengths[sequence] += 1
         for engine in group.engines:
             assert isinstance(engine, CudaEngine)
-            assert {count for _, count, _ in engine._graphs} == {1, 2, 4, 8, 16}
+            assert {count for _, count, *_ in engine._graphs} == {1, 2, 4, 8, 16}
 
 
 @pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
@@ -173,7 +171,7 @@ def test_prompts_by_cublas(gpu: CudaDriver, case: Case, quantisation: str, tmp_p
         expected = group.step(case.tokens[:length], 0)
     with LocalSession(case.folder, CudaEngine, shares, tmp_path / "gpu", quantisation, options=SPLIT) as group:
         assert all(isinstance(engine, CudaEngine) and engine._on_device.gemm is not None for engine in group.engines)
-        assert error(group.step(case.tokens[:length], 0), expected) < 1e-4
+        assert is_near(group.step(case.tokens[:length], 0), expected, quantisation)
 
 
 @pytest.mark.timeout(200)

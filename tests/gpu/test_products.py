@@ -58,7 +58,7 @@ def test_products_by_codes(gpu: CudaDriver, bits: int, block: int, columns: int,
         quantised, y = room(tokens * coded.token_bytes), room(expected.nbytes)
         shape = tokens, columns, coded.shift, coded.stretches
         launch(coded.quantise, tokens * coded.quantising_threads, there, columns, quantised, *shape)
-        groups = -(-rows // CODED_ROWS) * -(-tokens // together)
+        groups = -(-rows // CODED_ROWS[together]) * -(-tokens // together)
         launch(
             coded.products(together, zeros=False),
             groups * WARP,

@@ -44,7 +44,6 @@ def test_sums_are_timed_between_two_processes(
 def test_tokens_are_timed_on_any_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_speed, "REQUESTS", (1, 2))
     monkeypatch.setattr(gpu_speed, "ANSWER", 12)
-    monkeypatch.setattr(gpu_speed, "ANSWER_AT_ONCE", 12)
     monkeypatch.setattr(gpu_speed, "LONG", 70)
     took = gpu_speed.speed(BUNDLED, "fp16", 2, engine="onnxruntime")
     parts = [took[part] for part in ("compute", "wire", "wait", "lead")]

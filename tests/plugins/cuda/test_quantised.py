@@ -66,7 +66,7 @@ def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, 
     zeros = None if points is None else packed(points, coded.bits)
     run(
         coded.products(together, zeros is not None),
-        -(-rows // CODED_ROWS) * -(-tokens // together) * WARP,
+        -(-rows // CODED_ROWS[together]) * -(-tokens // together) * WARP,
         *(pointer(quantised), coded.stretches, pointer(codes), pointer(scales), pointer(zeros), pointer(None)),
         *(pointer(y), rows, tokens, rows, coded.row_bytes, coded.block_shift, scales.shape[1]),
     )
