@@ -22,7 +22,7 @@ from motley.bench.measurements.latency import WARM_UP, latency_of
 from motley.bench.measurements.throughput import throughput_of
 from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec
 from motley.bench.meshes.rank_processes import TIMEOUT_S, Answer, Question, RankProcesses, clock, percentile_us, serve
-from motley.plugins.cuda.kernels import CODED, CODED_ROWS, ROWS, SOURCES, THREADS, TOKENS, WARP, Coded, pointer
+from motley.plugins.cuda.kernels import CODED, ROWS, SOURCES, THREADS, TOKENS, WARP, Coded, pointer
 from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import CudaDriver, Driver
@@ -73,7 +73,7 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
 
         def submit(tokens: int) -> None:
             together = min(tokens, max(TOKENS))
-            warps = -(-rows // (CODED_ROWS if coded else ROWS)[together])
+            warps = -(-rows // (coded.rows(together) if coded else ROWS[together]))
             blocks = -(-warps * (tokens // together) * WARP // THREADS)
             kernel, first = f"matmul_{kind}_{together}", columns
             numbers = [tokens, rows, columns, BLOCK.bit_length() - 1]

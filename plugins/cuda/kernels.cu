@@ -15,6 +15,19 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
+__device__ inline float warp_max(float value) {
+    for (int distance = WARP / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, distance));
+    return value;
+}
+
+// What another lane of the warp has.
+__device__ inline float of_lane(float value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
+__device__ inline i64 of_lane(i64 value, int lane) {
+    const u32 low = __float_as_uint(of_lane(__uint_as_float(u32(value)), lane));
+    const u32 high = __float_as_uint(of_lane(__uint_as_float(u32(value >> 32)), lane));
+    return i64(u64(high) << 32 | low);
+}
+
 __device__ inline i64 warp_number() { return (i64(blockIdx.x) * blockDim.x + threadIdx.x) / WARP; }
 
 // By what numbers become codes of 8 bits and back, by the bits of the largest magnitude of them: bits of numbers without a
@@ -241,20 +254,33 @@ WIDEN(widen_int4, Int4Run)
 
 // -- the small nodes ---------------------------------------------------------------------------------------------------
 
-// y = x / sqrt(mean(x^2) + epsilon) * scale for each of `groups` groups of `width` in each row; a warp per group.
+constexpr int NORM_PART = 512;  // elements of a group that a warp writes
+
+// y = x / sqrt(mean(x^2) + epsilon) * scale for each of `groups` groups of `width` in each row. A warp writes a part of a
+// group: all of its warps add up the squares of all of it, as that takes less time than to tell each other.
 extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* scale, float* y, int y_stride, int rows,
                                     int groups, int width, float epsilon) {
-    const i64 row = warp_number() / groups;
-    const int group = int(warp_number() % groups), lane = threadIdx.x % WARP;
+    const int parts = (width + NORM_PART - 1) / NORM_PART, lane = threadIdx.x % WARP;
+    const i64 row = warp_number() / parts / groups;
+    const int group = int(warp_number() / parts % groups), part = int(warp_number() % parts);
     if (row >= rows) return;
     const float* from = x + row * x_stride + group * width;
     float squares = 0;
+    if (width % 4 == 0 && x_stride % 4 == 0) {
 #pragma unroll 8  // as many reads under way
-    for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
+        for (int i = 4 * lane; i < width; i += 4 * WARP) {
+            float values[4];
+            read_run<4>(from + i, values);
+            for (int j = 0; j < 4; ++j) squares = fmaf(values[j], values[j], squares);
+        }
+    } else {
+        for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
+    }
     const float root = sqrtf(warp_sum(squares) / width + epsilon);
+    const int end = width < (part + 1) * NORM_PART ? width : (part + 1) * NORM_PART;
     float* to = y + row * y_stride + group * width;
 #pragma unroll 8
-    for (int i = lane; i < width; i += WARP) to[i] = from[i] / root * scale[i];
+    for (int i = part * NORM_PART + lane; i < end; i += WARP) to[i] = from[i] / root * scale[i];
 }
 
 __device__ inline i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
@@ -303,6 +329,7 @@ struct Fp32Kept {
     typedef float Number;
     static constexpr bool SCALED = false;
     __device__ static float read(float number) { return number; }
+    __device__ static void read_four(const float* from, float* to) { read_run<4>(from, to); }
     __device__ static float rounded(float value) { return value; }
 };
 
@@ -310,6 +337,11 @@ struct Fp16Kept {
     typedef u16 Number;
     static constexpr bool SCALED = false;
     __device__ static float read(u16 number) { return half_to_float(number); }
+    __device__ static void read_four(const u16* from, float* to) {
+        const uint2 words = *reinterpret_cast<const uint2*>(from);
+        to[0] = half_to_float(u16(words.x)), to[1] = half_to_float(u16(words.x >> 16));
+        to[2] = half_to_float(u16(words.y)), to[3] = half_to_float(u16(words.y >> 16));
+    }
     __device__ static u16 rounded(float value) { return float_to_half(value); }
 };
 
@@ -317,6 +349,10 @@ struct Int8Kept {
     typedef signed char Number;
     static constexpr bool SCALED = true;
     __device__ static float read(signed char code) { return float(code); }
+    __device__ static void read_four(const signed char* from, float* to) {
+        const u32 word = *reinterpret_cast<const u32*>(from);
+        for (int i = 0; i < 4; ++i) to[i] = float((signed char)(word >> 8 * i));
+    }
     __device__ static signed char rounded(float shifted) {
         const float magic = 12582912.f;  // 1.5 * 2^23: the last bits of the sum are the nearest integer's
         return (signed char)(__float_as_uint(__fadd_rn(shifted, magic)) - __float_as_uint(magic));
@@ -399,7 +435,7 @@ ROTATE(rotate_fp32, Fp32Kept)
 ROTATE(rotate_fp16, Fp16Kept)
 ROTATE(rotate_int8, Int8Kept)
 
-constexpr int PART = 128;  // positions that one warp attends to, at least, before a row's are given to several
+constexpr int PART = 64;  // positions that one warp attends to, at least, before a row's are given to several
 constexpr int MOST_PARTS = 64;
 
 // The positions that a row sees...
@@ -416,11 +452,30 @@ struct Seen {
     }
 };
 
+// The product of a query, f32[width], and a key.
+template <class Format>
+__device__ inline float dot(const float* query, const typename Format::Number* key, int width) {
+    float sum = 0;
+    if (width % 4 == 0) {
+#pragma unroll 8  // as many reads under way
+        for (int i = 0; i < width; i += 4) {
+            float of_query[4], of_key[4];
+            read_run<4>(query + i, of_query);
+            Format::read_four(key + i, of_key);
+            for (int j = 0; j < 4; ++j) sum = fmaf(of_query[j], of_key[j], sum);
+        }
+    } else {
+        for (int i = 0; i < width; ++i) sum = fmaf(query[i], Format::read(key[i]), sum);
+    }
+    return sum;
+}
+
 // One part of the positions that a row sees, a warp per row, head and part: f32[2 + width] of
 // `partials`: f32[rows, heads, room, 2 + width], which are the largest score, the sum of the exponentials and the sum of
 // the values by them (flash decoding). No row has more than `room` parts. What a part is and how it is summed depends
 // only on what the row sees, never on blocks or other rows. Neighbouring warps have the same part of rows and heads that
-// may read the same keys. A head is no wider than so many slices of WARP values.
+// may read the same keys. A lane has the scores of every 32nd position, and every 32nd element of the values: a head is no
+// wider than SLICES of these. The query, f32[rows, heads * width] with rows and heads of whole fours, if `width` is some.
 template <class Format, int SLICES>
 __device__ void attend(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,
                        const void* values, const float* value_scales, int own, int tokens, float* partials, int rows,
@@ -429,42 +484,36 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
     const i64 number = warp_number(), row = number % rows;
     const int head = int(number / rows % heads), part = int(number / rows / heads), lane = threadIdx.x % WARP;
     if (part >= room) return;
-    const Place place = places[row];
-    const Seen seen(place.position, window);
+    const Place* place = places + row;
+    const Seen seen(place->position, window);
     const int parts = seen.parts();
     if (part >= parts) return;
     const int length = (seen.stop - seen.start + parts - 1) / parts, from = seen.start + part * length;
     const int to = from + length < seen.stop ? from + length : seen.stop;
-    float query[SLICES], sums[SLICES] = {}, largest = LOWEST, total = 0;
-    for (int s = 0; s < SLICES; ++s) {
-        const int i = s * WARP + lane;
-        query[s] = i < width ? q[row * q_stride + head * width + i] * scale : 0;
-    }
-    for (int first = from, end; first < to; first = end) {  // as far as a block goes
-        end = first + tokens - first % tokens < to ? first + tokens - first % tokens : to;
-        const i64 cached = place.cached(first, own, tokens, head / (heads / kv_heads), kv_heads);
-        const Number *key = static_cast<const Number*>(keys) + cached * width;
-        const Number *value = static_cast<const Number*>(values) + cached * width;
-#pragma unroll 4  // as many keys and values under way
-        for (int at = 0; at < end - first; ++at) {
-            float score = 0;
+    const float* query = q + row * q_stride + head * width;
+    float sums[SLICES] = {}, largest = LOWEST, total = 0;  // of this lane's positions
+    for (int first = from; first < to; first += WARP) {
+        const int count = to - first < WARP ? to - first : WARP, at = first + (lane < count ? lane : count - 1);
+        const i64 cached = place->cached(at, own, tokens, head / (heads / kv_heads), kv_heads);
+        float score = dot<Format>(query, static_cast<const Number*>(keys) + cached * width, width) * scale;
+        if (Format::SCALED) score *= key_scales[cached];
+        const float higher = fmaxf(largest, warp_max(score)), shrink = expf(largest - higher);
+        float weight = lane < count ? expf(score - higher) : 0;
+        largest = higher;
+        total = fmaf(total, shrink, weight);
+        for (int s = 0; s < SLICES; ++s) sums[s] *= shrink;
+        if (Format::SCALED) weight *= value_scales[cached];
+#pragma unroll 8
+        for (int other = 0; other < count; ++other) {
+            const float of_other = of_lane(weight, other);
+            const Number* value = static_cast<const Number*>(values) + of_lane(cached, other) * width;
             for (int s = 0; s < SLICES; ++s) {
                 const int i = s * WARP + lane;
-                if (i < width) score = fmaf(query[s], Format::read(key[at * width + i]), score);
-            }
-            score = warp_sum(score);
-            if (Format::SCALED) score *= key_scales[cached + at];
-            const float higher = fmaxf(largest, score);
-            const float shrink = expf(largest - higher), weight = expf(score - higher);
-            largest = higher;
-            total = fmaf(total, shrink, weight);
-            const float scaled = Format::SCALED ? weight * value_scales[cached + at] : weight;
-            for (int s = 0; s < SLICES; ++s) {
-                const int i = s * WARP + lane;
-                if (i < width) sums[s] = fmaf(sums[s], shrink, scaled * Format::read(value[at * width + i]));
+                if (i < width) sums[s] = fmaf(of_other, Format::read(value[i]), sums[s]);
             }
         }
     }
+    total = warp_sum(total);
     float* out = partials + ((row * heads + head) * room + part) * (2 + width);
     if (lane == 0) out[0] = largest, out[1] = total;
     for (int s = 0; s < SLICES; ++s)

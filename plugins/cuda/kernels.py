@@ -17,8 +17,6 @@ THREADS = 128
 """Threads of a block."""
 ROWS = {1: 1, 2: 2, 4: 2, 8: 4}
 """Outputs per warp of a product by floats, by the tokens that it multiplies together, as in the source."""
-CODED_ROWS = {1: 2, 2: 2, 4: 4, 8: 8}
-"""The same of a product by codes."""
 TOKENS = tuple(ROWS)
 """The numbers of tokens that a warp can multiply together: there is a kernel for each."""
 KINDS: dict[int, tuple[str, int]] = {
@@ -43,7 +41,9 @@ HEAD_BYTES = 64
 """Of a stretch of quantised activations, before their codes, as in the source."""
 HEADS = (64, 128, 256)
 """Widths up to which there is a kernel for heads."""
-PART = 128
+NORM_PART = 512
+"""Elements of a group that one warp normalises, as in the source."""
+PART = 64
 """Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64
 """The most parts that a row's attention is cut in, as in the source."""
@@ -144,6 +144,10 @@ class Coded:
     def quantise(self) -> str:
         """The kernel that quantises activations."""
         return f"quantise_int{self.bits}_{self.block_stretches}"
+
+    def rows(self, tokens: int) -> int:
+        """Outputs per warp of a product that multiplies so many tokens at a time, as in the source."""
+        return 2 if (self.bits, tokens) == (8, 1) else 4
 
     def products(self, tokens: int, zeros: bool) -> str:
         """The kernel that multiplies so many tokens at a time, by codes with zero points of their own or without."""

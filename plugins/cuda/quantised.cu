@@ -189,12 +189,12 @@ __device__ void products(const u8* x, int stretches, const Codes& m, const float
             x, stretches, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows);    \
     }
 
-// By the bits of weights, whether pieces are short and zeros given; then by the tokens at a time, as for floats.
+// By the bits of weights, whether pieces are short and zeros given; then by the tokens at a time.
 #define PRODUCTS(name, BITS, SHORT, ZEROS)                                                                             \
-    PRODUCTS_OF(name##_1, BITS, SHORT, ZEROS, 1, 1, 4)                                                                 \
-    PRODUCTS_OF(name##_2, BITS, SHORT, ZEROS, 2, 1, 4)                                                                 \
+    PRODUCTS_OF(name##_1, BITS, SHORT, ZEROS, 1, BITS == 8 ? 1 : 2, 2)                                                 \
+    PRODUCTS_OF(name##_2, BITS, SHORT, ZEROS, 2, 2, 2)                                                                 \
     PRODUCTS_OF(name##_4, BITS, SHORT, ZEROS, 4, 2, 2)                                                                 \
-    PRODUCTS_OF(name##_8, BITS, SHORT, ZEROS, 8, 4, 1)
+    PRODUCTS_OF(name##_8, BITS, SHORT, ZEROS, 8, 2, 2)
 
 PRODUCTS(products_int4_short, 4, true, false)
 PRODUCTS(products_int4_short_zeros, 4, true, true)

@@ -13,9 +13,9 @@ from motley.plugins.cuda.adapting import Adapting, runs_of
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.kernels import (
-    CODED_ROWS,
     HEADS,
     MOST_PARTS,
+    NORM_PART,
     PLACE,
     ROWS,
     TOKENS,
@@ -156,7 +156,7 @@ class _Step:
         if (coded := matrix.coded) is not None:
             graph.launch(
                 coded.products(tokens, bool(matrix.zeros)),
-                -(-matrix.outputs // CODED_ROWS[tokens]) * groups * WARP,
+                -(-matrix.outputs // coded.rows(tokens)) * groups * WARP,
                 pointer(self._quantised(node.input[0], x, coded)),
                 *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
@@ -220,7 +220,7 @@ class _Step:
         if self._count:
             graph.launch(
                 "rms_norm",
-                self._count * groups * WARP,
+                self._count * groups * -(-width // NORM_PART) * WARP,
                 *rows_of(x),
                 pointer(graph.address(node.input[1])),
                 *rows_of(y),

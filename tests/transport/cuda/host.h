@@ -75,12 +75,16 @@ __attribute__((noinline)) static void give_way(int lane, int next) {
     begin(next);
 }
 
-static float __shfl_xor_sync(unsigned, float value, int distance) {
+static float __shfl_sync(unsigned, float value, int from) {
     const int lane = threadIdx.x % OF_A_WARP, turn = own->shuffles[lane]++ % 2;
     own->shuffled[turn][lane] = value;
     own->before = lane;
     give_way(lane, own->next[lane]);
-    return own->shuffled[turn][lane ^ distance];
+    return own->shuffled[turn][from];
+}
+
+static float __shfl_xor_sync(unsigned mask, float value, int distance) {
+    return __shfl_sync(mask, value, (threadIdx.x % OF_A_WARP) ^ distance);
 }
 
 static bool is_without_shuffles() { return blockIdx.x == 0 && own->first == 0 && own->shuffles[0] == 0; }
