@@ -21,6 +21,7 @@ import numpy as np
 
 from motley.bench.measurements.gpu_speed import BITS, SHAPE, all_reduce_us, matmul_bandwidth, speed
 from motley.bench.random_models.writing import synthesise
+from motley.daemon.machine.processor import usable_cores
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.cuda.kernels import SOURCES
 from motley.transport.cuda.driver import CudaDriver, Driver
@@ -198,12 +199,22 @@ def sums() -> Result:
     return result
 
 
-def tokens(shape: str, quantisation: str, ranks: Sequence[int]) -> Result:
-    """How fast a random model of a shape is (`motley.bench.measurements.gpu_speed.speed`), by the number of ranks."""
+BESIDE = ("cuda", 31.0), ("onnxruntime", 1.0)
+"""A GPU's share and a CPU's, as these are told from each other in a mesh by what they read per second."""
+MESHES: dict[str, Sequence[tuple[str, float]]] = {
+    "1": [("cuda", 1.0)],
+    "2 on one GPU": [("cuda", 1.0)] * 2,
+    "a GPU and a CPU": BESIDE,
+}
+
+
+def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES)) -> Result:
+    """How fast a random model of a shape is (`motley.bench.measurements.gpu_speed.speed`), by its ranks."""
     result: Result = {}
     with _random_model(shape) as model:
-        for count in ranks:
-            result[str(count)] = attempt(lambda: dict(speed(model, quantisation, count)))  # noqa: B023  called at once
+        for name in meshes:
+            threads = max(1, usable_cores() // 2)
+            result[name] = attempt(lambda: dict(speed(model, quantisation, MESHES[name], threads)))  # noqa: B023  at once
     return result
 
 

@@ -9,7 +9,7 @@ import asyncio
 import ctypes
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -186,8 +186,12 @@ def _time_sums(stream: CudaStream, communicator: Communicator, captured: bool, q
         return Answer(clock(burst, question.rounds), BURST)
 
 
-def speed(model: Path, quantisation: str, ranks: int, engine: str = "cuda") -> Mapping[str, Any]:
-    """Where a token's milliseconds go, and how many tokens a second can have, with so many rank processes here.
+def speed(model: Path, quantisation: str, ranks: Sequence[tuple[str, float]], threads: int = 1) -> Mapping[str, Any]:
+    """Where a token's milliseconds go, and how many tokens a second can have, with such rank processes here.
+
+    Args:
+        ranks: the engine of each, and its relative share.
+        threads: of each rank whose engine computes on the CPU.
 
     Returns:
         ``p50`` of a token; ``compute``, ``wire``, ``wait`` and ``lead`` of the mean one, over all ranks;
@@ -197,8 +201,10 @@ def speed(model: Path, quantisation: str, ranks: int, engine: str = "cuda") -> M
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed.
     """
+    engines, weights = zip(*ranks, strict=True)
     room = max(REQUESTS) * (PROMPT + ANSWER)
-    return asyncio.run(_speed(MeshSpec(model, [1.0] * ranks, quantisation, engine=engine, cache_tokens=room)))
+    given: dict[str, Any] = {"engine": engines[0], "engines": engines, "threads": threads, "cache_tokens": room}
+    return asyncio.run(_speed(MeshSpec(model, weights, quantisation, **given)))
 
 
 async def _speed(spec: MeshSpec) -> Mapping[str, Any]:
