@@ -55,7 +55,7 @@ from motley.transport.cuda.stream import CudaGraph, CudaStream, measure_host_ste
 
 log = logging.getLogger(__name__)
 
-GRAPHS_KEPT = 32
+GRAPHS_KEPT = 96
 """Captured steps; all are forgotten when there are more."""
 
 
@@ -113,12 +113,12 @@ class CudaEngine:
         self._max_rows = options.max_rows
         self._captures = True
         """Whether capturing is worth a try: neither the driver nor the host steps have refused it yet."""
-        self._graphs: dict[tuple[Collectives, int, bool, int], CudaGraph] = {}
-        """Captured decode steps, by what they are summed through, their rows, whether any has an adapter, and the parts
-        of their attention."""
-        self._stepped: set[tuple[Collectives, int, bool]] = set()
-        """(what it was summed through, rows, whether any has an adapter) of decode steps that have run. Such steps can
-        be captured: their memory is allocated and their kernels are loaded."""
+        self._graphs: dict[tuple[Collectives, int, bool, bool, int], CudaGraph] = {}
+        """Captured decode steps, by what they are summed through, their rows, whether they are halved, whether any has
+        an adapter, and the parts of their attention."""
+        self._stepped: set[tuple[Collectives, int, bool, bool]] = set()
+        """All of that but the parts, of decode steps that have run. Such steps can be captured: their memory is
+        allocated and their kernels are loaded."""
         self._memory = ExitStack()
         try:
             with _told():
@@ -174,7 +174,7 @@ class CudaEngine:
             self._inputs.send(hidden, spans)
             began = perf_counter()
             if len(sees) == len(spans) == len(wanted) <= FEW_ROWS:
-                self._decode(len(spans), max(sees), adapted)
+                self._decode(len(spans), max(sees), halved, adapted)
             else:
                 self._submit(sees, wanted, halved, adapted)
             self._on_device.finish()
@@ -235,15 +235,15 @@ class CudaEngine:
             source = device.values["logits"].address
             self._driver.copy(self._logits.ctypes.data, source, 4 * elements, self._stream.handle)
 
-    def _decode(self, count: int, farthest: int, adapted: bool) -> None:
+    def _decode(self, count: int, farthest: int, halved: bool, adapted: bool) -> None:
         """Submit a step of one row of each of some sequences, none of which sees more than `farthest` positions.
 
         At first such a step is submitted node by node. Then it is captured, and replayed from then on. The parts of its
         attention are as many as twice the positions might need, so that it is seldom captured anew.
         """
         parts = min(MOST_PARTS, 1 << (parts_of(farthest) - 1).bit_length())
-        submit = partial(self._submit, [parts * PART] * count, list(range(count)), False, adapted)
-        kind = transport(self._collectives), count, adapted
+        submit = partial(self._submit, [parts * PART] * count, list(range(count)), halved, adapted)
+        kind = transport(self._collectives), count, halved, adapted
         graph = self._graphs.get((*kind, parts))
         if graph is None and self._captures and kind in self._stepped:
             graph = self._capture(submit)

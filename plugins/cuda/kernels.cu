@@ -262,12 +262,18 @@ extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* s
                                     int groups, int width, float epsilon) {
     const int parts = (width + NORM_PART - 1) / NORM_PART, lane = threadIdx.x % WARP;
     const i64 row = warp_number() / parts / groups;
-    const int group = int(warp_number() / parts % groups), part = int(warp_number() % parts);
+    const int group = int(warp_number() / parts % groups), first = int(warp_number() % parts) * NORM_PART + lane;
     if (row >= rows) return;
     const float* from = x + row * x_stride + group * width;
+    float own[NORM_PART / WARP], scales[NORM_PART / WARP];  // read at once with what is added up, for the memory is far
+#pragma unroll
+    for (int i = 0; i < NORM_PART / WARP; ++i) {
+        const int at = first + i * WARP;
+        own[i] = at < width ? from[at] : 0, scales[i] = at < width ? scale[at] : 0;
+    }
     float squares = 0;
     if (width % 4 == 0 && x_stride % 4 == 0) {
-#pragma unroll 8  // as many reads under way
+#pragma unroll 16
         for (int i = 4 * lane; i < width; i += 4 * WARP) {
             float values[4];
             read_run<4>(from + i, values);
@@ -277,10 +283,10 @@ extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* s
         for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
     }
     const float root = sqrtf(warp_sum(squares) / width + epsilon);
-    const int end = width < (part + 1) * NORM_PART ? width : (part + 1) * NORM_PART;
     float* to = y + row * y_stride + group * width;
-#pragma unroll 8
-    for (int i = part * NORM_PART + lane; i < end; i += WARP) to[i] = from[i] / root * scale[i];
+#pragma unroll
+    for (int i = 0; i < NORM_PART / WARP; ++i)
+        if (first + i * WARP < width) to[first + i * WARP] = own[i] / root * scales[i];
 }
 
 __device__ inline i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
@@ -435,7 +441,7 @@ ROTATE(rotate_fp32, Fp32Kept)
 ROTATE(rotate_fp16, Fp16Kept)
 ROTATE(rotate_int8, Int8Kept)
 
-constexpr int PART = 64;  // positions that one warp attends to, at least, before a row's are given to several
+constexpr int PART = 32;  // positions that one warp attends to, at least, before a row's are given to several
 constexpr int MOST_PARTS = 64;
 
 // The positions that a row sees...
@@ -457,7 +463,7 @@ template <class Format>
 __device__ inline float dot(const float* query, const typename Format::Number* key, int width) {
     float sum = 0;
     if (width % 4 == 0) {
-#pragma unroll 8  // as many reads under way
+#pragma unroll 16  // as many reads under way
         for (int i = 0; i < width; i += 4) {
             float of_query[4], of_key[4];
             read_run<4>(query + i, of_query);
@@ -495,6 +501,8 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
     for (int first = from; first < to; first += WARP) {
         const int count = to - first < WARP ? to - first : WARP, at = first + (lane < count ? lane : count - 1);
         const i64 cached = place->cached(at, own, tokens, head / (heads / kv_heads), kv_heads);
+        const Number* own_value = static_cast<const Number*>(values) + cached * width;
+        for (int i = 0; i < width; i += 128 / int(sizeof(Number))) prefetch(own_value + i);  // while keys are read
         float score = dot<Format>(query, static_cast<const Number*>(keys) + cached * width, width) * scale;
         if (Format::SCALED) score *= key_scales[cached];
         const float higher = fmaxf(largest, warp_max(score)), shrink = expf(largest - higher);
@@ -503,7 +511,7 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
         total = fmaf(total, shrink, weight);
         for (int s = 0; s < SLICES; ++s) sums[s] *= shrink;
         if (Format::SCALED) weight *= value_scales[cached];
-#pragma unroll 8
+#pragma unroll 16
         for (int other = 0; other < count; ++other) {
             const float of_other = of_lane(weight, other);
             const Number* value = static_cast<const Number*>(values) + of_lane(cached, other) * width;
@@ -545,7 +553,9 @@ extern "C" __global__ void combine(const float* partials, float* y, int y_stride
     const int parts = Seen(places[row].position, window).parts();
     const float* from = partials + number * room * (2 + width);
     float largest = LOWEST, total = 0, sum = 0;
+#pragma unroll 8
     for (int part = 0; part < parts; ++part) largest = fmaxf(largest, from[part * (2 + width)]);
+#pragma unroll 8
     for (int part = 0; part < parts; ++part) {
         const float* each = from + part * (2 + width);
         const float weight = expf(each[0] - largest);  // a part without positions has none

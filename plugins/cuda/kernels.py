@@ -43,7 +43,7 @@ HEADS = (64, 128, 256)
 """Widths up to which there is a kernel for heads."""
 NORM_PART = 512
 """Elements of a group that one warp normalises, as in the source."""
-PART = 64
+PART = 32
 """Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64
 """The most parts that a row's attention is cut in, as in the source."""

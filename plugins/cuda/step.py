@@ -32,7 +32,7 @@ from motley.plugins.engine import DOMAIN, SCALES, Collectives
 from motley.plugins.known_nodes import check_known
 from motley.plugins.nodes import attributes_of
 
-FEW_ROWS = 16
+FEW_ROWS = 32
 """Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company."""
 
 

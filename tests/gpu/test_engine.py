@@ -18,6 +18,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.plugins.cuda.cublas import load_cublas
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import F32, CacheBlocks, Collectives, EngineError, EngineFactory, EngineOptions, RankGraph
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine, WholeTensorRTEngine
 from motley.transport import Communicator
@@ -44,13 +45,13 @@ narrow = pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
 some_cases = pytest.mark.parametrize("case", known_cases()[1::4], ids=str)
 
 
-def one_on_the_gpu(form: HostStep, ranks: int) -> list[EngineFactory]:
+def one_on_the_gpu(form: HostStep, ranks: int, others: EngineFactory = ReferenceEngine) -> list[EngineFactory]:
     """The engines of so many ranks: of the first on the GPU, of the others on the host."""
 
     def open_engine(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
         return CudaEngine(graph, collectives, replace(options, extra={"host_step": form}))
 
-    return [open_engine, *[ReferenceEngine] * (ranks - 1)]
+    return [open_engine, *[others] * (ranks - 1)]
 
 
 def logits(
@@ -183,7 +184,7 @@ def test_10_000_tokens_are_the_same_whatever_the_host_step(
     for form in sorted(forms):
 
         def write(communicator: Communicator, form: HostStep = form) -> Any:
-            factory = one_on_the_gpu(form, 2)[communicator.rank]
+            factory = one_on_the_gpu(form, 2, OnnxRuntimeEngine)[communicator.rank]
             given: dict[str, Any] = {"options": EngineOptions(), "sequences": 10, "tokens": 1001}
             return write_texts(communicator, model=BUNDLED, folder=tmp_path / form, factory=factory, **given)
 

@@ -243,6 +243,19 @@ def test_company_does_not_show(
         assert error(np.concatenate(alone), case.logits[1:14]) < TOLERANCE
 
 
+def test_a_wave_is_taken_in_halves_as_by_a_rank_on_a_cpu(tmp_path: Path) -> None:
+    """Which has a sum for each half, and so must one on a GPU, step by step and from a graph."""
+    case = known_cases()[0]
+    shares = uneven_shares(units(case.model, "fp32", 32), 2)
+    with LocalSession(case.folder, [on_host, ReferenceEngine], shares, tmp_path) as group:
+        for position in range(4):
+            spans = [group.sequences.span(sequence, position, 1, 1) for sequence in range(5)]
+            got = group.run(spans, [case.tokens[position]] * 5, halved=position > 0)
+            assert error(got, case.logits[position : position + 1].repeat(5, axis=0)) < TOLERANCE
+        (graph,) = [kind for engine in group.engines if isinstance(engine, CudaEngine) for kind in engine._graphs]
+        assert graph[1:3] == (5, True)
+
+
 def test_a_chunk_of_a_prompt_and_decoded_rows_are_one_step(tmp_path: Path) -> None:
     """Each span has the same bits as alone, wherever it stands in the step, which may be taken in halves, and so has
     what follows it."""
@@ -313,7 +326,7 @@ def test_a_step_is_captured_anew_where_positions_double(tmp_path: Path) -> None:
 
             folder, factory = tmp_path / str(captures), partial(engine, can=captures)
             with LocalSession(model, factory, shares, folder, options=options) as group:
-                positions = [70, 71, 72, *range(125, 132), 254, 255, 256, 257, 510]
+                positions = [40, 41, 42, *range(61, 68), 126, 127, 128, 129, 254]
                 results.append([group.decode([0, 1], case.tokens[:2], [at, at // 2]) for at in positions])
                 (each,) = group.engines
                 assert isinstance(each, CudaEngine)
@@ -494,7 +507,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
     q = rng.standard_normal((rows, heads * width)).astype(np.float32)
     keys, values = rng.standard_normal((2, rows, kv_heads, context, width)).astype(np.float32)
     results = []
-    for tokens, room in ((32, 11), (32, 64), (7, 11), (context, 11)):
+    for tokens, room in ((32, 22), (32, 64), (7, 22), (context, 22)):
         each = -(-context // tokens)
         tables = rng.permutation(rows * each).astype(np.int32).reshape(rows, each)
         pools = [np.full((rows * each, kv_heads, tokens, width), np.nan, np.float32) for _ in range(2)]
