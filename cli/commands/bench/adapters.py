@@ -34,7 +34,7 @@ def adapters(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Tokens per second of requests that have an adapter each, and of as many that have none."""
-    from motley.bench.measurements.adapters import measure_adapters
+    from motley.bench.measurements.speed.adapters import measure_adapters
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve

@@ -33,7 +33,7 @@ def caches(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """How fast a long context is read and continued with a part of its caches on disks, against all in memory."""
-    from motley.bench.measurements.far_caches import measure_far_caches
+    from motley.bench.measurements.speed.far_caches import measure_far_caches
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve

@@ -24,7 +24,7 @@ from motley.cli.interrupt import run
 from motley.cli.shown.show import console, loading_bars
 
 if TYPE_CHECKING:
-    from motley.bench.measurements.chaos import Do
+    from motley.bench.measurements.serving.chaos import Do
 
 MODEL = MODELS / "shakespeare-2.6m"
 MEMORY = 10**9
@@ -68,7 +68,7 @@ def chaos(
 
 
 async def _chaos(minutes: float, events: int, machines: int, clients: int, tokens: int, seed: int) -> dict[str, Any]:
-    from motley.bench.measurements.chaos import measure_chaos
+    from motley.bench.measurements.serving.chaos import measure_chaos
 
     logging.getLogger("motley").setLevel(logging.ERROR)  # what is done to machines is told here
     names = node_names(machines)

@@ -35,7 +35,7 @@ def drafts(
 
     A text that repeats itself, or its prompt, is guessed well. No text depends on it.
     """
-    from motley.bench.measurements.drafts import measure_drafts
+    from motley.bench.measurements.speed.drafts import measure_drafts
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import load_tokenizer, open_model
     from motley.daemon.weights.hub import resolve

@@ -15,7 +15,7 @@ from motley.cli.shown.show import console, counting_bar, results, table
 from motley.cli.typed.options import Quant, Quantisation
 
 if TYPE_CHECKING:
-    from motley.bench.measurements.forecast import Compared
+    from motley.bench.measurements.speed.forecast import Compared
 
 FORECAST_EXAMPLE = "Example: motley bench forecast --json"
 LIKE = "tinyllama-1.1b"
@@ -37,7 +37,7 @@ def forecast(
     What the planner would choose on each set of these machines is run, too, beside the best. Takes about ten minutes on
     a machine that does nothing else, which it must not.
     """
-    from motley.bench.measurements.forecast import CASES, SHORT, Forecasts, summary
+    from motley.bench.measurements.speed.forecast import CASES, SHORT, Forecasts, summary
     from motley.bench.random_models.writing import temporary_model
     from motley.daemon.models.files import open_model
     from motley.orchestrator.known_models.shapes import SHAPES

@@ -110,7 +110,7 @@ def latency(
     Ranks, quantisations and prompt lengths may be lists, as in 1,2, and links several options:
     every combination is measured, and the JSON of several is {"rows": [...]}.
     """
-    from motley.bench.measurements.latency import measure_sweep, write_csv
+    from motley.bench.measurements.speed.latency import measure_sweep, write_csv
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.bench.reports.plots import plot_latency, require_plotting
     from motley.daemon.models.files import open_model
@@ -181,7 +181,7 @@ def throughput(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Tokens per second of a session that answers several requests at once."""
-    from motley.bench.measurements.throughput import measure_throughput
+    from motley.bench.measurements.speed.throughput import measure_throughput
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
@@ -228,7 +228,7 @@ def moe(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Experts sliced over nodes against experts as services of nodes: random weights, a process per rank and host."""
-    from motley.bench.measurements.moe import PROMPT, measure_moe
+    from motley.bench.measurements.speed.moe import PROMPT, measure_moe
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.bench.random_models.writing import temporary_model
     from motley.orchestrator.known_models.shapes import SCALED
@@ -306,7 +306,7 @@ def collectives(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Time of collectives between rank processes on this machine: measured, predicted, and gloo's (where torch is)."""
-    from motley.bench.measurements.collectives import Setup, measure
+    from motley.bench.measurements.speed.collectives import Setup, measure
     from motley.bench.meshes.emulator import LinkSpec
     from motley.transport import WireFormat
     from motley.transport.schedules.schedule import Operation
@@ -359,9 +359,9 @@ def precision(
     float64. Errors are relative to the largest activation of the layer. What caches in fp16 and int8 do to the
     distribution of the next token is held against caches in fp32, as the model reads a text.
     """
-    from motley.bench.measurements.cache_precision import measure_cache_formats
-    from motley.bench.measurements.drift import measure_drift
-    from motley.bench.measurements.precision import measure_wire_formats
+    from motley.bench.measurements.accuracy.cache_precision import measure_cache_formats
+    from motley.bench.measurements.accuracy.drift import measure_drift
+    from motley.bench.measurements.accuracy.precision import measure_wire_formats
     from motley.bench.reports.plots import plot_drift, require_plotting
     from motley.daemon.weights.hub import resolve
 

@@ -22,7 +22,7 @@ def parts(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Affinity of parts and their nodes: the best assignment, a greedy and a random one. Needs the extra `train`."""
-    from motley.bench.measurements.placement import measure_placement
+    from motley.bench.measurements.training.placement import measure_placement
     from motley.bench.reports.plots import plot_placement, require_plotting
 
     if plot:

@@ -22,7 +22,7 @@ def quantisation(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Error of weights in int8 and int4; with --model, what that does to how well the model foresees a text."""
-    from motley.bench.measurements.quantisation import measure_foresight, measure_weight_errors
+    from motley.bench.measurements.accuracy.quantisation import measure_foresight, measure_weight_errors
     from motley.daemon.weights.hub import resolve
 
     errors, found = measure_weight_errors(), []

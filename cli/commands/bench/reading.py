@@ -36,7 +36,7 @@ def reading(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """How much longer answers wait for their next tokens while a long prompt is read, against when none is."""
-    from motley.bench.measurements.reading import measure_reading
+    from motley.bench.measurements.speed.reading import measure_reading
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve

@@ -19,7 +19,7 @@ from motley.cli.shown.show import counting_bar, loading_bars
 from motley.cli.typed.options import CacheFormats, CacheTokens, Quant, Quantisation
 
 if TYPE_CHECKING:
-    from motley.bench.measurements.serve import Load, Served
+    from motley.bench.measurements.serving.serve import Load, Served
 
 SERVE_EXAMPLE = "Example: motley bench serve --model ./tinyllama --ranks 2 --requests 40 --rate 0.5,1,2"
 
@@ -52,7 +52,7 @@ def serve(
 
     Arrivals are open-loop: nobody waits for another's end. Rates may be a list; the JSON of several is {"rows": [...]}.
     """
-    from motley.bench.measurements.serve import Load, random_prompts
+    from motley.bench.measurements.serving.serve import Load, random_prompts
     from motley.bench.reports.plots import plot_served, require_plotting
 
     rates = parse_rates(rate)
@@ -105,7 +105,7 @@ async def _serve_and_measure(
 
 
 async def _measure_served(url: str, api_key: str, load: Load, rates: Sequence[float]) -> list[Served]:
-    from motley.bench.measurements.serve import measure_load
+    from motley.bench.measurements.serving.serve import measure_load
 
     with counting_bar("answers") as bar:
         return await measure_load(url, api_key, load, rates, bar)

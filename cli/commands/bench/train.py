@@ -28,7 +28,7 @@ def train(
     A random Llama, as deep as Llama 3.2 3B and a 16th as wide; 30 % of the tokens are learnt. Needs the extra `train`,
     and Linux.
     """
-    from motley.bench.measurements.training import measure_training, ratio_at
+    from motley.bench.measurements.training.memory import measure_training, ratio_at
     from motley.bench.reports.plots import plot_training, require_plotting
 
     if plot:

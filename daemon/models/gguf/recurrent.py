@@ -6,8 +6,8 @@ from typing import Any
 
 from motley.daemon.models.blocks.mamba import MAMBA
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.families.lfm2 import CONVOLUTION
-from motley.daemon.models.families.nemotron_h import EXPERTS, MLP
+from motley.daemon.models.families.recurrent.lfm2 import CONVOLUTION
+from motley.daemon.models.families.recurrent.nemotron_h import EXPERTS, MLP
 from motley.daemon.models.gguf.architecture import experts, no_experts, no_window
 from motley.daemon.models.gguf.metadata import Metadata
 
