@@ -21,6 +21,7 @@ from motley.cli.reaching.loading import checked_request, for_daemons, load, node
 from motley.cli.reaching.mesh_of_one import mesh_of_one
 from motley.cli.reaching.place import USUAL_URL
 from motley.cli.shown.show import console
+from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
     MODELS_OWN,
     Context,
@@ -106,8 +107,7 @@ def chat(
         )
         return Wanted(request, device=device, any_quantisation=whole is None, any_engine=everywhere is None)
 
-    given = command.get_parameter_source("url")
-    may_be_alone = bool(model) and given is not None and given.name == "DEFAULT"
+    may_be_alone = bool(model) and left_alone(command, "url")
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if sys.platform != "win32":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))

@@ -18,6 +18,7 @@ from motley.cli.reaching.loading import checked_request, for_daemons, load, no_c
 from motley.cli.reaching.mesh_of_one import mesh_of_one
 from motley.cli.reaching.place import USUAL_URL
 from motley.cli.shown.show import console, loading_bars
+from motley.cli.typed.given import left_alone, refuse, typed
 from motley.cli.typed.options import (
     MODELS_OWN,
     AdapterFolders,
@@ -152,11 +153,10 @@ def run(
     if own:
         body["adapter"] = next(iter(own))
     if text is None:
-        _check_unused(command)
+        refuse(typed(command), OF_ANSWERS, "without a prompt there is no answer; say what to answer")
     else:
         _check(body)
-    given = command.get_parameter_source("url")
-    may_be_alone = text is not None and given is not None and given.name == "DEFAULT"
+    may_be_alone = text is not None and left_alone(command, "url")
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     computing, settings = on_device(everywhere, device)
@@ -233,17 +233,6 @@ def _check(body: dict[str, Any]) -> None:
     except FieldError as error:
         is_text = (error.param or "").startswith(("messages", "prompt"))
         raise CliError(f"{'the prompt' if is_text else option_of(error.param or '')} {error.why}") from error
-
-
-def _check_unused(command: typer.Context) -> None:
-    """Refuse options of an answer where none is asked for.
-
-    Raises:
-        CliError: naming them.
-    """
-    given = [name for name in OF_ANSWERS if getattr(command.get_parameter_source(name), "name", "") == "COMMANDLINE"]
-    if given:
-        raise CliError(f"{', '.join(map(option_of, given))}: without a prompt there is no answer; say what to answer")
 
 
 async def _run(

@@ -15,6 +15,7 @@ from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
 from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_of_one
 from motley.cli.shown.show import console, forecast_line, results, table
+from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import Context, Engines, Quantisation, Quants, Stages, by_node, parse_stages
 from motley.orchestrator.session_request import MAX_SEQUENCES
 
@@ -59,8 +60,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """Forecast what a model takes on the nodes that are there, or on others, without loading it."""
-    given = command.get_parameter_source("url")
-    may_be_alone = given is not None and given.name == "DEFAULT"
+    may_be_alone = left_alone(command, "url")
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     asked: dict[str, Any] = {

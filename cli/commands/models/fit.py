@@ -12,6 +12,7 @@ from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.reaching.mesh_of_one import mesh_of_one
 from motley.cli.shown.show import console, counting_bar, results, table
+from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import Context
 from motley.orchestrator.session_request import MAX_SEQUENCES
 from motley.protocol.wording import short_bytes
@@ -37,8 +38,7 @@ def fit(
 
     First come those that answer as fast as people read, the largest before the others.
     """
-    given = command.get_parameter_source("url")
-    may_be_alone = given is not None and given.name == "DEFAULT"
+    may_be_alone = left_alone(command, "url")
     asked = {"requests": requests, "context": context, "what_if": list(what_if) if what_if else None}
     found = sorted(run(_fit(names or [], asked, url, api_key, may_be_alone)), key=usefulness)
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +21,7 @@ from motley.cli.reaching.client import ApiKey, Url
 from motley.cli.shown.show import LINE_S, console, results
 from motley.cli.shown.timeline import sparkline
 from motley.cli.training_job import MeshTraining, Mode, offer_data, train_on_mesh
+from motley.cli.typed.given import refuse, typed
 from motley.cli.typed.options import duration, one_of
 from motley.protocol.wording import counted
 from motley.training.settings import How
@@ -275,27 +276,20 @@ def _refuse_what_has_no_effect(command: typer.Context, mode: Mode | None, *, off
     Raises:
         CliError: an option was given that has no effect beside the others; it is named.
     """
-    options = {each.name or "": each.opts[0] for each in command.command.params}
-    sources = {name: command.get_parameter_source(name) for name in options}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-
-    def refuse(names: Iterable[str], why: str) -> None:
-        if found := [options[name] for name in options if name in names and name in given]:
-            raise CliError(f"{', '.join(found)}: {why}")
-
+    given = typed(command)
     if offer:
         why = "not beside --offer: whoever begins the training says how it goes, and evaluates"
-        refuse(given - OF_AN_OFFER, why)
+        refuse(given, given.keys() - OF_AN_OFFER, why)
     elif mode is None:
-        refuse(ON_THE_MESH, "for a training on machines of the mesh: give --mode, too")
+        refuse(given, ON_THE_MESH, "for a training on machines of the mesh: give --mode, too")
     else:
-        refuse(NOT_OF_A_MODE[mode], f"not for --mode {mode}")
+        refuse(given, NOT_OF_A_MODE[mode], f"not for --mode {mode}")
     if not near:
-        refuse({"near"}, "for a softmax over near tokens: give --memory near, or tight, too")
+        refuse(given, {"near"}, "for a softmax over near tokens: give --memory near, or tight, too")
     if "beside" not in given:
-        refuse({"turn"}, "for several who have data: name the others (--with)")
+        refuse(given, {"turn"}, "for several who have data: name the others (--with)")
     if "held_out" in given:
-        refuse({"held_out_share"}, "of DATA nothing is held out beside --held-out")
+        refuse(given, {"held_out_share"}, "of DATA nothing is held out beside --held-out")
 
 
 def _offers(words: str) -> dict[str, str]:
