@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.layers import begin, model, norm
-from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.layers import both_norms_layer, model
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
@@ -30,26 +30,22 @@ def gemma2(keys: Keys) -> Model:
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:
-        writer, module = begin(shape, number), f"model.layers.{number}"
-        at, mlp_at = f"layers.{number}.attention", f"layers.{number}.mlp"
-        x = norm(writer, shape, f"{at}.norm", writer.x, f"{module}.input_layernorm.weight")
-        x = attention(
-            writer,
+        return both_norms_layer(
             shape,
             number,
-            x,
-            qkv_bias=bias,
-            output_bias=bias,
-            window=windows[number],
-            scale=scale,
-            soft_cap=caps[0],
+            lambda writer, x: attention(
+                writer,
+                shape,
+                number,
+                x,
+                qkv_bias=bias,
+                output_bias=bias,
+                window=windows[number],
+                scale=scale,
+                soft_cap=caps[0],
+            ),
+            lambda writer, x: mlp(writer, number, x, columns, activation=Activation.GELU_TANH),
         )
-        x = norm(writer, shape, f"{at}.after", x, f"{module}.post_attention_layernorm.weight")
-        residual = writer.add(writer.x, x)
-        x = norm(writer, shape, f"{mlp_at}.norm", residual, f"{module}.pre_feedforward_layernorm.weight")
-        x = gated_mlp(writer, mlp_at, x, columns, usual_names(f"{module}.mlp"), Activation.GELU_TANH)
-        x = norm(writer, shape, f"{mlp_at}.after", x, f"{module}.post_feedforward_layernorm.weight")
-        return writer.layer(writer.add(residual, x))
 
     return model("gemma2", shape, layer, {"main": rope}, context, embedding_scale=shape.hidden**0.5, logits_cap=caps[1])
 

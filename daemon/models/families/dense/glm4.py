@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.layers import begin, model, norm
+from motley.daemon.models.blocks.layers import both_norms_layer, model
 from motley.daemon.models.blocks.mlp import fused_names, gated_mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import no_windows
@@ -20,16 +20,13 @@ def glm4(keys: Keys) -> Model:
     bias, columns = keys.flag("attention_bias", True), keys.size("intermediate_size")
 
     def layer(number: int) -> Layer:
-        writer, module = begin(shape, number), f"model.layers.{number}"
-        at, mlp_at = f"layers.{number}.attention", f"layers.{number}.mlp"
-        x = norm(writer, shape, f"{at}.norm", writer.x, f"{module}.input_layernorm.weight")
-        x = attention(writer, shape, number, x, qkv_bias=bias, neighbours=rope.size)
-        x = norm(writer, shape, f"{at}.after", x, f"{module}.post_self_attn_layernorm.weight")
-        residual = writer.add(writer.x, x)
-        x = norm(writer, shape, f"{mlp_at}.norm", residual, f"{module}.post_attention_layernorm.weight")
-        names = fused_names(f"{module}.mlp", shape.hidden, columns)
-        x = gated_mlp(writer, mlp_at, x, mlp_axis(columns), names)
-        x = norm(writer, shape, f"{mlp_at}.after", x, f"{module}.post_mlp_layernorm.weight")
-        return writer.layer(writer.add(residual, x))
+        names = fused_names(f"model.layers.{number}.mlp", shape.hidden, columns)
+        return both_norms_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, neighbours=rope.size),
+            lambda writer, x: gated_mlp(writer, f"layers.{number}.mlp", x, mlp_axis(columns), names),
+            ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+        )
 
     return model("glm4", shape, layer, {"main": rope}, context)

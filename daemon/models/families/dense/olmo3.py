@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.layers import begin, model, norm
+from motley.daemon.models.blocks.layers import model, post_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import DEFAULT_WINDOW, FULL, SLIDING, listed_windows
@@ -27,24 +27,22 @@ def olmo3(keys: Keys) -> Model:
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:
-        writer, module = begin(shape, number), f"model.layers.{number}"
-        at, mlp_at = f"layers.{number}.attention", f"layers.{number}.mlp"
-        x = attention(
-            writer,
+        return post_norm_layer(
             shape,
             number,
-            writer.x,
-            qkv_bias=bias,
-            output_bias=bias,
-            whole_qk_norm=True,
-            rope="sliding" if windows[number] else "full",
-            window=windows[number],
+            lambda writer, x: attention(
+                writer,
+                shape,
+                number,
+                x,
+                qkv_bias=bias,
+                output_bias=bias,
+                whole_qk_norm=True,
+                rope="sliding" if windows[number] else "full",
+                window=windows[number],
+            ),
+            lambda writer, x: mlp(writer, number, x, columns),
         )
-        x = norm(writer, shape, f"{at}.after", x, f"{module}.post_attention_layernorm.weight")
-        residual = writer.add(writer.x, x)
-        x = mlp(writer, number, residual, columns)
-        x = norm(writer, shape, f"{mlp_at}.after", x, f"{module}.post_feedforward_layernorm.weight")
-        return writer.layer(writer.add(residual, x))
 
     return model("olmo3", shape, layer, ropes, context)
 

@@ -5,15 +5,18 @@ Solar Open has such experts in every layer, and heads that turn whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
-from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
-from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import no_windows
-from motley.daemon.models.description.axes import Axis, Kind, W
+from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
@@ -35,37 +38,37 @@ def _described(family: str, keys: Keys, theta: float, partial: float) -> Model:
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size, theta, partial)
     no_windows(keys, shape.layers)
-    keys.only("scoring_func", "sigmoid")
-    keys.only("topk_method", "noaux_tc")
     bias, qk_norm = keys.flag("attention_bias", False), keys.flag("use_qk_norm", False)
-    count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
     dense = keys.size("first_k_dense_replace", 1, least=0)
-    plain, shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
+    mixture = corrected_experts(keys, shape, [number >= dense for number in range(shape.layers)])
 
     def layer(number: int) -> Layer:
         return pre_norm_layer(
             shape,
             number,
             lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, qk_norm=qk_norm),
-            lambda writer, x: (
-                mlp(writer, number, x, plain)
-                if number < dense
-                else experts(
-                    writer,
-                    shape,
-                    number,
-                    x,
-                    count,
-                    columns,
-                    corrected_routing(keys, number, count),
-                    shared=SharedExpert(shared * columns, "shared_experts", gated=False) if shared else None,
-                )
-            ),
+            lambda writer, x: mixture(writer, number, x),
         )
 
-    # Layers beyond the last one predict tokens further ahead.
-    further = range(shape.layers, shape.layers + keys.size("num_nextn_predict_layers", 1, least=0))
-    return model(family, shape, layer, {"main": rope}, context, ignored=[f"model.layers.{each}." for each in further])
+    ignored = further(shape, keys.size("num_nextn_predict_layers", 1, least=0))
+    return model(family, shape, layer, {"main": rope}, context, ignored=ignored)
+
+
+def corrected_experts(keys: Keys, shape: Shape, sparse: list[bool]) -> Callable[[Writer, int, Value], Value]:
+    """What writes a layer's experts by `corrected_routing` where it is `sparse`, and else its MLP."""
+    keys.only("scoring_func", "sigmoid")
+    keys.only("topk_method", "noaux_tc")
+    count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
+    plain, number_shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
+    shared = SharedExpert(number_shared * columns, "shared_experts", gated=False) if number_shared else None
+
+    def write(writer: Writer, number: int, x: Value) -> Value:
+        if not sparse[number]:
+            return mlp(writer, number, x, plain)
+        routing = corrected_routing(keys, number, count)
+        return experts(writer, shape, number, x, count, columns, routing, shared=shared)
+
+    return write
 
 
 def corrected_routing(keys: Keys, number: int, count: int) -> Routing:

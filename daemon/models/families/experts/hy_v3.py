@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
-from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import no_windows
@@ -41,9 +41,8 @@ def hy_v3(keys: Keys) -> Model:
             ),
         )
 
-    # Layers beyond the last one predict tokens further ahead.
-    further = range(shape.layers, shape.layers + keys.size("num_nextn_predict_layers", 1, least=0))
-    return model("hy_v3", shape, layer, {"main": rope}, context, ignored=[f"model.layers.{each}." for each in further])
+    ignored = further(shape, keys.size("num_nextn_predict_layers", 1, least=0))
+    return model("hy_v3", shape, layer, {"main": rope}, context, ignored=ignored)
 
 
 def sparse_kinds(keys: Keys, layers: int, dense: int) -> list[bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count
-from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.axes import Axis, Kind, W
@@ -50,8 +50,5 @@ def minimax_m2(keys: Keys) -> Model:
             lambda writer, x: mixtral_experts(writer, shape, number, x, count, columns, routing),
         )
 
-    # Layers beyond the last one predict tokens further ahead.
-    further = range(shape.layers, shape.layers + keys.size("num_mtp_modules", 0, least=0))
-    return model(
-        "minimax_m2", shape, layer, {"main": rope}, context, ignored=[f"model.layers.{each}." for each in further]
-    )
+    ignored = further(shape, keys.size("num_mtp_modules", 0, least=0))
+    return model("minimax_m2", shape, layer, {"main": rope}, context, ignored=ignored)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
-from motley.daemon.models.blocks.layers import model, pre_norm_layer
-from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.families.experts.glm4_moe import corrected_routing
+from motley.daemon.models.families.experts.glm4_moe import corrected_experts
 from motley.daemon.models.keys import Keys
 
 
@@ -19,38 +17,21 @@ def deepseek_v3(keys: Keys) -> Model:
 
 
 def latent_experts(family: str, keys: Keys, sparse: list[bool], epsilon: float = 1e-6) -> Model:
-    """A model of latent attention and, in layers that are `sparse`, experts by `corrected_routing`; others have an MLP.
+    """A model of latent attention and, in layers that are `sparse`, experts as GLM-4.5 has them; others have an MLP.
 
     Args:
         epsilon: of most norms, where the keys are silent.
     """
     shape, sizes, rope, context = read_latent(keys, epsilon)
-    keys.only("scoring_func", "sigmoid")
-    keys.only("topk_method", "noaux_tc")
-    count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
-    plain, shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
+    mixture = corrected_experts(keys, shape, sparse)
 
     def layer(number: int) -> Layer:
         return pre_norm_layer(
             shape,
             number,
             lambda writer, x: latent_attention(writer, shape, sizes, number, x),
-            lambda writer, x: (
-                experts(
-                    writer,
-                    shape,
-                    number,
-                    x,
-                    count,
-                    columns,
-                    corrected_routing(keys, number, count),
-                    shared=SharedExpert(shared * columns, "shared_experts", gated=False) if shared else None,
-                )
-                if sparse[number]
-                else mlp(writer, number, x, plain)
-            ),
+            lambda writer, x: mixture(writer, number, x),
         )
 
-    # Layers beyond the last one predict tokens further ahead.
-    further = range(shape.layers, shape.layers + keys.size("num_nextn_predict_layers", 1, least=0))
-    return model(family, shape, layer, {"main": rope}, context, ignored=[f"model.layers.{each}." for each in further])
+    ignored = further(shape, keys.size("num_nextn_predict_layers", 1, least=0))
+    return model(family, shape, layer, {"main": rope}, context, ignored=ignored)
