@@ -18,8 +18,7 @@ from motley.cli.conversation import Conversation
 from motley.cli.errors import EXIT_INTERRUPTED, CliError
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.reaching.loading import checked_request, for_daemons, load, nodes_told
-from motley.cli.reaching.mesh_of_one import mesh_of_one
-from motley.cli.reaching.place import USUAL_URL
+from motley.cli.reaching.mesh_of_one import RUNS_ALONE, mesh_or_alone
 from motley.cli.shown.show import console
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
@@ -127,16 +126,10 @@ def _client(background: Background, url: str, api_key: str, may_be_alone: bool) 
 
     async def reach() -> tuple[Client, bool]:
         try:
-            client = await stack.enter_async_context(Client(url, api_key))
-            await client.sessions()
+            return await stack.enter_async_context(mesh_or_alone(url, api_key, RUNS_ALONE if may_be_alone else ""))
         except Unreachable as error:
-            if not may_be_alone:
-                alone = "; `motley chat MODEL` runs a model on this machine alone" if not url else ""
-                raise Unreachable(f"{error}{alone}") from error
-            where = url or USUAL_URL
-            console.print(f"[dim]no mesh at {where}: this machine runs the model alone, and forgets it afterwards[/]")
-            return await stack.enter_async_context(mesh_of_one()), False
-        return client, True
+            alone = "; `motley chat MODEL` runs a model on this machine alone" if not url else ""
+            raise Unreachable(f"{error}{alone}") from error
 
     try:
         yield background.wait(reach())

@@ -13,10 +13,9 @@ from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
-from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
+from motley.cli.reaching.client import ApiKey, Client, Refused, Url
 from motley.cli.reaching.loading import checked_request, for_daemons, load, no_chat_template
-from motley.cli.reaching.mesh_of_one import mesh_of_one
-from motley.cli.reaching.place import USUAL_URL
+from motley.cli.reaching.mesh_of_one import RUNS_ALONE, mesh_or_alone
 from motley.cli.shown.show import console, loading_bars
 from motley.cli.typed.given import left_alone, refuse, typed
 from motley.cli.typed.options import (
@@ -244,17 +243,8 @@ async def _run(
     may_be_alone: bool,
     as_json: bool,
 ) -> None:
-    try:
-        async with Client(url, api_key) as client:
-            await _answer(client, wanted, body, adapters, as_json)
-    except Unreachable:
-        if not may_be_alone:
-            raise
-        console.print(
-            f"[dim]no mesh at {url or USUAL_URL}: this machine runs the model alone, and forgets it afterwards[/]"
-        )
-        async with mesh_of_one() as client:
-            await _answer(client, wanted, body, adapters, as_json, lasting=False)
+    async with mesh_or_alone(url, api_key, RUNS_ALONE if may_be_alone else "") as (client, lasting):
+        await _answer(client, wanted, body, adapters, as_json, lasting)
 
 
 async def _answer(
@@ -263,8 +253,7 @@ async def _answer(
     body: dict[str, Any] | None,
     adapters: Mapping[str, str],
     as_json: bool,
-    *,
-    lasting: bool = True,
+    lasting: bool,
 ) -> None:
     with loading_bars() as bars:
         session = await load(client, wanted, bars.advance_to, lasting=lasting)

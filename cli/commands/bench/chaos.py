@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
+from motley.cli.commands.bench.options import AsJson
 from motley.cli.commands.demo.mesh import MODELS, DemoMesh, family, kill_daemon, mesh_of_processes, node_names
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
@@ -55,7 +56,7 @@ def chaos(
     clients: Annotated[int, typer.Option(min=1, max=32, help="Answers under way at a time.")] = 3,
     tokens: Annotated[int, typer.Option(min=10, max=900, help="Of each answer.")] = 300,
     seed: Annotated[int, typer.Option(help="Of what is done when to whom.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Kill, stop, end, restart and cut off machines while they answer; compare each answer with an undisturbed one."""
     report = run(_chaos(minutes, events, machines, clients, tokens, seed))

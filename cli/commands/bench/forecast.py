@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, counting_bar, results, table
 from motley.cli.typed.options import Quant, Quantisation
@@ -30,7 +31,7 @@ def forecast(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=4, max=1000, help="Tokens to time.")] = 48,
     short: Annotated[bool, typer.Option("--short", help="A few of the plans, in a minute.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast plans of 1 to 4 ranks, with parts of cores and emulated networks, run them, and compare.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson, Threads
 from motley.cli.commands.bench.tables import show_served
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
@@ -44,9 +45,9 @@ def serve(
     ] = None,
     cache_tokens: CacheTokens = None,
     cache_format: CacheFormats = None,
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
+    threads: Threads = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput and waiting by rate to this PNG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What clients see of a server when requests come at their own pace: throughput, first tokens, gaps.
 

@@ -11,13 +11,22 @@ from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
+from motley.cli.reaching.client import ApiKey, Url
 from motley.cli.reaching.loading import for_daemons
-from motley.cli.reaching.mesh_of_one import mesh_of_one
-from motley.cli.shown.show import console, forecast_line, results, table
+from motley.cli.reaching.mesh_of_one import mesh_or_alone
+from motley.cli.shown.show import forecast_line, results, table
 from motley.cli.typed.given import left_alone
-from motley.cli.typed.options import Context, Engines, Quantisation, Quants, Stages, by_node, parse_stages
-from motley.orchestrator.session_request import MAX_SEQUENCES
+from motley.cli.typed.options import (
+    AtOnce,
+    Context,
+    Engines,
+    Quantisation,
+    Quants,
+    Stages,
+    WhatIf,
+    by_node,
+    parse_stages,
+)
 
 KINDS = {
     "tensor": "every layer on all of them",
@@ -46,21 +55,18 @@ def plan(
             exists=True,
         ),
     ] = None,
-    requests: Annotated[int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are answered at a time.")] = 1,
+    requests: AtOnce = 1,
     context: Context = None,
     quant: Quants = None,
     engine: Engines = None,
     stages: Stages = "",
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DEVICE,LINK", help="As if this machine were there, too; may be repeated."),
-    ] = None,
+    what_if: WhatIf = None,
     url: Url = "",
     api_key: ApiKey = "",
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
 ) -> None:
     """Forecast what a model takes on the nodes that are there, or on others, without loading it."""
-    may_be_alone = left_alone(command, "url")
+    alone = "planned for this machine" if left_alone(command, "url") else ""
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     asked: dict[str, Any] = {
@@ -75,7 +81,7 @@ def plan(
         "what_if": list(what_if) if what_if else None,
         **(read_machines(nodes) if nodes else {}),
     }
-    answer = run(_plan(asked, url, api_key, may_be_alone))
+    answer = run(_plan(asked, url, api_key, alone))
     if as_json:
         print(json.dumps(answer))
     else:
@@ -99,17 +105,10 @@ def read_machines(file: Path) -> dict[str, Any]:
     return told
 
 
-async def _plan(asked: dict[str, Any], url: str, api_key: str, may_be_alone: bool) -> dict[str, Any]:
+async def _plan(asked: dict[str, Any], url: str, api_key: str, alone: str) -> dict[str, Any]:
     body = {name: value for name, value in asked.items() if value is not None}
-    try:
-        async with Client(url, api_key) as client:
-            return await client.call("POST", "/api/plan", body, patient=True)
-    except Unreachable:
-        if not may_be_alone:
-            raise
-        console.print(f"[dim]no mesh at {url}: planned for this machine[/]")
-        async with mesh_of_one() as client:
-            return await client.call("POST", "/api/plan", body, patient=True)
+    async with mesh_or_alone(url, api_key, alone) as (client, _):
+        return await client.call("POST", "/api/plan", body, patient=True)
 
 
 def show_plan(answer: dict[str, Any], requests: int) -> None:

@@ -1,7 +1,8 @@
-"""The option by which ranks under a benchmark form stages."""
+"""Options that several measurements have alike."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,12 @@ from motley.cli.errors import CliError
 if TYPE_CHECKING:
     from motley.bench.meshes.local_mesh import StageSpec
 
+ModelFolder = Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")]
+Ranks = Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")]
+Link = Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")]
+Threads = Annotated[int, typer.Option(min=1, help="Compute threads per rank.")]
+EngineName = Annotated[str, typer.Option(help="Engine by name.")]
+AsJson = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 StageLayers = Annotated[
     str,
     typer.Option(
