@@ -15,12 +15,11 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import console, counting_bar, results, table
-from motley.cli.typed.options import one_of
+from motley.cli.typed.options import AsJson, one_of
 from motley.protocol.wording import counted, short_bytes
 from motley.training.settings import How
 
 Model = Annotated[str, typer.Option(help="Of the session, as it is served; needless if only one has adapters.")]
-Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 
 adapters = typer.Typer(
     help="Adapters of models that are served, and merging some.", no_args_is_help=True, rich_markup_mode="rich"
@@ -46,7 +45,7 @@ def add(
     pin: Annotated[bool, typer.Option("--pin", help="Keep it loaded.")] = False,
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Have a session that was started with --adapters know an adapter, whose folder any of its nodes may have."""
     ((name, folder),) = named_adapters([named]).items()
@@ -61,7 +60,7 @@ def add(
 
 
 @adapters.command(name="ls")
-def list_them(url: Url = "", api_key: ApiKey = "", as_json: Json = False) -> None:
+def list_them(url: Url = "", api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """List the adapters that requests may name."""
 
     async def work() -> dict[str, Any]:
@@ -85,7 +84,7 @@ def rm(
     model: Model = "",
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forget an adapter. Requests under way are answered with it to their end; new ones are refused."""
 
@@ -103,7 +102,7 @@ def pin(
     off: Annotated[bool, typer.Option("--off", help="Let it give way to others again.")] = False,
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Keep an adapter loaded, whoever else is asked for."""
 

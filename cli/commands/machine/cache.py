@@ -13,6 +13,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.shown.show import results, table
 from motley.cli.typed.node_options import Cache
+from motley.cli.typed.options import AsJson
 from motley.protocol.wording import counted, short_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def register(app: typer.Typer) -> None:
 def ls(
     model: Annotated[str, typer.Argument(help="List the shares of this one, each by itself.")] = "",
     cache: Cache = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the models that have shares there, used last first."""
     from motley.daemon.lending.mirror import found_mirrors

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.markup import escape
 
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, results, table
+from motley.cli.typed.options import AsJson
 from motley.protocol.wording import short_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: motley devices --json")(devices)
 
 
-def devices(as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False) -> None:
+def devices(as_json: AsJson = False) -> None:
     """Show this machine's processor and GPUs, which engines compute on them, and what the other engines lack."""
     from motley.daemon.node.survey.capabilities import measure
     from motley.daemon.node.survey.devices import devices_of, lacking

@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -22,6 +21,7 @@ from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
 from motley.cli.shown.show import console, results
 from motley.cli.typed.node_options import Cache, DataPorts, parse_ports
+from motley.cli.typed.options import AsJson
 
 DIAL_S = 3.0
 """The port where nodes join answers within this."""
@@ -39,7 +39,7 @@ def doctor(
     cache: Cache = None,
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look for what keeps this machine, or its mesh, from working, and say what to do. Status 1: something does."""
     wanted = parse_ports(data_ports) if data_ports else (0, 0)

@@ -16,7 +16,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import console
-from motley.cli.typed.options import duration
+from motley.cli.typed.options import AsJson, duration
 
 if TYPE_CHECKING:
     from motley.daemon.lease.file import LeaseFile, Told
@@ -90,7 +90,7 @@ def show(
     node: Node = "",
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the lease of this machine, and whether the mesh has made way."""
     if node:

@@ -17,9 +17,8 @@ from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import console, results, table
 from motley.cli.typed.durations import seconds
-from motley.cli.typed.options import one_of
+from motley.cli.typed.options import AsJson, one_of
 
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 Note = Annotated[str, typer.Option(help="For people: who or what it is for.")]
 
 

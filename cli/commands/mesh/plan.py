@@ -17,6 +17,7 @@ from motley.cli.reaching.mesh_of_one import mesh_or_alone
 from motley.cli.shown.show import forecast_line, results, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
+    AsJson,
     AtOnce,
     Context,
     Engines,
@@ -63,7 +64,7 @@ def plan(
     what_if: WhatIf = None,
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast what a model takes on the nodes that are there, or on others, without loading it."""
     alone = "planned for this machine" if left_alone(command, "url") else ""

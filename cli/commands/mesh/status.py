@@ -12,6 +12,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import activity, ago, forecast_beside, losses, results, session_table, table, waiting
+from motley.cli.typed.options import AsJson
 from motley.protocol.wording import short_bytes
 
 
@@ -23,7 +24,7 @@ def register(app: typer.Typer) -> None:
 def status(
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the nodes of the mesh, and the sessions with their ranks; with --json more, such as processors and units."""
     nodes, sessions = run(_fetch(url, api_key))

@@ -7,7 +7,7 @@ import re
 import sys
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -17,6 +17,7 @@ from rich.markup import escape
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import results, table
+from motley.cli.typed.options import AsJson
 from motley.protocol.release import PACKAGE, release
 
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
 def update(
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare the versions of Motley on all machines of the mesh, and say which are to be updated, and how.
 

@@ -13,7 +13,7 @@ from motley.cli.reaching.client import ApiKey, Client, Refused, Url
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
 from motley.cli.shown.show import counting_bar, results, table
 from motley.cli.typed.given import left_alone
-from motley.cli.typed.options import AtOnce, Context, WhatIf
+from motley.cli.typed.options import AsJson, AtOnce, Context, WhatIf
 from motley.protocol.wording import short_bytes
 
 READABLE_MS = 200.0
@@ -28,7 +28,7 @@ def fit(
     what_if: WhatIf = None,
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast what well-known models would take on the nodes that are there, by their sizes alone: none is fetched.
 

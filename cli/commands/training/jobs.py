@@ -13,8 +13,8 @@ from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import results, table
 from motley.cli.training_job import described, follow_job
+from motley.cli.typed.options import AsJson
 
-Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 Which = Annotated[str, typer.Argument(metavar="JOB", help="Its id or name, as `motley jobs ls` shows it.")]
 
 jobs = typer.Typer(
@@ -32,7 +32,7 @@ def _jobs() -> None:
 
 
 @jobs.command(name="ls")
-def list_them(url: Url = "", api_key: ApiKey = "", as_json: Json = False) -> None:
+def list_them(url: Url = "", api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """List all jobs, the oldest first."""
     told = run(_call("GET", "/api/jobs", url, api_key))
     if as_json:
@@ -54,7 +54,7 @@ def list_them(url: Url = "", api_key: ApiKey = "", as_json: Json = False) -> Non
 
 
 @jobs.command(epilog="Example: motley jobs show letters")
-def show(job: Which, url: Url = "", api_key: ApiKey = "", as_json: Json = False) -> None:
+def show(job: Which, url: Url = "", api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """Show a job: its nodes with their losses, speed and memory, and what came of it."""
     _tell(run(_call("GET", _path(job), url, api_key)), as_json)
 
@@ -80,7 +80,7 @@ def logs(
 
 
 @jobs.command()
-def stop(job: Which, url: Url = "", api_key: ApiKey = "", as_json: Json = False) -> None:
+def stop(job: Which, url: Url = "", api_key: ApiKey = "", as_json: AsJson = False) -> None:
     """End a job. Nodes remove what they have of it, and get their devices back."""
     _tell(run(_call("DELETE", _path(job), url, api_key)), as_json)
 
