@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from motley.daemon.models.blocks.beside import GivenRows
-from motley.daemon.models.blocks.experts import expert_count, stacked_parts
+from motley.daemon.models.blocks.experts import expert_count, mixture, stacked_parts
 from motley.daemon.models.blocks.layers import begin, model, norm
-from motley.daemon.models.blocks.mlp import expert_axis, gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
@@ -183,10 +183,8 @@ class _Routed:
             Routing(self.chosen, normalised=True, gains=gains),
         )
         x = norm(writer, shape, f"{at}.norm", residual, f"{module}.pre_feedforward_layernorm_2.weight")
-        body = Writer(Value(f"{at}.experts.{{expert}}.x", shape.residual))
         parts = stacked_parts(f"{module}.experts", shape.hidden, self.columns)
         names = usual_names(f"{module}.experts.{{expert}}", parts=parts)
-        inner = f"{at}.experts.{{expert}}"
-        result = gated_mlp(body, inner, body.x, expert_axis(self.columns), names, Activation.GELU_TANH)
-        mixed = writer.experts(f"{at}.mixture", number, x, route, self.count, (body, result))
+        activation = Activation.GELU_TANH
+        mixed = mixture(writer, number, x, route, self.count, self.columns, names, activation=activation)
         return norm(writer, shape, f"{at}.after", mixed, f"{module}.post_feedforward_layernorm_2.weight")

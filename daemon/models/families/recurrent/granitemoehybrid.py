@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.experts import expert_count
+from motley.daemon.models.blocks.experts import expert_count, mixture
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
-from motley.daemon.models.blocks.mlp import MlpNames, expert_axis, gated_mlp, shared_axis
+from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, shared_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
@@ -109,19 +109,12 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys, ba
         )
 
     one = f"{module}.experts.{{expert}}"
-    body = Writer(Value(f"{at}.experts.{{expert}}.x", shape.residual))
-    result = gated_mlp(
-        body,
-        f"{at}.experts.{{expert}}",
-        body.x,
-        expert_axis(columns),
-        MlpNames(
-            f"{one}.gate_proj.weight",
-            f"{one}.up_proj.weight",
-            f"{one}.down_proj.weight",
-            gate_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden)),
-            up_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden), columns),
-            down_parts=lying("output_linear", "down_proj", (hidden, columns)),
-        ),
+    names = MlpNames(
+        f"{one}.gate_proj.weight",
+        f"{one}.up_proj.weight",
+        f"{one}.down_proj.weight",
+        gate_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden)),
+        up_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden), columns),
+        down_parts=lying("output_linear", "down_proj", (hidden, columns)),
     )
-    return writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base)
+    return mixture(writer, number, x, route, count, columns, names, base)
