@@ -58,6 +58,7 @@ class MeshSpec:
             disks have no room for, which it is if less.
         disk_tokens: what they may have besides on the disk of every rank.
         cache_format: what keys and values are kept as: "fp32", "fp16" or "int8".
+        engines: of each rank; empty: all have `engine`.
         pin: one core per rank, in order, where there are enough.
         link: the network to emulate between the ranks, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; "":
             none.
@@ -81,6 +82,7 @@ class MeshSpec:
     disk_tokens: int = 0
     cache_format: str = SessionRequest.cache_format
     engine: str = "onnxruntime"
+    engines: Sequence[str] = ()
     threads: int = 1
     wire: str = "fp32"
     exact: bool = False
@@ -279,6 +281,8 @@ class LocalMesh:
         loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(workers)]
         for rank in range(workers):
             self._readers.append(asyncio.create_task(self._read(rank, ports[rank], loaded[rank])))
+            if rank < len(spec.engines):
+                assignment.engine = spec.engines[rank]
             start = wp.Start(session=self._session, epoch=1, rank=rank, assignment=assignment)
             self._send(rank, start=start)
         addresses = [f"127.0.0.1:{port}" for port in await asyncio.wait_for(asyncio.gather(*ports), PEERS_S)]

@@ -117,7 +117,7 @@ class DeviceGraph:
             log.warning("prompts are computed by Motley's own kernels, which are slower than cuBLAS: %s", error)
             return None
         self._memory.callback(gemm.close)
-        widest = [4 * each.outputs * each.columns for each in self.matrices.values() if each.kind != "fp32"]
+        widest = [4 * each.outputs * each.columns for each in self.matrices.values() if not each.is_fp32]
         self.scratch_bytes = min(SCRATCH_BYTES, max(widest, default=0))
         if self.scratch_bytes:
             self.scratch = self.allocate(self.scratch_bytes)

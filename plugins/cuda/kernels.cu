@@ -15,6 +15,19 @@ __device__ inline float warp_sum(float value) {
     return value;
 }
 
+__device__ inline float warp_max(float value) {
+    for (int distance = WARP / 2; distance; distance /= 2) value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFF, value, distance));
+    return value;
+}
+
+// What another lane of the warp has.
+__device__ inline float of_lane(float value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
+__device__ inline i64 of_lane(i64 value, int lane) {
+    const u32 low = __float_as_uint(of_lane(__uint_as_float(u32(value)), lane));
+    const u32 high = __float_as_uint(of_lane(__uint_as_float(u32(value >> 32)), lane));
+    return i64(u64(high) << 32 | low);
+}
+
 __device__ inline i64 warp_number() { return (i64(blockIdx.x) * blockDim.x + threadIdx.x) / WARP; }
 
 // By what numbers become codes of 8 bits and back, by the bits of the largest magnitude of them: bits of numbers without a
@@ -33,12 +46,10 @@ struct Int8Scale {
 
 // -- matmul: y[tokens, rows] = x[tokens, columns] weights[rows, columns]^T + bias ----------------------------------------
 //
-// Memory-bound for few tokens: neighbouring lanes read neighbouring words of a weight's row, several words ahead, and use
-// each for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS: a
-// token has the same bits in any company. Codes lie in blocks along the columns: (code - zero) * scale, with the default
+// Memory-bound for few tokens: neighbouring lanes read neighbouring runs of a weight's row, several runs ahead, and use each
+// for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS nor on AHEAD:
+// a token has the same bits in any company. Codes lie in blocks along the columns: (code - zero) * scale, with the default
 // zero where `zeros` is null.
-
-constexpr int AHEAD = 4;  // words of a row that a lane has under way
 
 struct Matrix {
     const u8* weights;
@@ -53,46 +64,64 @@ __device__ inline float centred(u32 code, float zero) {
     return __uint_as_float(0x4B000000u | code) - (8388608.f + zero);
 }
 
-// A run is as many neighbouring weights as a word holds.
+// A run is as many neighbouring weights as are read at once.
 struct Fp32Run {
-    static constexpr int RUN = 1;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
+    static constexpr int RUN = 4;
+    typedef uint4 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
+        return read_once(m.weights + 4 * (row * m.columns + first));
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
-        values[0] = __uint_as_float(word);
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words words, float* values) {
+        values[0] = __uint_as_float(words.x), values[1] = __uint_as_float(words.y);
+        values[2] = __uint_as_float(words.z), values[3] = __uint_as_float(words.w);
         return 1;  // the scale
     }
 };
 
-struct Fp16Run {
-    static constexpr int RUN = 2;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 2];
+struct OddFp32Run {  // where rows are no whole runs
+    static constexpr int RUN = 1;
+    typedef u32 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
-        values[0] = half_to_float(u16(word)), values[1] = half_to_float(u16(word >> 16));
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
+        values[0] = __uint_as_float(word);
         return 1;
     }
 };
 
-struct OddFp16Run {  // where rows are no whole words
+struct Fp16Run {
+    static constexpr int RUN = 8;
+    typedef uint4 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
+        return read_once(m.weights + 2 * (row * m.columns + first));
+    }
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words words, float* values) {
+        const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+        for (int i = 0; i < RUN; ++i) values[i] = half_to_float(u16(pairs[i / 2] >> 16 * (i % 2)));
+        return 1;
+    }
+};
+
+struct OddFp16Run {
     static constexpr int RUN = 1;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+    typedef u16 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u16*>(m.weights)[row * m.columns + first];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
-        values[0] = half_to_float(u16(word));
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
+        values[0] = half_to_float(word);
         return 1;
     }
 };
 
 struct Int8Run {
     static constexpr int RUN = 4;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+    typedef u32 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 4];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
         const i64 at = m.block_of(row, first);
         const float zero = m.zeros ? m.zeros[at] : 128;
         for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 8 * i & 0xFF, zero);
@@ -102,10 +131,11 @@ struct Int8Run {
 
 struct Int4Run {  // the first of two codes is in the lower half of a byte
     static constexpr int RUN = 8;
-    __device__ static u32 read(const Matrix& m, i64 row, int first) {
+    typedef u32 Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 8];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, u32 word, float* values) {
+    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
         const i64 at = m.block_of(row, first);
         const float zero = m.zeros ? m.zeros[at / 2] >> 4 * (at % 2) & 0xF : 8;
         for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 4 * i & 0xF, zero);
@@ -126,9 +156,10 @@ __device__ inline void read_run(const float* from, float* values) {
     }
 }
 
-template <class Weights, int ROWS, int TOKENS>
+template <class Weights, int ROWS, int TOKENS, int AHEAD>
 __device__ void matmul(const float* x, int x_stride, const Matrix& m, const float* bias, float* y, int y_stride,
                        int tokens, int rows) {
+    typedef typename Weights::Words Words;
     constexpr int RUN = Weights::RUN, STEP = WARP * RUN;
     const i64 groups = (tokens + TOKENS - 1) / TOKENS;  // those of one row are neighbours: they read the same weights
     const i64 first_token = warp_number() % groups * TOKENS;
@@ -137,28 +168,26 @@ __device__ void matmul(const float* x, int x_stride, const Matrix& m, const floa
     const int lane = threadIdx.x % WARP;
     float totals[ROWS][TOKENS] = {};
     for (int tile = lane * RUN; tile < m.columns; tile += AHEAD * STEP) {
-        u32 words[AHEAD][ROWS];
+        Words words[AHEAD][ROWS];
+#pragma unroll  // or the words would not be in registers
         for (int a = 0; a < AHEAD; ++a)
             for (int r = 0; r < ROWS; ++r) {
                 const i64 row = first_row + r < rows ? first_row + r : rows - 1;
-                words[a][r] = tile + a * STEP < m.columns ? Weights::read(m, row, tile + a * STEP) : 0;
+                words[a][r] = tile + a * STEP < m.columns ? Weights::read(m, row, tile + a * STEP) : Words{};
             }
-#pragma unroll  // or the words would not be in registers
+#pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const int first = tile + a * STEP;
             if (first >= m.columns) break;
-            float values[ROWS][RUN], scale[ROWS];
-            for (int r = 0; r < ROWS; ++r) {
-                const i64 row = first_row + r < rows ? first_row + r : rows - 1;
-                scale[r] = Weights::decode(m, row, first, words[a][r], values[r]);
-            }
+            float values[ROWS][RUN];
+            for (int r = 0; r < ROWS; ++r) Weights::decode(m, first_row + r, first, words[a][r], values[r]);
             for (int t = 0; t < TOKENS; ++t) {
                 float factors[RUN], sums[ROWS] = {};
                 const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
                 read_run<RUN>(x + token * x_stride + first, factors);
                 for (int i = 0; i < RUN; ++i)
                     for (int r = 0; r < ROWS; ++r) sums[r] = fmaf(values[r][i], factors[i], sums[r]);
-                for (int r = 0; r < ROWS; ++r) totals[r][t] = fmaf(scale[r], sums[r], totals[r][t]);
+                for (int r = 0; r < ROWS; ++r) totals[r][t] += sums[r];
             }
         }
     }
@@ -171,27 +200,25 @@ __device__ void matmul(const float* x, int x_stride, const Matrix& m, const floa
         }
 }
 
-#define MATMUL(name, Weights, ROWS, TOKENS)                                                                            \
+#define MATMUL_OF(name, Weights, ROWS, TOKENS, AHEAD)                                                                  \
     extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* scales,              \
                                     const u8* zeros, const float* bias, float* y, int y_stride, int tokens, int rows,  \
                                     int columns, int shift) {                                                          \
-        matmul<Weights, ROWS, TOKENS>(x, x_stride, {weights, scales, zeros, columns, shift}, bias, y, y_stride,        \
-                                      tokens, rows);                                                                   \
+        matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, {weights, scales, zeros, columns, shift}, bias, y, y_stride, \
+                                             tokens, rows);                                                            \
     }
 
-// By weights, and by the tokens that a warp computes together.
-MATMUL(matmul_fp32_1, Fp32Run, 2, 1)
-MATMUL(matmul_fp32_2, Fp32Run, 2, 2)
-MATMUL(matmul_fp32_4, Fp32Run, 2, 4)
-MATMUL(matmul_fp32_8, Fp32Run, 2, 8)
-MATMUL(matmul_fp16_1, Fp16Run, 2, 1)
-MATMUL(matmul_fp16_2, Fp16Run, 2, 2)
-MATMUL(matmul_fp16_4, Fp16Run, 2, 4)
-MATMUL(matmul_fp16_8, Fp16Run, 2, 8)
-MATMUL(matmul_odd_fp16_1, OddFp16Run, 2, 1)
-MATMUL(matmul_odd_fp16_2, OddFp16Run, 2, 2)
-MATMUL(matmul_odd_fp16_4, OddFp16Run, 2, 4)
-MATMUL(matmul_odd_fp16_8, OddFp16Run, 2, 8)
+// By weights, and by the tokens that a warp computes together. The more tokens, the more rows share what is read of them.
+#define MATMUL(name, Weights)                                                                                          \
+    MATMUL_OF(name##_1, Weights, 1, 1, 4)                                                                              \
+    MATMUL_OF(name##_2, Weights, 2, 2, 4)                                                                              \
+    MATMUL_OF(name##_4, Weights, 2, 4, 2)                                                                              \
+    MATMUL_OF(name##_8, Weights, 4, 8, 1)
+
+MATMUL(matmul_fp32, Fp32Run)
+MATMUL(matmul_odd_fp32, OddFp32Run)
+MATMUL(matmul_fp16, Fp16Run)
+MATMUL(matmul_odd_fp16, OddFp16Run)
 
 // to: f32[rows, columns], the rows of a matrix from `first_row` on; a thread per run.
 template <class Weights>
@@ -227,20 +254,33 @@ WIDEN(widen_int4, Int4Run)
 
 // -- the small nodes ---------------------------------------------------------------------------------------------------
 
-// y = x / sqrt(mean(x^2) + epsilon) * scale for each of `groups` groups of `width` in each row; a warp per group.
+constexpr int NORM_PART = 512;  // elements of a group that a warp writes
+
+// y = x / sqrt(mean(x^2) + epsilon) * scale for each of `groups` groups of `width` in each row. A warp writes a part of a
+// group: all of its warps add up the squares of all of it, as that takes less time than to tell each other.
 extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* scale, float* y, int y_stride, int rows,
                                     int groups, int width, float epsilon) {
-    const i64 row = warp_number() / groups;
-    const int group = int(warp_number() % groups), lane = threadIdx.x % WARP;
+    const int parts = (width + NORM_PART - 1) / NORM_PART, lane = threadIdx.x % WARP;
+    const i64 row = warp_number() / parts / groups;
+    const int group = int(warp_number() / parts % groups), part = int(warp_number() % parts);
     if (row >= rows) return;
     const float* from = x + row * x_stride + group * width;
     float squares = 0;
+    if (width % 4 == 0 && x_stride % 4 == 0) {
 #pragma unroll 8  // as many reads under way
-    for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
+        for (int i = 4 * lane; i < width; i += 4 * WARP) {
+            float values[4];
+            read_run<4>(from + i, values);
+            for (int j = 0; j < 4; ++j) squares = fmaf(values[j], values[j], squares);
+        }
+    } else {
+        for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
+    }
     const float root = sqrtf(warp_sum(squares) / width + epsilon);
+    const int end = width < (part + 1) * NORM_PART ? width : (part + 1) * NORM_PART;
     float* to = y + row * y_stride + group * width;
 #pragma unroll 8
-    for (int i = lane; i < width; i += WARP) to[i] = from[i] / root * scale[i];
+    for (int i = part * NORM_PART + lane; i < end; i += WARP) to[i] = from[i] / root * scale[i];
 }
 
 __device__ inline i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
@@ -289,6 +329,7 @@ struct Fp32Kept {
     typedef float Number;
     static constexpr bool SCALED = false;
     __device__ static float read(float number) { return number; }
+    __device__ static void read_four(const float* from, float* to) { read_run<4>(from, to); }
     __device__ static float rounded(float value) { return value; }
 };
 
@@ -296,6 +337,11 @@ struct Fp16Kept {
     typedef u16 Number;
     static constexpr bool SCALED = false;
     __device__ static float read(u16 number) { return half_to_float(number); }
+    __device__ static void read_four(const u16* from, float* to) {
+        const uint2 words = *reinterpret_cast<const uint2*>(from);
+        to[0] = half_to_float(u16(words.x)), to[1] = half_to_float(u16(words.x >> 16));
+        to[2] = half_to_float(u16(words.y)), to[3] = half_to_float(u16(words.y >> 16));
+    }
     __device__ static u16 rounded(float value) { return float_to_half(value); }
 };
 
@@ -303,6 +349,10 @@ struct Int8Kept {
     typedef signed char Number;
     static constexpr bool SCALED = true;
     __device__ static float read(signed char code) { return float(code); }
+    __device__ static void read_four(const signed char* from, float* to) {
+        const u32 word = *reinterpret_cast<const u32*>(from);
+        for (int i = 0; i < 4; ++i) to[i] = float((signed char)(word >> 8 * i));
+    }
     __device__ static signed char rounded(float shifted) {
         const float magic = 12582912.f;  // 1.5 * 2^23: the last bits of the sum are the nearest integer's
         return (signed char)(__float_as_uint(__fadd_rn(shifted, magic)) - __float_as_uint(magic));
@@ -385,7 +435,7 @@ ROTATE(rotate_fp32, Fp32Kept)
 ROTATE(rotate_fp16, Fp16Kept)
 ROTATE(rotate_int8, Int8Kept)
 
-constexpr int PART = 128;  // positions that one warp attends to, at least, before a row's are given to several
+constexpr int PART = 64;  // positions that one warp attends to, at least, before a row's are given to several
 constexpr int MOST_PARTS = 64;
 
 // The positions that a row sees...
@@ -402,11 +452,30 @@ struct Seen {
     }
 };
 
+// The product of a query, f32[width], and a key.
+template <class Format>
+__device__ inline float dot(const float* query, const typename Format::Number* key, int width) {
+    float sum = 0;
+    if (width % 4 == 0) {
+#pragma unroll 8  // as many reads under way
+        for (int i = 0; i < width; i += 4) {
+            float of_query[4], of_key[4];
+            read_run<4>(query + i, of_query);
+            Format::read_four(key + i, of_key);
+            for (int j = 0; j < 4; ++j) sum = fmaf(of_query[j], of_key[j], sum);
+        }
+    } else {
+        for (int i = 0; i < width; ++i) sum = fmaf(query[i], Format::read(key[i]), sum);
+    }
+    return sum;
+}
+
 // One part of the positions that a row sees, a warp per row, head and part: f32[2 + width] of
 // `partials`: f32[rows, heads, room, 2 + width], which are the largest score, the sum of the exponentials and the sum of
 // the values by them (flash decoding). No row has more than `room` parts. What a part is and how it is summed depends
 // only on what the row sees, never on blocks or other rows. Neighbouring warps have the same part of rows and heads that
-// may read the same keys. A head is no wider than so many slices of WARP values.
+// may read the same keys. A lane has the scores of every 32nd position, and every 32nd element of the values: a head is no
+// wider than SLICES of these. The query, f32[rows, heads * width] with rows and heads of whole fours, if `width` is some.
 template <class Format, int SLICES>
 __device__ void attend(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,
                        const void* values, const float* value_scales, int own, int tokens, float* partials, int rows,
@@ -415,42 +484,36 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
     const i64 number = warp_number(), row = number % rows;
     const int head = int(number / rows % heads), part = int(number / rows / heads), lane = threadIdx.x % WARP;
     if (part >= room) return;
-    const Place place = places[row];
-    const Seen seen(place.position, window);
+    const Place* place = places + row;
+    const Seen seen(place->position, window);
     const int parts = seen.parts();
     if (part >= parts) return;
     const int length = (seen.stop - seen.start + parts - 1) / parts, from = seen.start + part * length;
     const int to = from + length < seen.stop ? from + length : seen.stop;
-    float query[SLICES], sums[SLICES] = {}, largest = LOWEST, total = 0;
-    for (int s = 0; s < SLICES; ++s) {
-        const int i = s * WARP + lane;
-        query[s] = i < width ? q[row * q_stride + head * width + i] * scale : 0;
-    }
-    for (int first = from, end; first < to; first = end) {  // as far as a block goes
-        end = first + tokens - first % tokens < to ? first + tokens - first % tokens : to;
-        const i64 cached = place.cached(first, own, tokens, head / (heads / kv_heads), kv_heads);
-        const Number *key = static_cast<const Number*>(keys) + cached * width;
-        const Number *value = static_cast<const Number*>(values) + cached * width;
-#pragma unroll 4  // as many keys and values under way
-        for (int at = 0; at < end - first; ++at) {
-            float score = 0;
+    const float* query = q + row * q_stride + head * width;
+    float sums[SLICES] = {}, largest = LOWEST, total = 0;  // of this lane's positions
+    for (int first = from; first < to; first += WARP) {
+        const int count = to - first < WARP ? to - first : WARP, at = first + (lane < count ? lane : count - 1);
+        const i64 cached = place->cached(at, own, tokens, head / (heads / kv_heads), kv_heads);
+        float score = dot<Format>(query, static_cast<const Number*>(keys) + cached * width, width) * scale;
+        if (Format::SCALED) score *= key_scales[cached];
+        const float higher = fmaxf(largest, warp_max(score)), shrink = expf(largest - higher);
+        float weight = lane < count ? expf(score - higher) : 0;
+        largest = higher;
+        total = fmaf(total, shrink, weight);
+        for (int s = 0; s < SLICES; ++s) sums[s] *= shrink;
+        if (Format::SCALED) weight *= value_scales[cached];
+#pragma unroll 8
+        for (int other = 0; other < count; ++other) {
+            const float of_other = of_lane(weight, other);
+            const Number* value = static_cast<const Number*>(values) + of_lane(cached, other) * width;
             for (int s = 0; s < SLICES; ++s) {
                 const int i = s * WARP + lane;
-                if (i < width) score = fmaf(query[s], Format::read(key[at * width + i]), score);
-            }
-            score = warp_sum(score);
-            if (Format::SCALED) score *= key_scales[cached + at];
-            const float higher = fmaxf(largest, score);
-            const float shrink = expf(largest - higher), weight = expf(score - higher);
-            largest = higher;
-            total = fmaf(total, shrink, weight);
-            const float scaled = Format::SCALED ? weight * value_scales[cached + at] : weight;
-            for (int s = 0; s < SLICES; ++s) {
-                const int i = s * WARP + lane;
-                if (i < width) sums[s] = fmaf(sums[s], shrink, scaled * Format::read(value[at * width + i]));
+                if (i < width) sums[s] = fmaf(of_other, Format::read(value[i]), sums[s]);
             }
         }
     }
+    total = warp_sum(total);
     float* out = partials + ((row * heads + head) * room + part) * (2 + width);
     if (lane == 0) out[0] = largest, out[1] = total;
     for (int s = 0; s < SLICES; ++s)

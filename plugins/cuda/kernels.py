@@ -15,19 +15,17 @@ SOURCES = (DEVICE, *(Path(__file__).with_name(name) for name in ("kernels.cu", "
 WARP = 32
 THREADS = 128
 """Threads of a block."""
-ROWS = 2
-"""Outputs per warp of a product by floats, as in the source."""
-CODED_ROWS = 8
-"""Outputs per warp of a product by codes, as in the source."""
-TOKENS = (1, 2, 4, 8)
+ROWS = {1: 1, 2: 2, 4: 2, 8: 4}
+"""Outputs per warp of a product by floats, by the tokens that it multiplies together, as in the source."""
+TOKENS = tuple(ROWS)
 """The numbers of tokens that a warp can multiply together: there is a kernel for each."""
 KINDS: dict[int, tuple[str, int]] = {
-    TensorProto.FLOAT: ("fp32", 1),
-    TensorProto.FLOAT16: ("fp16", 2),
+    TensorProto.FLOAT: ("fp32", 4),
+    TensorProto.FLOAT16: ("fp16", 8),
     TensorProto.UINT8: ("int8", 4),
     TensorProto.UINT4: ("int4", 8),
 }
-"""How kernels call a type of weights, and how many of them are a word."""
+"""How kernels call a type of weights, and how many of them they read at once: a run."""
 PLACE = np.dtype([("blocks", "u8", 2), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("adapter", "i8")])
 """`Place` in the source: where a row finds its sequence's blocks and rotary tables, where it stands in it, and the
 slot of its adapter."""
@@ -43,7 +41,9 @@ HEAD_BYTES = 64
 """Of a stretch of quantised activations, before their codes, as in the source."""
 HEADS = (64, 128, 256)
 """Widths up to which there is a kernel for heads."""
-PART = 128
+NORM_PART = 512
+"""Elements of a group that one warp normalises, as in the source."""
+PART = 64
 """Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64
 """The most parts that a row's attention is cut in, as in the source."""
@@ -72,7 +72,7 @@ class Matrix:
 
     Attributes:
         kind: how kernels call their type.
-        run: how many of them are a word.
+        run: how many of them are read at once.
         shift: 2^shift columns have one scale.
         weights: an address, as are the scales and the zeros; 0: there are none.
     """
@@ -85,6 +85,11 @@ class Matrix:
     weights: int
     scales: int
     zeros: int
+
+    @property
+    def is_fp32(self) -> bool:
+        """Whether cuBLAS takes it as it is."""
+        return self.kind in ("fp32", "odd_fp32")
 
     @property
     def coded(self) -> Coded | None:
@@ -139,6 +144,10 @@ class Coded:
     def quantise(self) -> str:
         """The kernel that quantises activations."""
         return f"quantise_int{self.bits}_{self.block_stretches}"
+
+    def rows(self, tokens: int) -> int:
+        """Outputs per warp of a product that multiplies so many tokens at a time, as in the source."""
+        return 2 if (self.bits, tokens) == (8, 1) else 4
 
     def products(self, tokens: int, zeros: bool) -> str:
         """The kernel that multiplies so many tokens at a time, by codes with zero points of their own or without."""

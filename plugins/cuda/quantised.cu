@@ -1,17 +1,14 @@
 // Products by 4- and 8-bit codes, of activations that are quantised to 8 bits first. The arithmetic, and so every bit of
 // a result, is that of plugins/native/matmul.c, which states it; what it calls a lane is a *part* here.
 //
-// A row of weights is cut in stretches of 64 bytes. Four neighbouring threads have a row: each reads 16 bytes of a stretch
-// at once, which are a piece, or two short ones, and a warp has eight rows. Codes of the next stretches are under way while
-// those of one are multiplied. The integers of a piece are added up from a magic number on, so that the bits of the sum are
-// those of a float, 1.5 * 2^23 more than the sum.
+// A row of weights is cut in stretches of 64 bytes, and these in pieces: of 16 bytes, or of 8 where blocks are as short. 16
+// neighbouring threads have a row, and each of them every 16th piece, so a warp has two rows at a time, or two by two. The
+// integers of a piece are added up from a magic number on, so that the bits of the sum are those of a float, 1.5 * 2^23 more
+// than the sum.
 
 constexpr int STRETCH = 64;           // bytes
-constexpr int PARTS = 16;             // of a stretch, four bytes each
-constexpr int THREADS_OF_A_ROW = 4;   // each has four parts
+constexpr int PARTS = 16;             // of a stretch, four bytes each; and threads that have a row
 constexpr int SHORT_PIECES = 8;       // of a stretch
-constexpr int STRETCHES_AHEAD = 4;    // whose codes a thread has under way
-constexpr int LANES = 4;              // that a thread has of a row's 16
 constexpr int MAGIC = 0x4B400000;     // the bits of...
 constexpr float MAGIC_VALUE = 12582912.f;
 
@@ -88,154 +85,120 @@ struct Codes {
     int row_bytes, block_shift, blocks;  // a block has 2^block_shift bytes, a row so many blocks
 };
 
-// What a thread reads of a stretch.
-struct Quarter {
-    u32 words[4];
+// A piece of codes or of activations.
+template <int WORDS>
+struct Piece {
+    u32 words[WORDS];
 };
 
-__device__ inline Quarter read_quarter(const u8* from) {
+// Of activations, which all rows read.
+__device__ inline void read_piece(const u8* from, Piece<4>& to) {
     const uint4 four = *reinterpret_cast<const uint4*>(from);
-    return {{four.x, four.y, four.z, four.w}};
+    to = {{four.x, four.y, four.z, four.w}};
+}
+__device__ inline void read_piece(const u8* from, Piece<2>& to) {
+    const uint2 two = *reinterpret_cast<const uint2*>(from);
+    to = {{two.x, two.y}};
 }
 
-// The same, where rows may be no multiple of it.
-__device__ inline Quarter read_halves(const u8* from) {
-    const u32* words = reinterpret_cast<const u32*>(from);
-    return {{words[0], words[1], words[2], words[3]}};
+// Of codes.
+__device__ inline void read_piece_once(const u8* from, Piece<4>& to) {
+    const uint4 four = read_once(from);
+    to = {{four.x, four.y, four.z, four.w}};
 }
+__device__ inline void read_piece_once(const u8* from, Piece<2>& to) { read_piece(from, to); }
 
-// What a thread has of a row's stretch. Where pieces are SHORT, it has two of them.
-template <bool SHORT>
-struct Part {
-    static constexpr int PIECES = SHORT ? 2 : 1;
-    Quarter codes;
-    float scales[PIECES];
-};
-
-// y[tokens, rows] of tokens that were quantised for it. A thread has TOKENS tokens at a time.
-template <int BITS, bool SHORT, int TOKENS, bool ZEROS>
+// y[tokens, rows] of tokens that were quantised for it. A thread has TOKENS tokens and ROWS rows at a time, and the codes
+// of AHEAD pieces of each row under way.
+template <int BITS, bool SHORT, bool ZEROS, int TOKENS, int ROWS, int AHEAD>
 __device__ void products(const u8* x, int stretches, const Codes& m, const float* bias, float* y, int y_stride, int tokens,
                          int rows) {
-    using Own = Part<SHORT>;
-    constexpr int SUBS = 8 / BITS, BYTES = stretch_bytes(BITS), PIECES = Own::PIECES;
-    constexpr int ROWS_OF_A_WARP = WARP / THREADS_OF_A_ROW;
+    constexpr int SUBS = 8 / BITS, BYTES = stretch_bytes(BITS), PIECE = SHORT ? 8 : 16, WORDS = PIECE / 4;
+    constexpr int ROUND = PARTS * PIECE;  // bytes of a row that its threads have together
     const i64 groups = (tokens + TOKENS - 1) / TOKENS;
-    const i64 first_token = warp_number() % groups * TOKENS, first_row = warp_number() / groups * ROWS_OF_A_WARP;
-    if (first_row >= rows) return;  // a warp as a whole: its threads shuffle
-    const i64 wanted_row = first_row + threadIdx.x % WARP / THREADS_OF_A_ROW;
-    const i64 row = wanted_row < rows ? wanted_row : rows - 1;
-    const int begin = 16 * (threadIdx.x % THREADS_OF_A_ROW);  // what a thread has of a stretch, in bytes
-    const u8* const row_codes = m.codes + row * m.row_bytes + begin;
-    const float* const row_scales = m.scales + row * m.blocks;
+    const i64 first_token = warp_number() % groups * TOKENS;
+    const i64 first_row = warp_number() / groups * (WARP / PARTS * ROWS) + threadIdx.x % WARP / PARTS * ROWS;
+    if (first_row - threadIdx.x % WARP / PARTS * ROWS >= rows) return;  // a warp as a whole: its threads shuffle
+    const int thread = threadIdx.x % PARTS, begin = thread * PIECE;
+    const auto row_of = [&](int r) { return first_row + r < rows ? first_row + r : rows - 1; };
     const u8* activations[TOKENS];
     for (int t = 0; t < TOKENS; ++t) {
         const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
-        activations[t] = x + token * stretches * BYTES + begin;
+        activations[t] = x + (token * stretches + begin / STRETCH) * BYTES;
     }
-    float sums[TOKENS][LANES] = {};
-
-    // A stretch, so far behind `activations`; the number that it has among as many as have pieces of different lanes.
-    const auto multiply = [&](const Own& own, int stretch, int offset, int number) {
-        int zeros[PIECES];
-        for (int i = 0; i < PIECES; ++i) zeros[i] = 1 << (BITS - 1);
-        if (ZEROS)
-            for (int i = 0; i < PIECES; ++i) {
-                const int at = stretch * STRETCH + begin + 8 * i;
-                const i64 block = row * m.blocks + (at >> m.block_shift);
-                if (at < m.row_bytes) zeros[i] = BITS == 4 ? m.zeros[block / 2] >> 4 * (block % 2) & 0xF : m.zeros[block];
+    float sums[ROWS][TOKENS] = {};
+    for (int tile = begin; tile < m.row_bytes; tile += AHEAD * ROUND) {
+        Piece<WORDS> pieces[AHEAD][ROWS];
+        float scales[AHEAD][ROWS];
+#pragma unroll  // or what is ahead would not be in registers
+        for (int a = 0; a < AHEAD; ++a)
+            for (int r = 0; r < ROWS; ++r) {
+                const int at = tile + a * ROUND;
+                if (at >= m.row_bytes) break;
+                read_piece_once(m.codes + row_of(r) * m.row_bytes + at, pieces[a][r]);
+                scales[a][r] = m.scales[row_of(r) * m.blocks + (at >> m.block_shift)];
             }
-        Quarter codes[SUBS];
-        for (int p = 0; p < 4; ++p)
-            for (int sub = 0; sub < SUBS; ++sub)
-                codes[sub].words[p] = BITS == 4 ? own.codes.words[p] >> 4 * sub & 0x0F0F0F0F : own.codes.words[p];
-        for (int t = 0; t < TOKENS; ++t) {
-            const u8* token = activations[t] + offset;
-            const float* scales = reinterpret_cast<const float*>(token - begin / 2);
-            const int* firsts = reinterpret_cast<const int*>(scales + SHORT_PIECES);
-            int exact[PIECES];
-            for (int i = 0; i < PIECES; ++i) exact[i] = firsts[i] * zeros[i] + MAGIC;
-            for (int sub = 0; sub < SUBS; ++sub) {
-                const Quarter values = read_quarter(token + HEAD_BYTES + sub * STRETCH);
-                for (int p = 0; p < 4; ++p) {
-                    int& sum = exact[p * PIECES / 4];
-                    sum = dot4(codes[sub].words[p], values.words[p], sum);
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const int at = tile + a * ROUND;
+            if (at >= m.row_bytes) break;
+            Piece<WORDS> codes[ROWS][SUBS];
+            int zeros[ROWS];
+            for (int r = 0; r < ROWS; ++r) {
+                const i64 block = row_of(r) * m.blocks + (at >> m.block_shift);
+                zeros[r] = !ZEROS ? 1 << (BITS - 1) : BITS == 4 ? m.zeros[block / 2] >> 4 * (block % 2) & 0xF : m.zeros[block];
+                for (int sub = 0; sub < SUBS; ++sub)
+                    for (int w = 0; w < WORDS; ++w) {
+                        const u32 word = pieces[a][r].words[w];
+                        codes[r][sub].words[w] = BITS == 4 ? word >> 4 * sub & 0x0F0F0F0F : word;
+                    }
+            }
+            for (int t = 0; t < TOKENS; ++t) {
+                const u8* stretch = activations[t] + a * (ROUND / STRETCH * BYTES);
+                const float scale = reinterpret_cast<const float*>(stretch)[begin % STRETCH / 8];
+                const int first = reinterpret_cast<const int*>(stretch)[SHORT_PIECES + begin % STRETCH / 8];
+                Piece<WORDS> values[SUBS];
+                for (int sub = 0; sub < SUBS; ++sub)
+                    read_piece(stretch + HEAD_BYTES + sub * STRETCH + begin % STRETCH, values[sub]);
+                for (int r = 0; r < ROWS; ++r) {
+                    int exact = first * zeros[r] + MAGIC;
+                    for (int sub = 0; sub < SUBS; ++sub)
+                        for (int w = 0; w < WORDS; ++w) exact = dot4(codes[r][sub].words[w], values[sub].words[w], exact);
+                    const float number = __uint_as_float(u32(exact)) - MAGIC_VALUE;
+                    sums[r][t] = fmaf(number, scales[a][r] * scale, sums[r][t]);
                 }
             }
-            for (int i = 0; i < PIECES; ++i) {
-                float& lane = sums[t][(number * PIECES + i) % LANES];
-                lane = fmaf(__uint_as_float(u32(exact[i])) - MAGIC_VALUE, own.scales[i] * scales[i], lane);
-            }
         }
-    };
-
-    // Stretches that all threads have whole, as many at a time as are under way.
-    Own ahead[STRETCHES_AHEAD];
-    const auto fetch = [&](int stretch, int slot) {
-        const int at = stretch * STRETCH;
-        ahead[slot].codes = SHORT ? read_halves(row_codes + at) : read_quarter(row_codes + at);
-        for (int i = 0; i < PIECES; ++i) ahead[slot].scales[i] = row_scales[(at + begin + 8 * i) >> m.block_shift];
-    };
-    const int whole = m.row_bytes / STRETCH / STRETCHES_AHEAD * STRETCHES_AHEAD;
-    if (whole)
-        for (int slot = 0; slot < STRETCHES_AHEAD; ++slot) fetch(slot, slot);
-    for (int stretch = 0; stretch < whole; stretch += STRETCHES_AHEAD) {
-        const int next = stretch + STRETCHES_AHEAD;
-#pragma unroll  // or what is ahead would not be in registers
-        for (int slot = 0; slot < STRETCHES_AHEAD; ++slot) {
-            const Own own = ahead[slot];
-            if (next < whole) fetch(next + slot, slot);
-            multiply(own, stretch + slot, slot * BYTES, slot);
-        }
-        for (int t = 0; t < TOKENS; ++t) activations[t] += STRETCHES_AHEAD * BYTES;
+        for (int t = 0; t < TOKENS; ++t) activations[t] += AHEAD * (ROUND / STRETCH * BYTES);
     }
-    // Those that are left; of the last one, some threads may have nothing.
-#pragma unroll  // or sums would not be in registers
-    for (int slot = 0; slot < STRETCHES_AHEAD; ++slot) {
-        const int at = (whole + slot) * STRETCH;
-        if (whole + slot >= stretches) break;
-        Own own = {};
-        if (begin + at + 16 <= m.row_bytes) {
-            own.codes = SHORT ? read_halves(row_codes + at) : read_quarter(row_codes + at);
-        } else if (SHORT && begin + at < m.row_bytes) {
-            const u32* words = reinterpret_cast<const u32*>(row_codes + at);
-            own.codes.words[0] = words[0], own.codes.words[1] = words[1];
+    for (int r = 0; r < ROWS; ++r)
+        for (int t = 0; t < TOKENS; ++t) {
+            float total = sums[r][t];
+            for (int distance = PARTS / 2; distance; distance /= 2) total += __shfl_xor_sync(0xFFFFFFFF, total, distance);
+            const i64 row = first_row + r;
+            if (thread == 0 && row < rows && first_token + t < tokens)
+                y[(first_token + t) * y_stride + row] = total + (bias ? bias[row] : 0.f);
         }
-        for (int i = 0; i < PIECES; ++i)
-            if (at + begin + 8 * i < m.row_bytes) own.scales[i] = row_scales[(at + begin + 8 * i) >> m.block_shift];
-        multiply(own, whole + slot, slot * BYTES, slot);
-    }
-    for (int t = 0; t < TOKENS; ++t) {
-        float total[2] = {sums[t][0] + sums[t][2], sums[t][1] + sums[t][3]};  // of lanes that are 8 apart
-        if (!SHORT) total[0] += total[1];                                     // 4 apart
-        for (int i = 0; i < PIECES; ++i) {  // those that are left: of other threads, then of this one
-            total[i] += __shfl_xor_sync(0xFFFFFFFF, total[i], 2);
-            total[i] += __shfl_xor_sync(0xFFFFFFFF, total[i], 1);
-        }
-        const float all = SHORT ? total[0] + total[1] : total[0];
-        if (begin == 0 && wanted_row < rows && first_token + t < tokens)
-            y[(first_token + t) * y_stride + row] = all + (bias ? bias[row] : 0.f);
-    }
 }
 
-#define PRODUCTS_OF(name, BITS, SHORT, TOKENS, ZEROS)                                                                  \
+#define PRODUCTS_OF(name, BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD)                                                     \
     extern "C" __global__ void name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, \
                                     const float* bias, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
                                     int block_shift, int blocks) {                                                     \
-        products<BITS, SHORT, TOKENS, ZEROS>(                                                                          \
+        products<BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD>(                                                             \
             x, stretches, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows);    \
     }
 
-#define PRODUCTS(name, BITS, SHORT)                                                                                    \
-    PRODUCTS_OF(name##_1, BITS, SHORT, 1, false)                                                                       \
-    PRODUCTS_OF(name##_2, BITS, SHORT, 2, false)                                                                       \
-    PRODUCTS_OF(name##_4, BITS, SHORT, 4, false)                                                                       \
-    PRODUCTS_OF(name##_8, BITS, SHORT, 8, false)                                                                       \
-    PRODUCTS_OF(name##_zeros_1, BITS, SHORT, 1, true)                                                                  \
-    PRODUCTS_OF(name##_zeros_2, BITS, SHORT, 2, true)                                                                  \
-    PRODUCTS_OF(name##_zeros_4, BITS, SHORT, 4, true)                                                                  \
-    PRODUCTS_OF(name##_zeros_8, BITS, SHORT, 8, true)
+// By the bits of weights, whether pieces are short and zeros given; then by the tokens at a time.
+#define PRODUCTS(name, BITS, SHORT, ZEROS)                                                                             \
+    PRODUCTS_OF(name##_1, BITS, SHORT, ZEROS, 1, BITS == 8 ? 1 : 2, 2)                                                 \
+    PRODUCTS_OF(name##_2, BITS, SHORT, ZEROS, 2, 2, 2)                                                                 \
+    PRODUCTS_OF(name##_4, BITS, SHORT, ZEROS, 4, 2, 2)                                                                 \
+    PRODUCTS_OF(name##_8, BITS, SHORT, ZEROS, 8, 2, 2)
 
-// By the bits of weights and whether pieces are short; then by the tokens at a time.
-PRODUCTS(products_int4_short, 4, true)
-PRODUCTS(products_int4, 4, false)
-PRODUCTS(products_int8, 8, false)
+PRODUCTS(products_int4_short, 4, true, false)
+PRODUCTS(products_int4_short_zeros, 4, true, true)
+PRODUCTS(products_int4, 4, false, false)
+PRODUCTS(products_int4_zeros, 4, false, true)
+PRODUCTS(products_int8, 8, false, false)
+PRODUCTS(products_int8_zeros, 8, false, true)

@@ -13,9 +13,9 @@ from motley.plugins.cuda.adapting import Adapting, runs_of
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.kernels import (
-    CODED_ROWS,
     HEADS,
     MOST_PARTS,
+    NORM_PART,
     PLACE,
     ROWS,
     TOKENS,
@@ -139,7 +139,8 @@ class _Step:
     def gemm(self, node: onnx.NodeProto) -> None:
         graph, x = self._graph, self._graph.values[node.input[0]]
         matrix, count = graph.matrices[node.input[1]], self._count
-        assert x.stride % matrix.run == 0 == x.address % (4 * matrix.run)  # read as widely as weights are
+        together = min(matrix.run, 4)  # floats of a row are read so
+        assert x.stride % together == 0 == x.address % (4 * together)
         if not count:
             return
         y = self._result(node, matrix.outputs)
@@ -155,7 +156,7 @@ class _Step:
         if (coded := matrix.coded) is not None:
             graph.launch(
                 coded.products(tokens, bool(matrix.zeros)),
-                -(-matrix.outputs // CODED_ROWS) * groups * WARP,
+                -(-matrix.outputs // coded.rows(tokens)) * groups * WARP,
                 pointer(self._quantised(node.input[0], x, coded)),
                 *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
@@ -163,7 +164,7 @@ class _Step:
                 *integers(count, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
             )
             return
-        warps = -(-matrix.outputs // ROWS) * groups
+        warps = -(-matrix.outputs // ROWS[tokens]) * groups
         graph.launch(
             f"matmul_{matrix.kind}_{tokens}",
             warps * WARP,
@@ -197,7 +198,7 @@ class _Step:
     def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
         """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows at a time as fit the
         scratch memory when they are widened."""
-        graph, columns, widened = self._graph, matrix.columns, matrix.kind != "fp32"
+        graph, columns, widened = self._graph, matrix.columns, not matrix.is_fp32
         most = max(1, graph.scratch_bytes // (4 * columns)) if widened else matrix.outputs
         for start in range(0, matrix.outputs, most):
             outputs = min(most, matrix.outputs - start)
@@ -219,7 +220,7 @@ class _Step:
         if self._count:
             graph.launch(
                 "rms_norm",
-                self._count * groups * WARP,
+                self._count * groups * -(-width // NORM_PART) * WARP,
                 *rows_of(x),
                 pointer(graph.address(node.input[1])),
                 *rows_of(y),

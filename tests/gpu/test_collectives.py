@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -40,16 +39,26 @@ def values(rank: int, elements: int, dtype: str = "float32") -> Array:
     return numbers.astype(DTYPES[dtype])
 
 
+def sums_on_the_host(communicator: Communicator, count: int, elements: int = 64) -> list[float]:
+    """What a rank without a GPU sees of so many sums, to each of which it gives one more than to that before."""
+    seen = []
+    for index in range(count):
+        own = np.full(elements, index + communicator.rank, np.float32)
+        communicator.all_reduce(own)
+        seen.append(float(own[-1]))
+    return seen
+
+
 @pytest.mark.parametrize("wire_format", WireFormat)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_device_sums_the_host_s_bits(
     gpu: CudaDriver, run_ranks: Run, form: HostStep, wire_format: WireFormat, dtype: str
 ) -> None:
-    """Rank 1 sums on the host, the others on the device, in all sizes."""
+    """One rank sums on the device, the others on the host, in all sizes."""
 
     def work(communicator: Communicator) -> list[int]:
         sums = []
-        if communicator.rank == 1:
+        if communicator.rank != 1:
             for elements in SIZES:
                 own = values(communicator.rank, elements, dtype)
                 communicator.all_reduce(own, Algorithm.ONE_SHOT)
@@ -78,6 +87,8 @@ def test_many_sums_of_one_buffer_stay_in_order(gpu: CudaDriver, run_ranks: Run, 
     """More than any queue of the driver takes, submitted ahead: none is lost, none deadlocks with Python's lock."""
 
     def work(communicator: Communicator) -> list[float]:
+        if communicator.rank:
+            return sums_on_the_host(communicator, 1000)
         gpu.attach()
         seen: list[float] = []
         with Memory(gpu) as memory, CudaStream(gpu, form) as stream:
@@ -85,7 +96,7 @@ def test_many_sums_of_one_buffer_stay_in_order(gpu: CudaDriver, run_ranks: Run, 
             done = memory.event()
             with AllReduce(stream, communicator, buffer) as summed:
                 for _ in range(1000):
-                    stream.submit(lambda: before.fill(len(seen) + communicator.rank), "the layer before")
+                    stream.submit(lambda: before.fill(len(seen)), "the layer before")
                     stream.copy_back(before, buffer)
                     summed.submit(done)
                     stream.copy_out(buffer, after)
@@ -97,8 +108,14 @@ def test_many_sums_of_one_buffer_stay_in_order(gpu: CudaDriver, run_ranks: Run, 
 
 
 def test_captured_sums_are_taken_anew_at_every_run(gpu: CudaDriver, run_ranks: Run, form: HostStep) -> None:
-    work = partial(captured_sums, driver=gpu, form=form, layers=50, runs=20)
-    assert run_ranks(2, work) == [expected_sums(layers=50, runs=20)] * 2
+    expected = expected_sums(layers=50, runs=20)
+
+    def work(communicator: Communicator) -> list[float]:
+        if communicator.rank:
+            return sums_on_the_host(communicator, len(expected), elements=300)
+        return captured_sums(communicator, gpu, form, layers=50, runs=20)
+
+    assert run_ranks(2, work) == [expected] * 2
 
 
 def test_an_event_that_a_worker_records_later_gives_wrong_sums(gpu: CudaDriver, memory: Memory, form: HostStep) -> None:

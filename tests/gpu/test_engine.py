@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,23 @@ from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.plugins.cuda.cublas import load_cublas
 from motley.plugins.cuda.engine import CudaEngine
-from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
+from motley.plugins.engine import F32, CacheBlocks, Collectives, EngineError, EngineFactory, EngineOptions, RankGraph
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine, WholeTensorRTEngine
+from motley.transport import Communicator
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from tests.models.cases import BLOCKS, Case, LocalSession, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
 from tests.plugins.known_cases import known_cases
+from tests.plugins.nearness import error, is_near
 from tests.transport.conftest import run_ranks as run_ranks
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
-IN_THREADS = EngineOptions(extra={"host_step": HostStep.MEMORY})
-"""Ranks are threads of one process here, so the driver must not be who calls the host: see `HostStep`."""
+SPLIT = EngineOptions(extra={"host_step": HostStep.SPLIT})
+"""With which several ranks of one process can have the GPU: see ``conftest.py``."""
 
 NOT_HERE = re.compile(
     r"needs TensorRT for RTX|does not load|builds for GPUs of compute capability|has no int4 for GPUs"
@@ -43,12 +44,22 @@ narrow = pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
 some_cases = pytest.mark.parametrize("case", known_cases()[1::4], ids=str)
 
 
-def error(got: F32, expected: F32) -> float:
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
+def one_on_the_gpu(form: HostStep, ranks: int) -> list[EngineFactory]:
+    """The engines of so many ranks: of the first on the GPU, of the others on the host."""
+
+    def open_engine(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
+        return CudaEngine(graph, collectives, replace(options, extra={"host_step": form}))
+
+    return [open_engine, *[ReferenceEngine] * (ranks - 1)]
 
 
 def logits(
-    case: Case, folder: Path, factory: EngineFactory, ranks: int, quantisation: str, options: EngineOptions
+    case: Case,
+    folder: Path,
+    factory: EngineFactory | Sequence[EngineFactory],
+    ranks: int,
+    quantisation: str,
+    options: EngineOptions,
 ) -> F32:
     """Of a prompt, of tokens one by one (from the second on they can be a captured graph), and of a last chunk."""
     try:
@@ -63,10 +74,15 @@ def logits(
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("form", ["memory", "split"])
+@pytest.mark.parametrize("form", [HostStep.MEMORY, HostStep.SPLIT])
 @pytest.mark.parametrize("case", known_cases(), ids=str)
-def test_transformers_logits_at_any_split(gpu: CudaDriver, case: Case, form: str, ranks: int, tmp_path: Path) -> None:
-    got = logits(case, tmp_path, CudaEngine, ranks, "fp32", EngineOptions(extra={"host_step": form}))
+def test_transformers_logits_at_any_split(
+    gpu: CudaDriver, case: Case, form: HostStep, ranks: int, tmp_path: Path
+) -> None:
+    if form is HostStep.SPLIT:
+        got = logits(case, tmp_path, CudaEngine, ranks, "fp32", SPLIT)
+    else:
+        got = logits(case, tmp_path, one_on_the_gpu(form, ranks), ranks, "fp32", EngineOptions())
     assert error(got, case.logits[: len(got)]) < 1e-4
 
 
@@ -92,7 +108,8 @@ def test_the_reference_widens_weights_on_a_gpu(gpu: CudaDriver, case: Case, quan
 def test_narrow_weights(gpu: CudaDriver, case: Case, quantisation: str, tmp_path: Path) -> None:
     float64 = EngineOptions(extra={"dtype": "float64"})
     expected = logits(case, tmp_path / "64", ReferenceEngine, 1, quantisation, float64)
-    assert error(logits(case, tmp_path / "gpu", CudaEngine, 2, quantisation, IN_THREADS), expected) < 1e-4
+    got = logits(case, tmp_path / "gpu", CudaEngine, 2, quantisation, SPLIT)
+    assert is_near(got, expected, quantisation)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -102,7 +119,7 @@ def test_waves_are_captured_and_company_does_not_show(
 ) -> None:
     case = next(each for each in known_cases() if each.folder.name == "mistral-window")
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
-    with LocalSession(case.folder, CudaEngine, shares, tmp_path, quantisation, options=IN_THREADS) as group:
+    with LocalSession(case.folder, CudaEngine, shares, tmp_path, quantisation, options=SPLIT) as group:
         alone = [group.decode([99], [case.tokens[at]], [at]) for at in range(8)]
         lengths = [0] * 16
         for wave in ([0], range(16), range(2, 10), [3, 0], range(16), range(2, 10), [1, 2, 3, 4], [3, 0], [1, 2, 3, 4]):
@@ -113,7 +130,7 @@ def test_waves_are_captured_and_company_does_not_show(
                 lengths[sequence] += 1
         for engine in group.engines:
             assert isinstance(engine, CudaEngine)
-            assert {count for _, count, _ in engine._graphs} == {1, 2, 4, 8, 16}
+            assert {count for _, count, *_ in engine._graphs} == {1, 2, 4, 8, 16}
 
 
 @pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
@@ -126,7 +143,7 @@ def test_spans_of_one_step_are_computed_as_alone(gpu: CudaDriver, name: str, tmp
         model = replace(opened, model=case.changed(max_position_embeddings=1024))
         shares = uneven_shares(units(model.model, "fp32", 32), 2)
         for factory in (CudaEngine, ReferenceEngine):
-            options = IN_THREADS if factory is CudaEngine else EngineOptions()
+            options = SPLIT if factory is CudaEngine else EngineOptions()
             folder, blocks = tmp_path / factory.__name__, CacheBlocks(400, 8)
             with LocalSession(model, factory, shares, folder, options=options, blocks=blocks) as group:
                 spans = [group.sequences.span(sequence, *place) for sequence, place in enumerate(places)]
@@ -152,27 +169,24 @@ def test_prompts_by_cublas(gpu: CudaDriver, case: Case, quantisation: str, tmp_p
     float64 = EngineOptions(extra={"dtype": "float64"})
     with LocalSession(case.folder, ReferenceEngine, alone, tmp_path / "64", quantisation, options=float64) as group:
         expected = group.step(case.tokens[:length], 0)
-    with LocalSession(case.folder, CudaEngine, shares, tmp_path / "gpu", quantisation, options=IN_THREADS) as group:
+    with LocalSession(case.folder, CudaEngine, shares, tmp_path / "gpu", quantisation, options=SPLIT) as group:
         assert all(isinstance(engine, CudaEngine) and engine._on_device.gemm is not None for engine in group.engines)
-        assert error(group.step(case.tokens[:length], 0), expected) < 1e-4
+        assert is_near(group.step(case.tokens[:length], 0), expected, quantisation)
 
 
 @pytest.mark.timeout(200)
 def test_10_000_tokens_are_the_same_whatever_the_host_step(
-    gpu: CudaDriver, run_ranks: Callable[..., list[Any]], tmp_path: Path
+    gpu: CudaDriver, forms: set[HostStep], run_ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     """An order that is wrong now and then fails nowhere: it makes another text, or not the reference's."""
     texts = {}
-    for form in (HostStep.MEMORY, HostStep.SPLIT):
-        write = partial(
-            write_texts,
-            model=BUNDLED,
-            folder=tmp_path / form,
-            factory=CudaEngine,
-            options=EngineOptions(extra={"host_step": form}),
-            sequences=10,
-            tokens=1001,
-        )
+    for form in sorted(forms):
+
+        def write(communicator: Communicator, form: HostStep = form) -> Any:
+            factory = one_on_the_gpu(form, 2)[communicator.rank]
+            given: dict[str, Any] = {"options": EngineOptions(), "sequences": 10, "tokens": 1001}
+            return write_texts(communicator, model=BUNDLED, folder=tmp_path / form, factory=factory, **given)
+
         first, second = run_ranks(2, write)
         assert np.array_equal(first, second), form
         texts[form] = first

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.plugins.cuda.kernels import CODED_ROWS, SOURCES, THREADS, TOKENS, WARP, Coded
+from motley.plugins.cuda.kernels import SOURCES, THREADS, TOKENS, WARP, Coded
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.stream import CudaStream
@@ -58,7 +58,7 @@ def test_products_by_codes(gpu: CudaDriver, bits: int, block: int, columns: int,
         quantised, y = room(tokens * coded.token_bytes), room(expected.nbytes)
         shape = tokens, columns, coded.shift, coded.stretches
         launch(coded.quantise, tokens * coded.quantising_threads, there, columns, quantised, *shape)
-        groups = -(-rows // CODED_ROWS) * -(-tokens // together)
+        groups = -(-rows // coded.rows(together)) * -(-tokens // together)
         launch(
             coded.products(together, zeros=False),
             groups * WARP,

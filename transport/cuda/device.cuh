@@ -1,4 +1,4 @@
-// What only the device has: conversions of half precision, and addresses that kernels read from memory. Everything else
+// What only the device has: conversions of half precision, reads past the cache, and addresses that kernels read from memory. Everything else
 // in the kernels is plain C++, which the tests also compile for the host, with a header of their own in the place of this
 // one. No header of CUDA's is needed.
 
@@ -20,4 +20,13 @@ __device__ inline float* floats_at(unsigned long long address) { return reinterp
 __device__ inline int dot4(unsigned codes, unsigned values, int sum) {
     asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(codes), "r"(values));
     return sum;
+}
+
+// 16 bytes that are read once: they leave the first cache to what is read again and again.
+__device__ inline uint4 read_once(const void* from) {
+    uint4 value;
+    asm("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+        : "l"(from));
+    return value;
 }

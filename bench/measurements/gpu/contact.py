@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -20,6 +21,7 @@ import numpy as np
 
 from motley.bench.measurements.gpu.speed import BITS, SHAPE, all_reduce_us, matmul_bandwidth, speed
 from motley.bench.random_models.writing import synthesise
+from motley.daemon.machine.processor import usable_cores
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.cuda.kernels import SOURCES
 from motley.transport.cuda.driver import CudaDriver, Driver
@@ -186,21 +188,33 @@ def pytorch() -> Result:
 
 
 def sums() -> Result:
-    """Microseconds of a sum of two processes on one GPU, by form of the host step and bytes; and in captured bursts."""
+    """Microseconds of a sum of two processes, by form of the host step and bytes, and in captured bursts: of one with a
+    GPU and one without, and of two on one GPU."""
     result: Result = {}
-    for form in HostStep:
+    for form in (*measure_host_steps(CudaDriver()), HostStep.SPLIT):
         for captured in (False, True):
-            name = f"{form}, captured" if captured else str(form)
-            result[name] = attempt(partial(all_reduce_us, form, captured))
+            for beside in ("a host", "a rank on the same GPU"):
+                name = f"{form}, {'captured, ' if captured else ''}beside {beside}"
+                result[name] = attempt(partial(all_reduce_us, form, captured, beside_host=beside == "a host"))
     return result
 
 
-def tokens(shape: str, quantisation: str, ranks: Sequence[int]) -> Result:
-    """How fast a random model of a shape is (`motley.bench.measurements.gpu.speed.speed`), by the number of ranks."""
+BESIDE = ("cuda", 31.0), ("onnxruntime", 1.0)
+"""A GPU's share and a CPU's, as these are told from each other in a mesh by what they read per second."""
+MESHES: dict[str, Sequence[tuple[str, float]]] = {
+    "1": [("cuda", 1.0)],
+    "2 on one GPU": [("cuda", 1.0)] * 2,
+    "a GPU and a CPU": BESIDE,
+}
+
+
+def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES)) -> Result:
+    """How fast a random model of a shape is (`motley.bench.measurements.gpu.speed.speed`), by its ranks."""
     result: Result = {}
     with _random_model(shape) as model:
-        for count in ranks:
-            result[str(count)] = attempt(lambda: dict(speed(model, quantisation, count)))  # noqa: B023  called at once
+        for name in meshes:
+            threads = max(1, usable_cores() // 2)
+            result[name] = attempt(lambda: dict(speed(model, quantisation, MESHES[name], threads)))  # noqa: B023  at once
     return result
 
 
@@ -208,6 +222,8 @@ def tokens(shape: str, quantisation: str, ranks: Sequence[int]) -> Result:
 def _random_model(shape: str) -> Iterator[Path]:
     with TemporaryDirectory(prefix="motley-gpu-") as folder:
         model = Path(folder, shape)
+        began = perf_counter()
         synthesise(SHAPES[shape], model)
+        print(f"the random model is written after {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         os.environ["MOTLEY_CACHE"] = str(Path(folder, "shares"))
         yield model

@@ -30,12 +30,14 @@ def test_a_bandwidth_is_measured_and_nothing_is_left(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "captured"),
-    [pytest.param(HostStep.MEMORY, False, marks=pytest.mark.soak), (HostStep.FUNCTION, True)],
+    ("form", "captured", "beside_host"),
+    [pytest.param(HostStep.MEMORY, False, False, marks=pytest.mark.soak), (HostStep.FUNCTION, True, True)],
 )
-def test_sums_are_timed_between_two_processes(form: HostStep, captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_timed_between_two_processes(
+    form: HostStep, captured: bool, beside_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[3])  # for the processes: the driver is one of the tests
-    took = gpu_speed.all_reduce_us(form, captured, rounds=1, open_driver=HostDriver)
+    took = gpu_speed.all_reduce_us(form, captured, 1, HostDriver, beside_host=beside_host)
     assert list(took) == list(gpu_speed.SIZES)
     assert min(took.values()) > 0
 
@@ -44,11 +46,11 @@ def test_tokens_are_timed_on_any_engine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gpu_speed, "REQUESTS", (1, 2))
     monkeypatch.setattr(gpu_speed, "ANSWER", 12)
     monkeypatch.setattr(gpu_speed, "LONG", 70)
-    took = gpu_speed.speed(BUNDLED, "fp16", 2, engine="onnxruntime")
+    took = gpu_speed.speed(BUNDLED, "fp16", [("onnxruntime", 1.0), ("reference", 2.0)])
     parts = [took[part] for part in ("compute", "wire", "wait", "lead")]
     assert min(took[part] for part in ("p50", "compute", "wire", "wait")) > 0
     assert sum(parts) > 0.5 * took["p50"]
-    assert took["weights_mb"] > 8  # as FP32: this engine would widen FP16
+    assert took["weights_mb"] > 6  # one of them has FP32, as it would widen FP16
     assert took["prompt_per_s"] > 0
     assert list(took["per_s"]) == [1, 2]
     assert min(took["per_s"].values()) > 0

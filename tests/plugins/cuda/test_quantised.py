@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.plugins.cuda.kernels import BLOCKS, CODED_ROWS, SOURCES, THREADS, TOKENS, WARP, Coded
+from motley.plugins.cuda.kernels import BLOCKS, SOURCES, THREADS, TOKENS, WARP, Coded
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.compiler import Capability, compile_kernels
 from tests.transport.cuda.host_kernels import launch
@@ -66,7 +66,7 @@ def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, 
     zeros = None if points is None else packed(points, coded.bits)
     run(
         coded.products(together, zeros is not None),
-        -(-rows // CODED_ROWS) * -(-tokens // together) * WARP,
+        -(-rows // coded.rows(together)) * -(-tokens // together) * WARP,
         *(pointer(quantised), coded.stretches, pointer(codes), pointer(scales), pointer(zeros), pointer(None)),
         *(pointer(y), rows, tokens, rows, coded.row_bytes, coded.block_shift, scales.shape[1]),
     )

@@ -13,6 +13,7 @@
 #define __global__
 
 struct float4 { float x, y, z, w; };
+struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim;
 
@@ -33,6 +34,7 @@ static int dot4(unsigned codes, unsigned values, int sum) {
     for (int i = 0; i < 32; i += 8) sum += int(codes >> i & 0xFF) * static_cast<signed char>(values >> i & 0xFF);
     return sum;
 }
+static uint4 read_once(const void* from) { return *static_cast<const uint4*>(from); }
 static unsigned short float_to_half(float value) { return bits_of<unsigned short>(_Float16(value)); }
 // Addresses of the device that are in memory are told from the host's as in host_driver.py.
 static float* floats_at(unsigned long long address) { return reinterpret_cast<float*>(address - (1ull << 60)); }
@@ -73,12 +75,16 @@ __attribute__((noinline)) static void give_way(int lane, int next) {
     begin(next);
 }
 
-static float __shfl_xor_sync(unsigned, float value, int distance) {
+static float __shfl_sync(unsigned, float value, int from) {
     const int lane = threadIdx.x % OF_A_WARP, turn = own->shuffles[lane]++ % 2;
     own->shuffled[turn][lane] = value;
     own->before = lane;
     give_way(lane, own->next[lane]);
-    return own->shuffled[turn][lane ^ distance];
+    return own->shuffled[turn][from];
+}
+
+static float __shfl_xor_sync(unsigned mask, float value, int distance) {
+    return __shfl_sync(mask, value, (threadIdx.x % OF_A_WARP) ^ distance);
 }
 
 static bool is_without_shuffles() { return blockIdx.x == 0 && own->first == 0 && own->shuffles[0] == 0; }
