@@ -1,4 +1,4 @@
-"""All commands in one app, a file per group of them."""
+"""All commands in one app, a file per group of them; `commands/` has a room for each concern."""
 
 from __future__ import annotations
 
@@ -6,30 +6,13 @@ from typing import Annotated
 
 import typer
 
-from motley.cli.commands import (
-    access,
-    adapters,
-    budget,
-    cache,
-    chat,
-    devices,
-    doctor,
-    experts,
-    jobs,
-    join,
-    lease,
-    plan,
-    rearrange,
-    run,
-    service,
-    status,
-    train,
-    up,
-    update,
-)
+from motley.cli.commands.answering import adapters, chat, run
 from motley.cli.commands.bench import group as bench
 from motley.cli.commands.demo import group as demo
+from motley.cli.commands.machine import cache, devices, doctor, join, lease, service, up
+from motley.cli.commands.mesh import access, budget, experts, plan, rearrange, status, update
 from motley.cli.commands.models import group as models
+from motley.cli.commands.training import jobs, train
 
 app = typer.Typer(
     name="motley",

@@ -13,7 +13,7 @@ EXPECTED = {
     "motley.bench.meshes.local_mesh.MeshError",
     "motley.bench.reports.plots.PlotError",
     "motley.bench.reports.standard.ReportError",
-    "motley.bench.measurements.serve.LoadError",
+    "motley.bench.measurements.serving.serve.LoadError",
     "motley.bench.random_models.writing.SynthError",
     "motley.cli.errors.CliError",
     "motley.daemon.lease.lease.LeaseError",

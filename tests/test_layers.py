@@ -39,7 +39,7 @@ DAEMON = {
     "lease": {"machine"},
     "node": {"lease", "lending", "loading", "machine", "models", "pipe", "text", "weights"},
 }
-"""By room, which others it may import. The node starts worker processes by their module's name."""
+"""The node starts worker processes by their module's name."""
 
 MODELS = {
     "description": set[str](),
@@ -49,7 +49,13 @@ MODELS = {
     "cutting": {"description"},
     "graph": {"cutting", "description"},
 }
-"""By room of `motley.daemon.models`, which others of these it may import."""
+
+FAMILIES = {
+    "dense": set[str](),
+    "experts": {"dense"},
+    "latent": {"experts"},
+    "recurrent": {"experts"},
+}
 
 BENCH = {
     "random_models": set[str](),
@@ -57,7 +63,23 @@ BENCH = {
     "measurements": {"meshes", "random_models"},
     "reports": {"measurements", "meshes", "random_models"},
 }
-"""By room, which others it may import."""
+
+MEASUREMENTS = {
+    "accuracy": set[str](),
+    "serving": set[str](),
+    "speed": set[str](),
+    "training": set[str](),
+    "gpu": {"speed"},
+}
+
+ROOMS = {
+    "daemon": DAEMON,
+    "daemon/models": MODELS,
+    "daemon/models/families": FAMILIES,
+    "bench": BENCH,
+    "bench/measurements": MEASUREMENTS,
+}
+"""By folder and by room, which other rooms of the folder it may import, beside the files on top of them."""
 
 ORCHESTRATOR = (
     {"session_request", "mesh", "trust", "store", "adapters", "traces", "usual_sampling", "known_models"},
@@ -99,25 +121,19 @@ def test_imports_point_down(package: str) -> None:
     assert not outside(list((ROOT / package).rglob("*.py")), ALLOWED[package] | {package})
 
 
-@pytest.mark.parametrize("room", sorted(DAEMON))
-def test_imports_point_down_in_the_daemon(room: str) -> None:
-    rooms = {f"daemon.{own}" for own in DAEMON[room] | {room}}
-    assert not outside(list((ROOT / "daemon" / room).rglob("*.py")), rooms | EVERYTHING - {"daemon"})
-
-
-@pytest.mark.parametrize("room", sorted(MODELS))
-def test_imports_point_down_in_the_description_of_models(room: str) -> None:
-    folder = ROOT / "daemon" / "models"
-    shared = {file.stem for file in folder.glob("*.py")}
-    rooms = {f"daemon.models.{own}" for own in MODELS[room] | {room} | shared}
-    elsewhere = {f"daemon.{own}" for own in DAEMON["models"]} | EVERYTHING - {"daemon"}
-    assert not outside(list((folder / room).rglob("*.py")), rooms | elsewhere)
-
-
-@pytest.mark.parametrize("room", sorted(BENCH))
-def test_imports_point_down_in_the_measurements(room: str) -> None:
-    rooms = {f"bench.{own}" for own in BENCH[room] | {room}}
-    assert not outside(list((ROOT / "bench" / room).rglob("*.py")), rooms | ALLOWED["bench"] - {"bench"})
+@pytest.mark.parametrize(("folder", "room"), [(folder, room) for folder, rooms in ROOMS.items() for room in rooms])
+def test_imports_point_down_between_rooms(folder: str, room: str) -> None:
+    package, top = folder.replace("/", "."), ROOT / folder
+    shared = {file.stem for file in top.glob("*.py")}
+    others = {each.parent.name for each in top.glob("*/__init__.py")} - ROOMS[folder][room] - {room} - shared
+    files = list((top / room).rglob("*.py"))
+    assert files
+    assert not {
+        f"{file.relative_to(ROOT)} imports motley.{name}"
+        for file in files
+        for name in imported(file)
+        if any(f"{name}.".startswith(f"{package}.{other}.") for other in others)
+    }
 
 
 @pytest.mark.parametrize("floor", range(len(ORCHESTRATOR)))
@@ -131,11 +147,9 @@ def test_imports_point_down_in_the_orchestrator(floor: int) -> None:
 
 def test_every_package_and_every_room_is_in_the_tables() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == EVERYTHING
-    assert {path.parent.name for path in (ROOT / "daemon").glob("*/__init__.py")} == set(DAEMON)
-    assert {path.parent.name for path in (ROOT / "daemon" / "models").glob("*/__init__.py")} == set(MODELS)
-    assert {path.parent.name for path in (ROOT / "bench").glob("*/__init__.py")} == set(BENCH)
     assert {path.name for path in (ROOT / "bench").glob("*.py")} == {"__init__.py"}
-    for rooms in (DAEMON, MODELS, BENCH):
+    for folder, rooms in ROOMS.items():
+        assert {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")} == set(rooms)
         TopologicalSorter(rooms).prepare()  # raises where rooms import each other in a circle
     floors = {path.stem for path in (ROOT / "orchestrator").glob("*.py")} - {"__init__"}
     floors |= {path.parent.name for path in (ROOT / "orchestrator").glob("*/__init__.py")}

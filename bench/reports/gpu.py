@@ -26,7 +26,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
 
-from motley.bench.measurements import gpu_contact
+from motley.bench.measurements.gpu import contact as gpu_contact
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-    from motley.bench.measurements.drift import Drift
-    from motley.bench.measurements.latency import LatencyReport
-    from motley.bench.measurements.placement import Placed
-    from motley.bench.measurements.serve import Served
-    from motley.bench.measurements.training import TrainingRow
+    from motley.bench.measurements.accuracy.drift import Drift
+    from motley.bench.measurements.serving.serve import Served
+    from motley.bench.measurements.speed.latency import LatencyReport
+    from motley.bench.measurements.training.memory import TrainingRow
+    from motley.bench.measurements.training.placement import Placed
     from motley.training.files import Point
 
 COLOURS = {"compute": "#3b6fb6", "wire": "#d1495b", "wait": "#f0c067", "lead": "#c4c4c4"}

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from motley.bench.measurements.collectives import Row
-from motley.bench.measurements.drift import Drift
-from motley.bench.measurements.latency import LatencyReport
+from motley.bench.measurements.accuracy.drift import Drift
+from motley.bench.measurements.speed.collectives import Row
+from motley.bench.measurements.speed.latency import LatencyReport
 from motley.bench.reports.standard import ReportError, Results
 
 BEGIN, END = "<!-- performance:begin -->", "<!-- performance:end -->"

@@ -17,9 +17,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from motley.bench.measurements.collectives import Row, Setup, measure
-from motley.bench.measurements.drift import Drift, measure_drift
-from motley.bench.measurements.latency import LatencyReport, measure_latency
+from motley.bench.measurements.accuracy.drift import Drift, measure_drift
+from motley.bench.measurements.speed.collectives import Row, Setup, measure
+from motley.bench.measurements.speed.latency import LatencyReport, measure_latency
 from motley.bench.meshes.local_mesh import MeshError, MeshSpec
 from motley.daemon.machine.processor import cpu_name, usable_cores
 from motley.daemon.models.description.axes import Heads, Kind

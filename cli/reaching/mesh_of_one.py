@@ -6,14 +6,18 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from motley.cli.errors import CliError
-from motley.cli.reaching.client import Client
+from motley.cli.reaching.client import Client, Unreachable
+from motley.cli.reaching.place import USUAL_URL
+from motley.cli.shown.show import console
 from motley.protocol.wording import counted
 
+RUNS_ALONE = "this machine runs the model alone, and forgets it afterwards"
+"""What a command that runs a model does where no mesh answers."""
 JOIN_S = 60.0
 """Nodes on this machine have so many seconds to measure it and join."""
 
@@ -40,6 +44,29 @@ async def mesh_of_one() -> AsyncIterator[Client]:
             await orchestrator.stop()
             node.cancel()
             await asyncio.gather(node, return_exceptions=True)
+
+
+@asynccontextmanager
+async def mesh_or_alone(url: str, api_key: str, alone: str) -> AsyncIterator[tuple[Client, bool]]:
+    """The mesh at an address, and whether it lasts longer than the context: if nobody answers there, a mesh of one.
+
+    Args:
+        alone: what this machine does then, for people; empty: there must be another mesh.
+
+    Raises:
+        Unreachable: nobody answers, and there must be one.
+    """
+    async with AsyncExitStack() as stack:
+        lasting = True
+        try:
+            client = await stack.enter_async_context(Client(url, api_key))
+            await client.sessions()
+        except Unreachable:
+            if not alone:
+                raise
+            console.print(f"[dim]no mesh at {url or USUAL_URL}: {alone}[/]")
+            client, lasting = await stack.enter_async_context(mesh_of_one()), False
+        yield client, lasting
 
 
 async def wait_for_nodes(client: Client, count: int, *parts: asyncio.Future[Any]) -> None:

@@ -116,6 +116,12 @@ DeviceOption = Annotated[
         " --engine, where that computes, if it can do either: reference can. Default: cpu, or as it is loaded.",
     ),
 ]
+WhatIf = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DEVICE,LINK", help="As if this machine were there, too; may be repeated."),
+]
+AtOnce = Annotated[int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are answered at a time.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 Context = Annotated[
     int | None,
     typer.Option(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from motley.orchestrator.session_request import CACHE_FORMATS
 from motley.protocol import GPU_RESERVE
@@ -77,46 +78,30 @@ def can_hold_caches(capabilities: Capabilities) -> bool:
     return any(each.asks_block_holders and not each.lacking for each in capabilities.engines)
 
 
-def lacking_holders(node: str, capabilities: Capabilities, engine: str) -> str:
-    """Why a rank with this engine, which the node has, cannot keep a part of its KV caches on another node; empty: it
-    can."""
-    able = [each.name for each in capabilities.engines if each.asks_block_holders]
+class Skill(NamedTuple):
+    """What only some engines can do: which they are, and what it is in words."""
+
+    has: Callable[[Engine], bool]
+    what: str
+
+
+SKILLS: Mapping[str, Skill] = {
+    "cache_disk_tokens": Skill(lambda engine: engine.reads_far_blocks, "keep KV caches on a disk"),
+    "cache_node_tokens": Skill(lambda engine: engine.asks_block_holders, "keep KV caches on another node"),
+    "keep_prefixes": Skill(lambda engine: engine.keeps_prefixes, "keep prefixes on a disk between starts"),
+    "embeddings": Skill(lambda engine: engine.embeds, "embed texts"),
+}
+"""What a session's engines must be able to do, by the field of its request that asks for it."""
+
+
+def lacking_skill(node: str, capabilities: Capabilities, engine: str, skill: Skill) -> str:
+    """Why a rank with this engine, which the node has, cannot do something; empty: it can."""
+    able = [each.name for each in capabilities.engines if skill.has(each)]
     if engine in able:
         return ""
     return (
-        f"engine {engine!r} of node {node!r} cannot keep KV caches on another node; engines there that can:"
-        f" {', '.join(able) or 'none'}"
+        f"engine {engine!r} of node {node!r} cannot {skill.what}; engines there that can: {', '.join(able) or 'none'}"
     )
-
-
-def lacking_disk(node: str, capabilities: Capabilities, engine: str) -> str:
-    """Why a rank with this engine, which the node has, cannot keep a part of its KV caches on a disk; empty: it can."""
-    able = [each.name for each in capabilities.engines if each.reads_far_blocks]
-    if engine in able:
-        return ""
-    return (
-        f"engine {engine!r} of node {node!r} cannot keep KV caches on a disk; engines there that can:"
-        f" {', '.join(able) or 'none'}"
-    )
-
-
-def lacking_prefixes(node: str, capabilities: Capabilities, engine: str) -> str:
-    """Why a rank with this engine, which the node has, cannot keep prefixes on a disk between starts; empty: it can."""
-    able = [each.name for each in capabilities.engines if each.keeps_prefixes]
-    if engine in able:
-        return ""
-    return (
-        f"engine {engine!r} of node {node!r} cannot keep prefixes on a disk between starts; engines there that can:"
-        f" {', '.join(able) or 'none'}"
-    )
-
-
-def lacking_embeddings(node: str, capabilities: Capabilities, engine: str) -> str:
-    """Why a rank with this engine, which the node has, cannot embed texts; empty: it can."""
-    able = [each.name for each in capabilities.engines if each.embeds]
-    if engine in able:
-        return ""
-    return f"engine {engine!r} of node {node!r} cannot embed texts; engines there that can: {', '.join(able) or 'none'}"
 
 
 def lacking_format(node: str, capabilities: Capabilities, engine: str, cache_format: str) -> str:

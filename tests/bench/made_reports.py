@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.bench.measurements.collectives import Row
-from motley.bench.measurements.drift import Drift, LayerDrift
-from motley.bench.measurements.latency import LatencyReport, Timeline
+from motley.bench.measurements.accuracy.drift import Drift, LayerDrift
+from motley.bench.measurements.speed.collectives import Row
+from motley.bench.measurements.speed.latency import LatencyReport, Timeline
 from motley.bench.reports.standard import Machine, Results
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from motley.bench.measurements.drift import Drift, LayerDrift
+from motley.bench.measurements.accuracy.drift import Drift, LayerDrift
 from motley.cli.commands.bench import tables as bench_tables
-from motley.cli.commands.cache import end_of
+from motley.cli.commands.machine.cache import end_of
 from motley.cli.shown.show import activity, ago, percentages, table
 from tests.bench.made_reports import latency_report
 

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from motley.cli.app import app
-from motley.cli.commands.train import _alone_in
+from motley.cli.commands.training.train import _alone_in
 from motley.cli.errors import EXIT_INTERRUPTED, CliError, explain
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.states import State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from motley.cli.commands.up import for_programs, how_to_join, tell
+from motley.cli.commands.machine.up import for_programs, how_to_join, tell
 from motley.cli.shown.show import console
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from motley.cli.commands.update import how_to_update, order
+from motley.cli.commands.mesh.update import how_to_update, order
 
 
 @pytest.mark.parametrize(

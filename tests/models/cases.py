@@ -10,8 +10,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from threading import BrokenBarrierError
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.reading import describe, read_model
 from motley.daemon.rank.blocks.far_file import FarFile
+from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, CacheBlocks, Engine, EngineFactory, EngineOptions, RankGraph, Span
@@ -241,7 +241,7 @@ def staged_shares(units: Units, stages: Sequence[tuple[range, int]]) -> list[Sha
     return found
 
 
-class LocalSession:
+class LocalSession(Closing):
     """A model on ranks that are threads of this process, each with an engine of its own."""
 
     def __init__(
@@ -335,14 +335,6 @@ class LocalSession:
         for thread in self._threads:
             thread.shutdown()
         self._files.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _everywhere(self, act: Callable[[Engine], T], ranks: range | None = None) -> list[T]:
         """Let the thread of each of some ranks (None: all) do it; the first error is raised once all have stopped."""

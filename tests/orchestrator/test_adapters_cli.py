@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from motley.cli.commands.run import named_adapters
+from motley.cli.commands.answering.run import named_adapters
 from motley.cli.errors import CliError
 from motley.cli.typed.wanted import start_command
 

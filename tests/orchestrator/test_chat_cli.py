@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from motley.cli.commands.chat import harmless
+from motley.cli.commands.answering.chat import harmless
 from motley.cli.conversation import Conversation
 from motley.protocol.mesh_pb2 import Delta, Described, Generate, ModelProfile
 

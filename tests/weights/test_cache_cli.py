@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from motley.cli.commands import cache as command
+from motley.cli.commands.machine import cache as command
 from motley.cli.errors import CliError
 from motley.daemon.weights.cache import Label, ShareCache
 from tests.weights.cache_process import Writer

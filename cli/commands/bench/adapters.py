@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson, EngineName, Link, ModelFolder, Ranks, Threads
 from motley.cli.commands.bench.tables import show_adapters
 from motley.cli.interrupt import run
 from motley.cli.shown.show import loading_bars
@@ -21,20 +22,20 @@ ADAPTERS_EXAMPLE = "Example: motley bench adapters --model ./tinyllama --ranks 2
 
 
 def adapters(
-    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
-    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    model: ModelFolder,
+    ranks: Ranks = 1,
     adapters: Annotated[str, typer.Option(help="Numbers of requests at once, with one each.")] = "1,4,16,64",
     rank: Annotated[str, typer.Option(help="Ranks of the adapters.")] = "8,16,64",
     quant: Quant = Quantisation.INT4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in each prompt.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of each answer.")] = 64,
-    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
-    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    link: Link = "none",
+    threads: Threads = 1,
+    engine: EngineName = "onnxruntime",
+    as_json: AsJson = False,
 ) -> None:
     """Tokens per second of requests that have an adapter each, and of as many that have none."""
-    from motley.bench.measurements.adapters import measure_adapters
+    from motley.bench.measurements.speed.adapters import measure_adapters
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve

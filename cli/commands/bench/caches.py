@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson, EngineName, Link, ModelFolder, Ranks, Threads
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import loading_bars, results, table
@@ -18,22 +18,22 @@ CACHES_EXAMPLE = "Example: motley bench caches --model ./tinyllama --ranks 2 --c
 
 
 def caches(
-    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
-    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    model: ModelFolder,
+    ranks: Ranks = 1,
     context: Annotated[int, typer.Option(min=8, help="Tokens of prompt and answer together.")] = 1024,
     memory: Annotated[
         int, typer.Option(min=1, help="Tokens that memory has room for; the others are on the disk of every rank.")
     ] = 256,
     tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of the answer.")] = 32,
     quant: Quant = Quantisation.INT4,
-    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
-    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    link: Link = "none",
+    threads: Threads = 1,
+    engine: EngineName = "onnxruntime",
     cache_format: CacheFormats = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """How fast a long context is read and continued with a part of its caches on disks, against all in memory."""
-    from motley.bench.measurements.far_caches import measure_far_caches
+    from motley.bench.measurements.speed.far_caches import measure_far_caches
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve

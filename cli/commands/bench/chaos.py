@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
+from motley.cli.commands.bench.options import AsJson
 from motley.cli.commands.demo.mesh import MODELS, DemoMesh, family, kill_daemon, mesh_of_processes, node_names
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, loading_bars
 
 if TYPE_CHECKING:
-    from motley.bench.measurements.chaos import Do
+    from motley.bench.measurements.serving.chaos import Do
 
 MODEL = MODELS / "shakespeare-2.6m"
 MEMORY = 10**9
@@ -55,7 +56,7 @@ def chaos(
     clients: Annotated[int, typer.Option(min=1, max=32, help="Answers under way at a time.")] = 3,
     tokens: Annotated[int, typer.Option(min=10, max=900, help="Of each answer.")] = 300,
     seed: Annotated[int, typer.Option(help="Of what is done when to whom.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Kill, stop, end, restart and cut off machines while they answer; compare each answer with an undisturbed one."""
     report = run(_chaos(minutes, events, machines, clients, tokens, seed))
@@ -68,7 +69,7 @@ def chaos(
 
 
 async def _chaos(minutes: float, events: int, machines: int, clients: int, tokens: int, seed: int) -> dict[str, Any]:
-    from motley.bench.measurements.chaos import measure_chaos
+    from motley.bench.measurements.serving.chaos import measure_chaos
 
     logging.getLogger("motley").setLevel(logging.ERROR)  # what is done to machines is told here
     names = node_names(machines)

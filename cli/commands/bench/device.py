@@ -45,7 +45,7 @@ def device(
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON, to attach to a report.")] = False,
 ) -> None:
     """A device of this machine, its driver, and its time per token of a small model."""
-    from motley.bench.measurements.device import measure_device
+    from motley.bench.measurements.speed.device import measure_device
     from motley.bench.random_models.writing import temporary_model
     from motley.daemon.node.survey.capabilities import measure
     from motley.daemon.node.survey.devices import devices_of, lacking

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson, EngineName, Link, ModelFolder, Ranks, Threads
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, loading_bars, table
@@ -18,24 +19,24 @@ DRAFTS_EXAMPLE = "Example: motley bench drafts --model ./tinyllama --prompt note
 
 
 def drafts(
-    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
+    model: ModelFolder,
     prompt: Annotated[Path, typer.Option(help="A text file to be continued, such as code, or a text with quotes.")],
     draft_model: Annotated[
         Path | None, typer.Option(help="Folder of a small model with the same tokenizer that guesses tokens too.")
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 2,
+    ranks: Ranks = 2,
     tokens: Annotated[int, typer.Option(min=8, max=4000, help="Tokens of each answer.")] = 128,
     quant: Quant = Quantisation.INT4,
-    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
-    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    link: Link = "none",
+    threads: Threads = 1,
+    engine: EngineName = "onnxruntime",
+    as_json: AsJson = False,
 ) -> None:
     """What guessing the next tokens is worth: the same greedy answer with guesses and without.
 
     A text that repeats itself, or its prompt, is guessed well. No text depends on it.
     """
-    from motley.bench.measurements.drafts import measure_drafts
+    from motley.bench.measurements.speed.drafts import measure_drafts
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import load_tokenizer, open_model
     from motley.daemon.weights.hub import resolve

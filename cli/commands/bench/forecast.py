@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, counting_bar, results, table
 from motley.cli.typed.options import Quant, Quantisation
 
 if TYPE_CHECKING:
-    from motley.bench.measurements.forecast import Compared
+    from motley.bench.measurements.speed.forecast import Compared
 
 FORECAST_EXAMPLE = "Example: motley bench forecast --json"
 LIKE = "tinyllama-1.1b"
@@ -30,14 +31,14 @@ def forecast(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in the prompt.")] = 64,
     tokens: Annotated[int, typer.Option(min=4, max=1000, help="Tokens to time.")] = 48,
     short: Annotated[bool, typer.Option("--short", help="A few of the plans, in a minute.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast plans of 1 to 4 ranks, with parts of cores and emulated networks, run them, and compare.
 
     What the planner would choose on each set of these machines is run, too, beside the best. Takes about ten minutes on
     a machine that does nothing else, which it must not.
     """
-    from motley.bench.measurements.forecast import CASES, SHORT, Forecasts, summary
+    from motley.bench.measurements.speed.forecast import CASES, SHORT, Forecasts, summary
     from motley.bench.random_models.writing import temporary_model
     from motley.daemon.models.files import open_model
     from motley.orchestrator.known_models.shapes import SHAPES

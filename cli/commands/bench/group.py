@@ -16,11 +16,20 @@ from motley.cli.commands.bench.chaos import chaos
 from motley.cli.commands.bench.device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench.drafts import DRAFTS_EXAMPLE, drafts
 from motley.cli.commands.bench.forecast import FORECAST_EXAMPLE, forecast
+from motley.cli.commands.bench.options import (
+    AsJson,
+    EngineName,
+    Link,
+    ModelFolder,
+    Ranks,
+    StageLayers,
+    Threads,
+    parse_stage_layers,
+)
 from motley.cli.commands.bench.parts import PARTS_EXAMPLE, parts
 from motley.cli.commands.bench.quantisation import QUANTISATION_EXAMPLE, quantisation
 from motley.cli.commands.bench.reading import READING_EXAMPLE, reading
 from motley.cli.commands.bench.serve import SERVE_EXAMPLE, serve
-from motley.cli.commands.bench.staged import StageLayers, parse_stage_layers
 from motley.cli.commands.bench.tables import (
     show_cache_formats,
     show_drift,
@@ -79,7 +88,7 @@ bench.command(epilog=TRAIN_EXAMPLE)(train)
     epilog="Example: motley bench latency --model ./tinyllama --ranks 1,2 --quant int4,int8 --plot where.png"
 )
 def latency(
-    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
+    model: ModelFolder,
     ranks: Annotated[str, typer.Option(help="Rank processes to start here, such as 2 or 1,2.")] = "1",
     stages: StageLayers = "",
     shares: Annotated[str, typer.Option(help="Relative shares, one per rank, such as 3,2,1. Default: equal.")] = "",
@@ -97,20 +106,20 @@ def latency(
         list[str] | None,
         typer.Option(help="Emulate a network: 0.1ms,1Gbit or 20ms,100Mbit,jitter=2ms,loss=0.1%; none: this machine's."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
-    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    threads: Threads = 1,
+    engine: EngineName = "onnxruntime",
     cache_format: CacheFormats = None,
     exact: Exact = False,
     csv: Annotated[Path | None, typer.Option(help="Write every token of every rank to this CSV file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw where the time went to this PNG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time per token of a model cut over rank processes on this machine, and where it goes.
 
     Ranks, quantisations and prompt lengths may be lists, as in 1,2, and links several options:
     every combination is measured, and the JSON of several is {"rows": [...]}.
     """
-    from motley.bench.measurements.latency import measure_sweep, write_csv
+    from motley.bench.measurements.speed.latency import measure_sweep, write_csv
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.bench.reports.plots import plot_latency, require_plotting
     from motley.daemon.models.files import open_model
@@ -166,22 +175,22 @@ def latency(
 
 @bench.command(epilog="Example: motley bench throughput --model ./tinyllama --ranks 2 --requests 1,2,4,8")
 def throughput(
-    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
-    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    model: ModelFolder,
+    ranks: Ranks = 1,
     stages: StageLayers = "",
     requests: Annotated[str, typer.Option(help="Numbers of requests to answer at once.")] = "1,2,4,8",
     quant: Quant = Quantisation.INT4,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in each prompt.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of each answer.")] = 64,
-    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
-    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    link: Link = "none",
+    threads: Threads = 1,
+    engine: EngineName = "onnxruntime",
     cache_format: CacheFormats = None,
     exact: Exact = False,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tokens per second of a session that answers several requests at once."""
-    from motley.bench.measurements.throughput import measure_throughput
+    from motley.bench.measurements.speed.throughput import measure_throughput
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
@@ -220,15 +229,15 @@ def moe(
     config: Annotated[Path | None, typer.Option(help="A config.json to take the shape from instead.")] = None,
     nodes: Annotated[int, typer.Option(min=2, max=15, help="Nodes to act.")] = 4,
     replicas: Annotated[int, typer.Option(min=1, help="Nodes that have each expert. 2 or more: some are lost.")] = 2,
-    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
+    link: Link = "none",
     requests: Annotated[str, typer.Option(help="Numbers of requests to answer at once.")] = "1,2,4,8",
     quant: Quant = Quantisation.INT4,
     tokens: Annotated[int, typer.Option(min=8, max=4000, help="Tokens of each answer.")] = 48,
-    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    engine: EngineName = "onnxruntime",
+    as_json: AsJson = False,
 ) -> None:
     """Experts sliced over nodes against experts as services of nodes: random weights, a process per rank and host."""
-    from motley.bench.measurements.moe import PROMPT, measure_moe
+    from motley.bench.measurements.speed.moe import PROMPT, measure_moe
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.bench.random_models.writing import temporary_model
     from motley.orchestrator.known_models.shapes import SCALED
@@ -303,10 +312,10 @@ def collectives(
         str, typer.Option(help="Emulate a network: 0.1ms,1Gbit or 20ms,100Mbit,jitter=2ms,loss=0.1%.")
     ] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Calls to time for each row; fewer where they are slow.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time of collectives between rank processes on this machine: measured, predicted, and gloo's (where torch is)."""
-    from motley.bench.measurements.collectives import Setup, measure
+    from motley.bench.measurements.speed.collectives import Setup, measure
     from motley.bench.meshes.emulator import LinkSpec
     from motley.transport import WireFormat
     from motley.transport.schedules.schedule import Operation
@@ -351,7 +360,7 @@ def precision(
     ] = None,
     ranks: Annotated[int, typer.Option(min=2, max=16, help="Ranks whose values are summed.")] = 2,
     plot: Annotated[Path | None, typer.Option(help="Draw the drift over layers to this PNG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Error that each wire format adds to a sum over ranks; with --model, that ranks add, and narrow caches.
 
@@ -359,9 +368,9 @@ def precision(
     float64. Errors are relative to the largest activation of the layer. What caches in fp16 and int8 do to the
     distribution of the next token is held against caches in fp32, as the model reads a text.
     """
-    from motley.bench.measurements.cache_precision import measure_cache_formats
-    from motley.bench.measurements.drift import measure_drift
-    from motley.bench.measurements.precision import measure_wire_formats
+    from motley.bench.measurements.accuracy.cache_precision import measure_cache_formats
+    from motley.bench.measurements.accuracy.drift import measure_drift
+    from motley.bench.measurements.accuracy.precision import measure_wire_formats
     from motley.bench.reports.plots import plot_drift, require_plotting
     from motley.daemon.weights.hub import resolve
 
@@ -402,7 +411,7 @@ def report(
     readme: Annotated[
         Path | None, typer.Option(help="Rewrite the performance section of this file, between its two markers.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """The standard measurements: latency, contexts, exact mode, collectives, precision. Takes about five minutes."""
     from motley.bench.random_models.writing import temporary_model

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson
 from motley.cli.shown.show import results, table
 
 PARTS_EXAMPLE = "Example: motley bench parts --parts 32 --plot parts.png"
@@ -19,10 +20,10 @@ NODES = 1.0, 1.25, 1.5, 2.0, 3.0
 def parts(
     parts: Annotated[int, typer.Option(min=1, max=256, help="Parts of the model.")] = 32,
     plot: Annotated[Path | None, typer.Option(help="Draw what assignments are worth to this PNG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Affinity of parts and their nodes: the best assignment, a greedy and a random one. Needs the extra `train`."""
-    from motley.bench.measurements.placement import measure_placement
+    from motley.bench.measurements.training.placement import measure_placement
     from motley.bench.reports.plots import plot_placement, require_plotting
 
     if plot:

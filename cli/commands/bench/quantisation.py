@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson
 from motley.cli.commands.bench.tables import show_foresight, show_weight_errors
 from motley.cli.shown.show import console
 
@@ -19,10 +20,10 @@ def quantisation(
     model: Annotated[
         Path | None, typer.Option(help="Model folder or file, to see how well it foresees a text.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Error of weights in int8 and int4; with --model, what that does to how well the model foresees a text."""
-    from motley.bench.measurements.quantisation import measure_foresight, measure_weight_errors
+    from motley.bench.measurements.accuracy.quantisation import measure_foresight, measure_weight_errors
     from motley.daemon.weights.hub import resolve
 
     errors, found = measure_weight_errors(), []

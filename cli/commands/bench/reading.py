@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson, EngineName, Link, ModelFolder, Ranks, Threads
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, loading_bars
@@ -20,8 +20,8 @@ READING_EXAMPLE = "Example: motley bench reading --model ./tinyllama --ranks 2 -
 
 
 def reading(
-    model: Annotated[Path, typer.Option(help="Model folder (see `motley bench synth`).")],
-    ranks: Annotated[int, typer.Option(min=1, max=16, help="Rank processes to start here.")] = 1,
+    model: ModelFolder,
+    ranks: Ranks = 1,
     requests: Annotated[int, typer.Option(min=1, max=63, help="Requests that are being answered.")] = 8,
     read: Annotated[int, typer.Option(min=1, help="Random tokens in the long prompt that comes meanwhile.")] = 2000,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in the prompts of the others.")] = 16,
@@ -29,14 +29,14 @@ def reading(
         int, typer.Option(min=8, max=4000, help="Tokens of each answer; they must last until the prompt is read.")
     ] = 400,
     quant: Quant = Quantisation.INT4,
-    link: Annotated[str, typer.Option(help="Emulate a network, as `motley bench latency` does.")] = "none",
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
-    engine: Annotated[str, typer.Option(help="Engine by name.")] = "onnxruntime",
+    link: Link = "none",
+    threads: Threads = 1,
+    engine: EngineName = "onnxruntime",
     cache_format: CacheFormats = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """How much longer answers wait for their next tokens while a long prompt is read, against when none is."""
-    from motley.bench.measurements.reading import measure_reading
+    from motley.bench.measurements.speed.reading import measure_reading
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve

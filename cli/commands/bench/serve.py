@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson, Threads
 from motley.cli.commands.bench.tables import show_served
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
@@ -19,7 +20,7 @@ from motley.cli.shown.show import counting_bar, loading_bars
 from motley.cli.typed.options import CacheFormats, CacheTokens, Quant, Quantisation
 
 if TYPE_CHECKING:
-    from motley.bench.measurements.serve import Load, Served
+    from motley.bench.measurements.serving.serve import Load, Served
 
 SERVE_EXAMPLE = "Example: motley bench serve --model ./tinyllama --ranks 2 --requests 40 --rate 0.5,1,2"
 
@@ -44,15 +45,15 @@ def serve(
     ] = None,
     cache_tokens: CacheTokens = None,
     cache_format: CacheFormats = None,
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads per rank.")] = 1,
+    threads: Threads = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw throughput and waiting by rate to this PNG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What clients see of a server when requests come at their own pace: throughput, first tokens, gaps.
 
     Arrivals are open-loop: nobody waits for another's end. Rates may be a list; the JSON of several is {"rows": [...]}.
     """
-    from motley.bench.measurements.serve import Load, random_prompts
+    from motley.bench.measurements.serving.serve import Load, random_prompts
     from motley.bench.reports.plots import plot_served, require_plotting
 
     rates = parse_rates(rate)
@@ -105,7 +106,7 @@ async def _serve_and_measure(
 
 
 async def _measure_served(url: str, api_key: str, load: Load, rates: Sequence[float]) -> list[Served]:
-    from motley.bench.measurements.serve import measure_load
+    from motley.bench.measurements.serving.serve import measure_load
 
     with counting_bar("answers") as bar:
         return await measure_load(url, api_key, load, rates, bar)

@@ -12,20 +12,20 @@ from motley.cli.shown.timeline import WIDTH, legend, sparkline, stacked_bar
 from motley.protocol.wording import counted
 
 if TYPE_CHECKING:
-    from motley.bench.measurements.adapters import Adapted
-    from motley.bench.measurements.cache_precision import CacheError
-    from motley.bench.measurements.drift import Drift
-    from motley.bench.measurements.latency import LatencyReport
-    from motley.bench.measurements.moe import MoeReport
-    from motley.bench.measurements.precision import FormatError
-    from motley.bench.measurements.quantisation import Foresight, WeightError
-    from motley.bench.measurements.serve import Served
-    from motley.bench.measurements.throughput import Throughput
+    from motley.bench.measurements.accuracy.cache_precision import CacheError
+    from motley.bench.measurements.accuracy.drift import Drift
+    from motley.bench.measurements.accuracy.precision import FormatError
+    from motley.bench.measurements.accuracy.quantisation import Foresight, WeightError
+    from motley.bench.measurements.serving.serve import Served
+    from motley.bench.measurements.speed.adapters import Adapted
+    from motley.bench.measurements.speed.latency import LatencyReport
+    from motley.bench.measurements.speed.moe import MoeReport
+    from motley.bench.measurements.speed.throughput import Throughput
 
 
 def show_latency(report: LatencyReport) -> None:
     """One setting: the figures, where the time of each rank goes, and the tokens one by one."""
-    from motley.bench.measurements.latency import BOUNDED_MB
+    from motley.bench.measurements.speed.latency import BOUNDED_MB
 
     ms, steps = report.ms_per_token, report.timeline.step_ms
     console.print(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from motley.cli.commands.bench.options import AsJson
 from motley.cli.errors import CliError
 from motley.cli.shown.show import console, counting_bar, results, table
 
@@ -21,14 +22,14 @@ def train(
     contexts: Annotated[str, typer.Option(help="Tokens of the example that is trained on.")] = "1024,2048,4096",
     near: Annotated[int, typer.Option(min=1, help="Tokens near to each that is learnt.")] = 1000,
     plot: Annotated[Path | None, typer.Option(help="Draw the peaks to this PNG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Peak memory and time of a training step: LoRA in float32, and each way to spare memory added.
 
     A random Llama, as deep as Llama 3.2 3B and a 16th as wide; 30 % of the tokens are learnt. Needs the extra `train`,
     and Linux.
     """
-    from motley.bench.measurements.training import measure_training, ratio_at
+    from motley.bench.measurements.training.memory import measure_training, ratio_at
     from motley.bench.reports.plots import plot_training, require_plotting
 
     if plot:

@@ -12,6 +12,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.shown.show import results, table
 from motley.cli.typed.node_options import Cache, Models
+from motley.cli.typed.options import AsJson
 from motley.orchestrator.known_models.names import source_of
 from motley.protocol.wording import counted, short_bytes
 
@@ -51,7 +52,7 @@ class OnDisk:
 def ls(
     models: Models = None,
     cache: Cache = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the models on this machine's disk, with the shares that were made of them, used last first."""
     from motley.daemon.weights.cache import ShareCache

@@ -9,11 +9,11 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
-from motley.cli.reaching.mesh_of_one import mesh_of_one
-from motley.cli.shown.show import console, counting_bar, results, table
-from motley.cli.typed.options import Context
-from motley.orchestrator.session_request import MAX_SEQUENCES
+from motley.cli.reaching.client import ApiKey, Client, Refused, Url
+from motley.cli.reaching.mesh_of_one import mesh_or_alone
+from motley.cli.shown.show import counting_bar, results, table
+from motley.cli.typed.given import left_alone
+from motley.cli.typed.options import AsJson, AtOnce, Context, WhatIf
 from motley.protocol.wording import short_bytes
 
 READABLE_MS = 200.0
@@ -23,24 +23,20 @@ READABLE_MS = 200.0
 def fit(
     command: typer.Context,
     names: Annotated[list[str] | None, typer.Argument(help="Short names of models. Default: all.")] = None,
-    requests: Annotated[int, typer.Option(min=1, max=MAX_SEQUENCES, help="Requests that are answered at a time.")] = 1,
+    requests: AtOnce = 1,
     context: Context = None,
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DEVICE,LINK", help="As if this machine were there, too; may be repeated."),
-    ] = None,
+    what_if: WhatIf = None,
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Forecast what well-known models would take on the nodes that are there, by their sizes alone: none is fetched.
 
     First come those that answer as fast as people read, the largest before the others.
     """
-    given = command.get_parameter_source("url")
-    may_be_alone = given is not None and given.name == "DEFAULT"
+    alone = "forecast for this machine" if left_alone(command, "url") else ""
     asked = {"requests": requests, "context": context, "what_if": list(what_if) if what_if else None}
-    found = sorted(run(_fit(names or [], asked, url, api_key, may_be_alone)), key=usefulness)
+    found = sorted(run(_fit(names or [], asked, url, api_key, alone)), key=usefulness)
     if as_json:
         print(json.dumps({"models": found}))
     else:
@@ -56,18 +52,9 @@ def usefulness(each: dict[str, Any]) -> tuple[int, float]:
     return (0, -each["parameters"]) if ms <= READABLE_MS else (1, ms)
 
 
-async def _fit(
-    names: list[str], asked: dict[str, Any], url: str, api_key: str, may_be_alone: bool
-) -> list[dict[str, Any]]:
-    try:
-        async with Client(url, api_key) as client:
-            return await _forecasts(client, names, asked)
-    except Unreachable:
-        if not may_be_alone:
-            raise
-        console.print("[dim]no mesh: forecast for this machine alone[/]")
-        async with mesh_of_one() as client:
-            return await _forecasts(client, names, asked)
+async def _fit(names: list[str], asked: dict[str, Any], url: str, api_key: str, alone: str) -> list[dict[str, Any]]:
+    async with mesh_or_alone(url, api_key, alone) as (client, _):
+        return await _forecasts(client, names, asked)
 
 
 async def _forecasts(client: Client, names: list[str], asked: dict[str, Any]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.reaching.home import meshes
 from motley.cli.shown.show import console, loading_bars, results, table
 from motley.cli.typed.node_options import Cache, CacheLimit
-from motley.cli.typed.options import Context, size
+from motley.cli.typed.options import AsJson, Context, size
 from motley.daemon.node.joining.membership import all_kept
 from motley.orchestrator.known_models.names import perhaps_meant, source_of
 from motley.protocol.wording import short_bytes
@@ -35,7 +35,7 @@ def search(
     words: Annotated[list[str], typer.Argument(help="Of a model's name.")],
     everything: Annotated[bool, typer.Option("--all", help="Those that Motley cannot run, too.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Models to look at, the most fetched first.")] = SHOWN,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search the Hugging Face hub, and say which of the models Motley can run."""
     from huggingface_hub import HfApi
@@ -98,7 +98,7 @@ def pull(
     cache_limit: CacheLimit = "50GB",
     url: Url = "",
     api_key: ApiKey = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch of a model what this node's share needs, as the mesh would cut it now; all of it where there is no mesh.
 

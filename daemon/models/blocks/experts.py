@@ -113,14 +113,30 @@ def experts(
                 f"{at}.shared.router", x, W(f"{inner}_gate.weight", one, shape.residual, routes=True)
             )
             base = writer.scaled_rows(f"{at}.shared.scaled", base, share)
-    inner = f"{module}.experts.{{expert}}"
-    body = Writer(Value(f"{at}.experts.{{expert}}.x", shape.residual))
-    result = gated_mlp(
-        body,
-        f"{at}.experts.{{expert}}",
-        body.x,
-        expert_axis(columns),
-        names or usual_names(inner, parts=stacked_parts(f"{module}.experts", shape.hidden, columns)),
-        activation,
-    )
+    usual = usual_names(f"{module}.experts.{{expert}}", parts=stacked_parts(f"{module}.experts", shape.hidden, columns))
+    return mixture(writer, number, x, route, count, columns, names or usual, base, activation, scales_inputs)
+
+
+def mixture(
+    writer: Writer,
+    number: int,
+    x: Value,
+    route: tuple[Value, Value],
+    count: int,
+    columns: int,
+    names: MlpNames,
+    base: Value | None = None,
+    activation: Activation = Activation.SILU,
+    scales_inputs: bool = False,
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: what the experts that a router has chosen make of each row, weighed and summed.
+
+    Args:
+        route: from `Writer.route`.
+        base: what is added to the sum.
+        scales_inputs: see `Experts`.
+    """
+    at = f"layers.{number}.mlp"
+    body = Writer(Value(f"{at}.experts.{{expert}}.x", x.axis))
+    result = gated_mlp(body, f"{at}.experts.{{expert}}", body.x, expert_axis(columns), names, activation)
     return writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base, scales_inputs)

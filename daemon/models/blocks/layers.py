@@ -11,6 +11,9 @@ from motley.daemon.models.description.model import EMBEDDING, HEAD, Layer, Model
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import ShardingError, Writer
 
+Block = Callable[[Writer, Value], Value]
+"""Attention or an MLP: writes what it makes of rows, and returns it."""
+
 
 def model(
     family: str,
@@ -76,9 +79,12 @@ def norm(writer: Writer, shape: Shape, name: str, x: Value, tensor: str) -> Valu
     return writer.norm(name, x, W(tensor, shape.residual), shape.epsilon, shape.norm_offset)
 
 
-def pre_norm_layer(
-    shape: Shape, number: int, attend: Callable[[Writer, Value], Value], mlp: Callable[[Writer, Value], Value]
-) -> Layer:
+def further(shape: Shape, count: int) -> list[str]:
+    """What names of tensors begin with in so many layers beyond the last one, which predict tokens further ahead."""
+    return [f"model.layers.{number}." for number in range(shape.layers, shape.layers + count)]
+
+
+def pre_norm_layer(shape: Shape, number: int, attend: Block, mlp: Block) -> Layer:
     """A layer as Llama has it: a norm before attention and before the MLP, each added to the residual.
 
     Args:
@@ -90,3 +96,49 @@ def pre_norm_layer(
     residual = writer.add(writer.x, attend(writer, x))
     x = norm(writer, shape, f"layers.{number}.mlp.norm", residual, f"{module}.post_attention_layernorm.weight")
     return writer.layer(writer.add(residual, mlp(writer, x)))
+
+
+def post_norm_layer(shape: Shape, number: int, attend: Block, mlp: Block) -> Layer:
+    """A layer as OLMo 2 has it: norms of what attention and the MLP make, and none of what they read.
+
+    Args:
+        attend, mlp: from rows to what is normalised and added, f32[T, D] -> f32[T, D]{U_tp}.
+    """
+    writer = begin(shape, number)
+    at, module = f"layers.{number}", f"model.layers.{number}"
+    x = attend(writer, writer.x)
+    x = norm(writer, shape, f"{at}.attention.after", x, f"{module}.post_attention_layernorm.weight")
+    residual = writer.add(writer.x, x)
+    x = mlp(writer, residual)
+    x = norm(writer, shape, f"{at}.mlp.after", x, f"{module}.post_feedforward_layernorm.weight")
+    return writer.layer(writer.add(residual, x))
+
+
+def both_norms_layer(
+    shape: Shape,
+    number: int,
+    attend: Block,
+    mlp: Block,
+    norms: tuple[str, str, str] = (
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+) -> Layer:
+    """A layer as Gemma has it: norms of what attention and the MLP read, and of what they make.
+
+    Args:
+        norms: the modules of those after attention, before the MLP and after it.
+        attend, mlp: from normalised rows to what is normalised and added, f32[T, D] -> f32[T, D]{U_tp}.
+    """
+    writer = begin(shape, number)
+    at, module = f"layers.{number}", f"model.layers.{number}"
+    after_attention, before_mlp, after_mlp = norms
+    x = norm(writer, shape, f"{at}.attention.norm", writer.x, f"{module}.input_layernorm.weight")
+    x = attend(writer, x)
+    x = norm(writer, shape, f"{at}.attention.after", x, f"{module}.{after_attention}.weight")
+    residual = writer.add(writer.x, x)
+    x = norm(writer, shape, f"{at}.mlp.norm", residual, f"{module}.{before_mlp}.weight")
+    x = mlp(writer, x)
+    x = norm(writer, shape, f"{at}.mlp.after", x, f"{module}.{after_mlp}.weight")
+    return writer.layer(writer.add(residual, x))

@@ -70,9 +70,12 @@ def gated_mlp(
     return writer.linear(f"{at}.down", gated, down)[0]
 
 
-def mlp(writer: Writer, number: int, x: Value, columns: Axis, bias: bool = False) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: a layer's gated MLP that all rows go through, with SiLU and the usual names."""
-    return gated_mlp(writer, f"layers.{number}.mlp", x, columns, usual_names(f"model.layers.{number}.mlp", bias))
+def mlp(
+    writer: Writer, number: int, x: Value, columns: Axis, bias: bool = False, activation: Activation = Activation.SILU
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: a layer's gated MLP that all rows go through, with the usual names."""
+    names = usual_names(f"model.layers.{number}.mlp", bias)
+    return gated_mlp(writer, f"layers.{number}.mlp", x, columns, names, activation)
 
 
 def fused_names(module: str, hidden: int, columns: int) -> MlpNames:

@@ -1,46 +1,50 @@
-"""Families of models, one file each: from a model's keys to its description."""
+"""Families of models, one file each: from a model's keys to its description.
+
+Rooms tell what their layers have: ``dense`` ones an MLP, ``experts`` a mixture instead in at least one size, ``latent``
+ones attention to latent keys as well, ``recurrent`` ones a state or a convolution in the place of most attention.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.families.deepseek_v3 import deepseek_v3
-from motley.daemon.models.families.deepseek_v32 import deepseek_v32, glm_moe_dsa
-from motley.daemon.models.families.ernie4_5 import ernie4_5, ernie4_5_moe
-from motley.daemon.models.families.exaone4 import exaone4
-from motley.daemon.models.families.exaone_moe import exaone_moe
-from motley.daemon.models.families.gemma2 import gemma2
-from motley.daemon.models.families.gemma3 import gemma3
-from motley.daemon.models.families.gemma4 import gemma4
-from motley.daemon.models.families.glm4 import glm4
-from motley.daemon.models.families.glm4_moe import glm4_moe, solar_open
-from motley.daemon.models.families.glm4_moe_lite import glm4_moe_lite
-from motley.daemon.models.families.gpt_oss import gpt_oss
-from motley.daemon.models.families.granite import granite
-from motley.daemon.models.families.granitemoehybrid import granitemoehybrid
-from motley.daemon.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
-from motley.daemon.models.families.hy_v3 import hy_v3
-from motley.daemon.models.families.lfm2 import lfm2, lfm2_moe
-from motley.daemon.models.families.llama import llama
-from motley.daemon.models.families.llama4 import llama4
-from motley.daemon.models.families.minimax_m2 import minimax_m2
-from motley.daemon.models.families.ministral3 import ministral3
-from motley.daemon.models.families.mistral import mistral
-from motley.daemon.models.families.mixtral import mixtral
-from motley.daemon.models.families.nemotron_h import nemotron_h
-from motley.daemon.models.families.olmo2 import olmo2
-from motley.daemon.models.families.olmo3 import olmo3
-from motley.daemon.models.families.olmoe import olmoe
-from motley.daemon.models.families.phi3 import phi3
-from motley.daemon.models.families.qwen2 import qwen2
-from motley.daemon.models.families.qwen2_moe import qwen2_moe
-from motley.daemon.models.families.qwen3 import qwen3
-from motley.daemon.models.families.qwen3_5 import qwen3_5, qwen3_5_moe
-from motley.daemon.models.families.qwen3_moe import qwen3_moe, qwen3_vl_moe
-from motley.daemon.models.families.qwen3_next import qwen3_next
-from motley.daemon.models.families.seed_oss import seed_oss
-from motley.daemon.models.families.smollm3 import smollm3
+from motley.daemon.models.families.dense.exaone4 import exaone4
+from motley.daemon.models.families.dense.gemma2 import gemma2
+from motley.daemon.models.families.dense.gemma3 import gemma3
+from motley.daemon.models.families.dense.glm4 import glm4
+from motley.daemon.models.families.dense.granite import granite
+from motley.daemon.models.families.dense.llama import llama
+from motley.daemon.models.families.dense.ministral3 import ministral3
+from motley.daemon.models.families.dense.mistral import mistral
+from motley.daemon.models.families.dense.olmo2 import olmo2
+from motley.daemon.models.families.dense.olmo3 import olmo3
+from motley.daemon.models.families.dense.phi3 import phi3
+from motley.daemon.models.families.dense.qwen2 import qwen2
+from motley.daemon.models.families.dense.qwen3 import qwen3
+from motley.daemon.models.families.dense.seed_oss import seed_oss
+from motley.daemon.models.families.dense.smollm3 import smollm3
+from motley.daemon.models.families.experts.ernie4_5 import ernie4_5, ernie4_5_moe
+from motley.daemon.models.families.experts.exaone_moe import exaone_moe
+from motley.daemon.models.families.experts.gemma4 import gemma4
+from motley.daemon.models.families.experts.glm4_moe import glm4_moe, solar_open
+from motley.daemon.models.families.experts.gpt_oss import gpt_oss
+from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
+from motley.daemon.models.families.experts.hy_v3 import hy_v3
+from motley.daemon.models.families.experts.llama4 import llama4
+from motley.daemon.models.families.experts.minimax_m2 import minimax_m2
+from motley.daemon.models.families.experts.mixtral import mixtral
+from motley.daemon.models.families.experts.olmoe import olmoe
+from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
+from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_vl_moe
+from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3
+from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
+from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite
+from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
+from motley.daemon.models.families.recurrent.lfm2 import lfm2, lfm2_moe
+from motley.daemon.models.families.recurrent.nemotron_h import nemotron_h
+from motley.daemon.models.families.recurrent.qwen3_5 import qwen3_5, qwen3_5_moe
+from motley.daemon.models.families.recurrent.qwen3_next import qwen3_next
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {

@@ -88,6 +88,34 @@ def experts(metadata: Metadata, *, normalised: bool, own_width: bool) -> dict[st
     }
 
 
+def only_sigmoids(metadata: Metadata, *, or_untold: bool = False) -> None:
+    """Refuse experts that are chosen otherwise; 0 tells nothing, which some architectures take for a sigmoid."""
+    if metadata.own.size("expert_gating_func", 2, least=0) not in ((0, 2) if or_untold else (2,)):
+        raise metadata.own.refusal("expert_gating_func", "only 2, a sigmoid")
+
+
+def grouped_experts(metadata: Metadata, *, normalised: bool = False) -> dict[str, Any]:
+    """The keys of experts in groups, but their number and that of shared ones, which families call differently.
+
+    Args:
+        normalised: the weights of a row's experts add up to 1 where no key tells it.
+    """
+    own = metadata.own
+    return {
+        "num_experts_per_tok": own.size("expert_used_count"),
+        "moe_intermediate_size": own.size("expert_feed_forward_length"),
+        "norm_topk_prob": own.flag("expert_weights_norm", normalised),
+        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
+        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
+        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
+    }
+
+
+def attending(metadata: Metadata) -> list[bool]:
+    """By layer, whether it attends, which the tensors tell."""
+    return [metadata.has("self_attn.q_proj.weight", layer) for layer in range(metadata.layers)]
+
+
 def kinds(metadata: Metadata, period: int) -> list[str]:
     """Which layers have a window: by the file's list, or all but the last one of each period.
 

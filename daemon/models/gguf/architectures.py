@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.gguf.architecture import KV_HEADS, ROUTER, Architecture, experts, kinds, no_experts, no_window
+from motley.daemon.models.gguf.architecture import (
+    KV_HEADS,
+    ROUTER,
+    Architecture,
+    experts,
+    grouped_experts,
+    kinds,
+    no_experts,
+    no_window,
+    only_sigmoids,
+)
 from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.gguf.recurrent import (
@@ -169,9 +179,7 @@ def _gpt_oss(metadata: Metadata) -> dict[str, Any]:
 
 def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
     own = metadata.own
-    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
-        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
-    normalised = own.flag("expert_weights_norm", True)
+    only_sigmoids(metadata, or_untold=True)
     return {
         "num_hidden_layers": metadata.layers,
         "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
@@ -179,14 +187,8 @@ def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
         "use_qk_norm": metadata.has("self_attn.q_norm.weight"),
         "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
         "n_routed_experts": own.size("expert_count"),
-        "num_experts_per_tok": own.size("expert_used_count"),
-        "moe_intermediate_size": own.size("expert_feed_forward_length"),
         "n_shared_experts": own.size("expert_shared_count", 0, least=0),
-        "norm_topk_prob": normalised,
-        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
-        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
-        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
-    }
+    } | grouped_experts(metadata, normalised=True)
 
 
 def _phi3(metadata: Metadata) -> dict[str, Any]:
@@ -234,8 +236,7 @@ def _ernie_moe(metadata: Metadata) -> dict[str, Any]:
 def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
     own = metadata.own
     no_window(metadata)
-    if own.size("expert_gating_func", 2, least=0) != 2:
-        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    only_sigmoids(metadata)
     return {
         "intermediate_size": own.size("expert_feed_forward_length"),
         "num_local_experts": own.size("expert_count"),
@@ -247,8 +248,7 @@ def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
 def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     """Only files of which each head's matrices are apart tell their sizes; in older ones heads have ``key_length``."""
     own = metadata.own
-    if own.size("expert_gating_func", 2, least=0) != 2:
-        raise own.refusal("expert_gating_func", "only 2, a sigmoid, as DeepSeek's since V3")
+    only_sigmoids(metadata)
     apart = "attention.key_length_mla" in own.values
     turned = metadata.head_size
     length = own.size("attention.key_length_mla" if apart else "attention.key_length")
@@ -266,17 +266,11 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
         "qk_rope_head_dim": turned,
         "qk_nope_head_dim": length - turned,
         "v_head_dim": own.size("attention.value_length_mla" if apart else "attention.value_length"),
-        "moe_intermediate_size": own.size("expert_feed_forward_length"),
         "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
         "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
         "n_routed_experts": own.size("expert_count"),
-        "num_experts_per_tok": own.size("expert_used_count"),
         "n_shared_experts": own.size("expert_shared_count", 0, least=0),
-        "norm_topk_prob": own.flag("expert_weights_norm", False),
-        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
-        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
-        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
-    }
+    } | grouped_experts(metadata)
 
 
 def _glm_dsa(metadata: Metadata) -> dict[str, Any]:
@@ -287,8 +281,7 @@ def _glm_dsa(metadata: Metadata) -> dict[str, Any]:
 def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
     """K-EXAONE; layers beside those with windows do not rotate."""
     own, layers = metadata.own, metadata.layers
-    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
-        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    only_sigmoids(metadata, or_untold=True)
     width, shared = own.size("expert_feed_forward_length"), own.size("expert_shared_count")
     if own.size("expert_shared_feed_forward_length", width * shared) != width * shared:
         raise own.refusal("expert_shared_feed_forward_length", f"only that of {shared} experts, {width * shared}")
@@ -299,14 +292,8 @@ def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
         "layer_types": kinds(metadata, period=4) if windowed else [FULL] * layers,
         "mlp_layer_types": ["sparse" if metadata.has(ROUTER, layer) else "dense" for layer in range(layers)],
         "num_experts": own.size("expert_count"),
-        "num_experts_per_tok": own.size("expert_used_count"),
         "num_shared_experts": shared,
-        "moe_intermediate_size": width,
-        "norm_topk_prob": own.flag("expert_weights_norm", False),
-        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
-        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
-        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
-    }
+    } | grouped_experts(metadata)
 
 
 def _llama4(metadata: Metadata) -> dict[str, Any]:

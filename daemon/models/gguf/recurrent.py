@@ -6,9 +6,16 @@ from typing import Any
 
 from motley.daemon.models.blocks.mamba import MAMBA
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.families.lfm2 import CONVOLUTION
-from motley.daemon.models.families.nemotron_h import EXPERTS, MLP
-from motley.daemon.models.gguf.architecture import experts, no_experts, no_window
+from motley.daemon.models.families.recurrent.lfm2 import CONVOLUTION
+from motley.daemon.models.families.recurrent.nemotron_h import EXPERTS, MLP
+from motley.daemon.models.gguf.architecture import (
+    attending,
+    experts,
+    grouped_experts,
+    no_experts,
+    no_window,
+    only_sigmoids,
+)
 from motley.daemon.models.gguf.metadata import Metadata
 
 
@@ -21,8 +28,7 @@ def lfm2(metadata: Metadata) -> dict[str, Any]:
 def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
     """LFM2 with experts: no key tells that the weights of those of a row add up to 1, they always do."""
     own = metadata.own
-    if own.size("expert_gating_func", 2, least=0) != 2:
-        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
+    only_sigmoids(metadata)
     return _short_convolutions(metadata) | {
         "num_experts": own.size("expert_count"),
         "num_experts_per_tok": own.size("expert_used_count"),
@@ -35,7 +41,7 @@ def lfm2_moe(metadata: Metadata) -> dict[str, Any]:
 def _short_convolutions(metadata: Metadata) -> dict[str, Any]:
     """Which layers attend, their tensors tell; the others convolve."""
     no_window(metadata)
-    attends = [metadata.has("self_attn.q_proj.weight", layer) for layer in range(metadata.layers)]
+    attends = attending(metadata)
     return {
         "layer_types": [FULL if each else CONVOLUTION for each in attends],
         "conv_L_cache": metadata.own.size("shortconv.l_cache"),
@@ -50,7 +56,7 @@ def _delta_net(metadata: Metadata) -> dict[str, Any]:
     inner = own.size("ssm.inner_size")
     if inner % values:
         raise own.refusal("ssm.inner_size", f"a multiple of ssm.time_step_rank = {values}")
-    attends = [metadata.has("self_attn.q_proj.weight", layer) for layer in range(metadata.layers)]
+    attends = attending(metadata)
     return {
         "num_hidden_layers": metadata.layers,
         "attention_bias": metadata.has("self_attn.q_proj.bias", attends.index(True) if any(attends) else 0),
@@ -92,8 +98,7 @@ def qwen35_moe(metadata: Metadata) -> dict[str, Any]:
 
 def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
     """Granite 4 with Mamba2 layers: which layers attend, their tensors tell. An expert is as wide as an MLP is."""
-    own, layers = metadata.own, metadata.layers
-    attends = [metadata.has("self_attn.q_proj.weight", layer) for layer in range(layers)]
+    own, attends = metadata.own, attending(metadata)
     first, columns = attends.index(False) if not all(attends) else 0, own.size("feed_forward_length")
     if own.size("expert_feed_forward_length", columns) != columns:
         raise own.refusal("expert_feed_forward_length", f"only feed_forward_length = {columns}")
@@ -137,20 +142,17 @@ def nemotron_h(metadata: Metadata) -> dict[str, Any]:
     if EXPERTS not in kinds:
         no_experts(metadata)
         return keys
-    if own.size("expert_gating_func", 2, least=0) not in (0, 2):
-        raise own.refusal("expert_gating_func", "only 2, a sigmoid")
-    return keys | {
-        "n_routed_experts": own.size("expert_count"),
-        "num_experts_per_tok": own.size("expert_used_count"),
-        "n_shared_experts": own.size("expert_shared_count", 1),
-        "moe_intermediate_size": own.size("expert_feed_forward_length"),
-        "moe_shared_expert_intermediate_size": own.size("expert_shared_feed_forward_length"),
-        "moe_latent_size": own.size("moe_latent_size", 0, least=0),
-        "norm_topk_prob": own.flag("expert_weights_norm", False),
-        "routed_scaling_factor": own.number("expert_weights_scale", 1.0),
-        "n_group": max(1, own.size("expert_group_count", 1, least=0)),
-        "topk_group": max(1, own.size("expert_group_used_count", 1, least=0)),
-    }
+    only_sigmoids(metadata, or_untold=True)
+    return (
+        keys
+        | grouped_experts(metadata)
+        | {
+            "n_routed_experts": own.size("expert_count"),
+            "n_shared_experts": own.size("expert_shared_count", 1),
+            "moe_shared_expert_intermediate_size": own.size("expert_shared_feed_forward_length"),
+            "moe_latent_size": own.size("moe_latent_size", 0, least=0),
+        }
+    )
 
 
 def _nemotron_kind(metadata: Metadata, layer: int) -> str:

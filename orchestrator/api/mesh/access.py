@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
@@ -88,19 +90,15 @@ class AccessApi:
     async def create_key(self, request: web.Request) -> web.Response:
         """Make an API key; it is told in this answer and never again."""
         asked = read(NEW_KEY, await read_json(request))
-        try:
+        with _store_told():
             key, secret = await self._keys.create(asked.note, Scope(asked.scope))
-        except StoreError as error:
-            raise _unwritten(error) from error
         self._audit.note("key created", id=key.id, note=key.note, scope=key.scope, by=request[CALLER].name)
         return web.json_response({**_key_json(key), "key": secret}, status=201)
 
     async def remove_key(self, request: web.Request) -> web.Response:
         """Make an API key invalid."""
-        try:
+        with _store_told():
             key = await self._keys.remove(request.match_info["id"])
-        except StoreError as error:
-            raise _unwritten(error) from error
         if key is None:
             raise ApiError(404, f"there is no API key {request.match_info['id']!r}", code="key_not_found")
         self._audit.note("key removed", id=key.id, note=key.note, by=request[CALLER].name)
@@ -113,19 +111,15 @@ class AccessApi:
     async def create_token(self, request: web.Request) -> web.Response:
         """Make a join token; it is told in this answer and never again."""
         asked = read(NEW_TOKEN, await read_json(request))
-        try:
+        with _store_told():
             token, secret = await self._tokens.create(asked.note, asked.expires_s, asked.uses)
-        except StoreError as error:
-            raise _unwritten(error) from error
         self._audit.note("token created", id=token.id, note=token.note, uses=asked.uses, by=request[CALLER].name)
         return web.json_response({**_token_json(token), "token": self._identity.join_token(secret)}, status=201)
 
     async def remove_token(self, request: web.Request) -> web.Response:
         """Make a join token invalid; who has joined with it stays."""
-        try:
+        with _store_told():
             token = await self._tokens.remove(request.match_info["id"])
-        except StoreError as error:
-            raise _unwritten(error) from error
         if token is None:
             raise ApiError(404, f"there is no join token {request.match_info['id']!r}", code="token_not_found")
         self._audit.note("token removed", id=token.id, note=token.note, by=request[CALLER].name)
@@ -156,19 +150,16 @@ class AccessApi:
 
     async def usage(self, _: web.Request) -> web.Response:
         """Requests and tokens by day, caller and model."""
-        try:
+        with _store_told():
             rows = await self._usage.rows()
-        except StoreError as error:
-            raise _unwritten(error) from error
         return web.json_response({"usage": [dict(row) for row in rows]})
 
     async def revoke(self, request: web.Request) -> web.Response:
         """Shut a machine out: its connection ends, and neither its own secret nor its join token is valid any more."""
         name = request.match_info["name"]
         try:
-            member = await self._members.revoke(name)
-        except StoreError as error:
-            raise _unwritten(error) from error
+            with _store_told():
+                member = await self._members.revoke(name)
         finally:
             self._control.shut_out(name)
         if member is None:
@@ -177,8 +168,13 @@ class AccessApi:
         return web.json_response({"name": name, "token": member.token})
 
 
-def _unwritten(error: StoreError) -> ApiError:
-    return ApiError(503, str(error), code="store_failed")
+@contextmanager
+def _store_told() -> Iterator[None]:
+    """Turns what goes wrong with the store into an answer (503)."""
+    try:
+        yield
+    except StoreError as error:
+        raise ApiError(503, str(error), code="store_failed") from error
 
 
 def _key_json(key: Key) -> dict[str, Any]:

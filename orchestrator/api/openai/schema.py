@@ -116,14 +116,14 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-def _named(choice: Any) -> Any:
+def named_choice(choice: Any) -> Any:
     """A choice is a word or an object; said as one, as a union would tell of both what is wrong."""
     if not isinstance(choice, dict) and choice not in ("none", "auto", "required"):
         refuse("must be none, auto, required, or an object that names a function")
     return choice
 
 
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(_named)]
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(named_choice)]
 
 
 class StreamOptions(Body):

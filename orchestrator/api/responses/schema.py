@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from motley.orchestrator.api.openai.schema import StreamOptions, TokenCount
+from motley.orchestrator.api.openai.schema import StreamOptions, TokenCount, named_choice
 from motley.orchestrator.api.schema import Body, Neutral, Text, refuse
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -134,12 +134,6 @@ class NamedTool(Body):
     name: Text
 
 
-def _named(choice: Any) -> Any:
-    if not isinstance(choice, dict) and choice not in ("none", "auto", "required"):
-        refuse("must be none, auto, required, or an object that names a function")
-    return choice
-
-
 class TextFormat(Body):
     """An answer that may be anything."""
 
@@ -200,7 +194,7 @@ class ResponseRequest(Body):
     include: list[str] = Field(default_factory=list)
     """``message.output_text.logprobs`` is told; all else is nothing that this server has."""
     tools: list[FunctionTool] = Field(default_factory=list)
-    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(_named)] = "auto"
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool, BeforeValidator(named_choice)] = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig | None = None
     reasoning: Reasoning | None = None

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 from motley.orchestrator.mesh.nodes import Node, what_became
 from motley.orchestrator.planning.setup import (
+    SKILLS,
     Setup,
     SetupError,
-    lacking_disk,
-    lacking_embeddings,
     lacking_format,
-    lacking_holders,
-    lacking_prefixes,
+    lacking_skill,
     setup_of,
 )
 from motley.orchestrator.serving.errors import refusal
@@ -152,14 +150,9 @@ def participant(request: SessionRequest, node: Node, place: Place) -> Participan
         raise refusal("device_leased", f"node {node.name!r} {why}", "nodes")
     if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
         raise refusal("unusable_engine", lacking, "cache_format")
-    if request.cache_disk_tokens and (lacking := lacking_disk(node.name, node.capabilities, engine)):
-        raise refusal("unusable_engine", lacking, "cache_disk_tokens")
-    if request.cache_node_tokens and (lacking := lacking_holders(node.name, node.capabilities, engine)):
-        raise refusal("unusable_engine", lacking, "cache_node_tokens")
-    if request.keep_prefixes and (lacking := lacking_prefixes(node.name, node.capabilities, engine)):
-        raise refusal("unusable_engine", lacking, "keep_prefixes")
-    if request.embeddings and (lacking := lacking_embeddings(node.name, node.capabilities, engine)):
-        raise refusal("unusable_engine", lacking, "embeddings")
+    for field, skill in SKILLS.items():
+        if getattr(request, field) and (lacking := lacking_skill(node.name, node.capabilities, engine, skill)):
+            raise refusal("unusable_engine", lacking, field)
     return Participant(node, setup)
 
 

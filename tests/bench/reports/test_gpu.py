@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import motley.cli
-from motley.bench.measurements import gpu_contact, gpu_speed
+from motley.bench.measurements.gpu import contact as gpu_contact
+from motley.bench.measurements.gpu import speed as gpu_speed
 from motley.bench.reports import gpu
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError

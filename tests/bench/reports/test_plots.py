@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from motley.bench.measurements.placement import Placed
-from motley.bench.measurements.training import TrainingRow
+from motley.bench.measurements.training.memory import TrainingRow
+from motley.bench.measurements.training.placement import Placed
 from motley.bench.reports.plots import (
     DPI,
     PlotError,

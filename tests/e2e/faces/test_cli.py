@@ -19,6 +19,7 @@ import pytest
 from motley.bench.reports.standard import Standard
 from motley.cli.errors import EXPECTED
 from motley.cli.reaching.client import Client
+from motley.cli.reaching.place import USUAL_URL
 from tests.e2e.node import measure_less
 from tests.e2e.processes import (
     BUNDLED,
@@ -422,6 +423,13 @@ def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
     command = ("run", str(BUNDLED), "ROMEO:", "--raw", "--max-tokens", "8", "--seed", "1")
     answer = said_json(*command)
     assert answer["usage"]["completion_tokens"] == 8
+
+
+def test_a_plan_without_a_mesh_says_where_none_answers() -> None:
+    status, out, err = command("plan", str(BUNDLED))
+    assert status == 0, err
+    assert f"no mesh at {USUAL_URL}: planned for this machine" in err
+    assert "memory" in out
 
 
 def test_a_wrong_word_is_a_usage_error() -> None:

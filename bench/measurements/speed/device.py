@@ -1,0 +1,79 @@
+"""What one device of this machine does with a small model: a report that can be attached to an issue.
+
+A model that a rank cannot load or compute is told in the report, as the report is for such cases too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from motley.bench.measurements.speed.latency import WARM_UP, latency_of
+from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec
+from motley.daemon.node.survey.devices import Device
+from motley.protocol.release import release
+
+PACKAGES = (
+    *("numpy", "onnxruntime", "onnxruntime-ep-webgpu", "vulkan"),
+    *("cuda-bindings", "nvidia-cublas", "tensorrt-rtx", "cupy-cuda13x"),
+)
+"""Whose versions are told, where they are installed."""
+PROMPT = 16
+"""Tokens before those that are timed."""
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """A device and how fast an engine computes on it.
+
+    Attributes:
+        system: the operating system with its version.
+        versions: of packages that matter, by name.
+        model: the name of the model, or the shape of one with random weights.
+        ms_per_token: ``p50``, ``p95``, ``p99`` and ``mean`` of the time of a token, by quantisation.
+        failures: the quantisations that could not be measured, each with why.
+    """
+
+    system: str
+    versions: Mapping[str, str]
+    device: Device
+    engine: str
+    model: str
+    ms_per_token: Mapping[str, Mapping[str, float]]
+    failures: Mapping[str, str]
+
+
+async def measure_device(
+    device: Device, engine: str, model: Path, quantisations: Sequence[str], tokens: int, threads: int
+) -> DeviceReport:
+    """Load a model on one rank in each quantisation, which the gate then examines, and time tokens.
+
+    Args:
+        device: what the engine computes on.
+        tokens: how many are timed.
+        threads: of the rank.
+    """
+    times: dict[str, Mapping[str, float]] = {}
+    failures = {}
+    context = 1 + WARM_UP + PROMPT + tokens + 1  # no longer, as the gate examines all of it, which takes a while
+    for quantisation in quantisations:
+        spec = MeshSpec(model, (1.0,), quantisation, context=context, engine=engine, threads=threads)
+        try:
+            async with LocalMesh(spec) as mesh:
+                await mesh.decode([1], WARM_UP)
+                times[quantisation] = (await latency_of(mesh, range(2, 2 + PROMPT), tokens)).ms_per_token
+        except MeshError as error:
+            failures[quantisation] = str(error)
+    return DeviceReport(platform.platform(), _versions(), device, engine, model.name, times, failures)
+
+
+def _versions() -> dict[str, str]:
+    found = {"motley": release(), "python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

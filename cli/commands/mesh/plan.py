@@ -1,0 +1,151 @@
+"""`motley plan`: who would have what of a model, what a token would take, and what each machine is worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from motley.cli.errors import CliError
+from motley.cli.interrupt import run
+from motley.cli.reaching.client import ApiKey, Url
+from motley.cli.reaching.loading import for_daemons
+from motley.cli.reaching.mesh_of_one import mesh_or_alone
+from motley.cli.shown.show import forecast_line, results, table
+from motley.cli.typed.given import left_alone
+from motley.cli.typed.options import (
+    AsJson,
+    AtOnce,
+    Context,
+    Engines,
+    Quantisation,
+    Quants,
+    Stages,
+    WhatIf,
+    by_node,
+    parse_stages,
+)
+
+KINDS = {
+    "tensor": "every layer on all of them",
+    "pipeline": "in stages",
+    "mixed": "in stages of several",
+}
+"""How a model is cut, for people."""
+FILE_FIELDS = ("machines",)
+"""What a file of machines has."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog='Example: motley plan ./tinyllama --what-if "RTX 4070 12GB, 1Gbit"')(plan)
+
+
+def plan(
+    command: typer.Context,
+    model: Annotated[str, typer.Argument(help="A folder or .gguf file, or a hub id (owner/name).")],
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            "--nodes",
+            help='Plan for the machines of this JSON file, {"machines": [{"name", "gb_per_s", "memory_gb", ...}]}, in'
+            " place of the nodes that are there.",
+            dir_okay=False,
+            exists=True,
+        ),
+    ] = None,
+    requests: AtOnce = 1,
+    context: Context = None,
+    quant: Quants = None,
+    engine: Engines = None,
+    stages: Stages = "",
+    what_if: WhatIf = None,
+    url: Url = "",
+    api_key: ApiKey = "",
+    as_json: AsJson = False,
+) -> None:
+    """Forecast what a model takes on the nodes that are there, or on others, without loading it."""
+    alone = "planned for this machine" if left_alone(command, "url") else ""
+    whole, quants = by_node("--quant", quant or (), [*Quantisation])
+    everywhere, engines = by_node("--engine", engine or ())
+    asked: dict[str, Any] = {
+        "model": for_daemons(model),
+        "quantisation": whole,
+        "quantisations": quants or None,
+        "engine": everywhere,
+        "engines": engines or None,
+        "context": context,
+        "stages": parse_stages(stages) if stages else None,
+        "requests": requests,
+        "what_if": list(what_if) if what_if else None,
+        **(read_machines(nodes) if nodes else {}),
+    }
+    answer = run(_plan(asked, url, api_key, alone))
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        show_plan(answer, requests)
+
+
+def read_machines(file: Path) -> dict[str, Any]:
+    """What a file says of machines; the orchestrator checks each of them.
+
+    Raises:
+        CliError: it is no such file; the message names what is unknown in it.
+    """
+    try:
+        told = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CliError(f"--nodes: {file} is no JSON file: {error}") from error
+    if not isinstance(told, dict) or not isinstance(told.get("machines"), list):
+        raise CliError(f'--nodes: {file} has no list of machines: {{"machines": [...]}}')
+    if unknown := sorted(told.keys() - set(FILE_FIELDS)):
+        raise CliError(f"--nodes: {file} has the unknown field {unknown[0]!r}; known: {', '.join(FILE_FIELDS)}")
+    return told
+
+
+async def _plan(asked: dict[str, Any], url: str, api_key: str, alone: str) -> dict[str, Any]:
+    body = {name: value for name, value in asked.items() if value is not None}
+    async with mesh_or_alone(url, api_key, alone) as (client, _):
+        return await client.call("POST", "/api/plan", body, patient=True)
+
+
+def show_plan(answer: dict[str, Any], requests: int) -> None:
+    """Print a plan: its ranks, its forecast, what else there is, and what each machine is worth."""
+    ranks, forecast = answer["plan"]["ranks"], answer["forecast"]
+    rows = [
+        [
+            rank["node"],
+            str(rank["layers"]),
+            f"{rank['kv_groups']:g}",
+            str(rank["mlp_blocks"]),
+            str(rank["vocab_blocks"]),
+            f"{rank['memory_mb']:.0f} MB",
+        ]
+        for rank in ranks
+    ]
+    columns = ["node", "layers", "KV groups", "MLP blocks", "vocabulary blocks", "memory"]
+    results.print(table(columns, rows, title=f"Plan ({KINDS[answer['plan']['kind']]})"))
+    many = f", for each of {requests} requests" if requests > 1 else ""
+    results.print(f"Forecast: {forecast_line(forecast)}{many}", soft_wrap=True, highlight=False)
+    if requests > 1:
+        rate = 1e3 * requests / forecast["ms_per_token"]
+        results.print(f"All requests together: {rate:.1f} tokens per second", highlight=False)
+    taking = {rank["node"] for rank in ranks}
+    for each in answer["without"]:
+        name = escape(each["node"])
+        if each["node"] not in taking:
+            worse = [
+                one["ms_per_token"] for one in answer["alternatives"] if set(one["nodes"]) == {*taking, each["node"]}
+            ]
+            why = f" ({worse[0]:.1f} ms per token)" if worse else ""
+            results.print(f"Left out: {name}: with it, a token takes no less{why}", soft_wrap=True, highlight=False)
+        elif each["ms_per_token"] is None:
+            results.print(f"Without {name}: the model does not fit", soft_wrap=True, highlight=False)
+        else:
+            results.print(f"Without {name}: {each['ms_per_token']:.1f} ms", soft_wrap=True, highlight=False)
+    for other in answer["alternatives"][:1]:
+        nodes, how = escape(", ".join(other["nodes"])), KINDS[other["kind"]]
+        results.print(f"Next best: {other['ms_per_token']:.1f} ms on {nodes}, {how}", soft_wrap=True, highlight=False)

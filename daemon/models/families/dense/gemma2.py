@@ -1,0 +1,55 @@
+"""Gemma 2: norms around every block, GELU, soft caps, and a window in every second layer."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import both_norms_layer, model
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+DEFAULTS = {"head_dim": 256, "max_position_embeddings": 8192, "eos_token_id": 1, "sliding_window": 4096}
+"""What transformers takes where a config is silent."""
+
+
+def gemma2(keys: Keys) -> Model:
+    """Describe a model of type ``gemma2``."""
+    keys = keys.filled(DEFAULTS)
+    shape = read_shape(keys, tied=True, norm_offset=1.0)
+    rope, context = read_rope(keys, shape.heads.size)
+    kinds = [FULL if layer % 2 else SLIDING for layer in range(shape.layers)]
+    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds, [FULL, SLIDING])
+    for key in ("hidden_act", "hidden_activation"):
+        keys.only(key, "gelu_pytorch_tanh")
+    bias, scale = keys.flag("attention_bias", False), keys.number("query_pre_attn_scalar", 256.0) ** -0.5
+    caps = [_cap(keys, "attn_logit_softcapping", 50.0), _cap(keys, "final_logit_softcapping", 30.0)]
+    columns = mlp_axis(keys.size("intermediate_size"))
+
+    def layer(number: int) -> Layer:
+        return both_norms_layer(
+            shape,
+            number,
+            lambda writer, x: attention(
+                writer,
+                shape,
+                number,
+                x,
+                qkv_bias=bias,
+                output_bias=bias,
+                window=windows[number],
+                scale=scale,
+                soft_cap=caps[0],
+            ),
+            lambda writer, x: mlp(writer, number, x, columns, activation=Activation.GELU_TANH),
+        )
+
+    return model("gemma2", shape, layer, {"main": rope}, context, embedding_scale=shape.hidden**0.5, logits_cap=caps[1])
+
+
+def _cap(keys: Keys, key: str, silent: float) -> float:
+    """A soft cap; 0, which is none, where the key is null."""
+    return 0.0 if keys.says(key) and keys.get(key) is None else keys.number(key, silent)

@@ -1,0 +1,32 @@
+"""GLM-4 0414: half of each head turns, by neighbours, and norms stand before and after each block."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layers import both_norms_layer, model
+from motley.daemon.models.blocks.mlp import fused_names, gated_mlp, mlp_axis
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import no_windows
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def glm4(keys: Keys) -> Model:
+    """Describe a model of type ``glm4``."""
+    shape = read_shape(keys, head_dim=128, epsilon=1.5625e-7)
+    rope, context = read_rope(keys, shape.heads.size, partial=0.5)
+    no_windows(keys, shape.layers)
+    bias, columns = keys.flag("attention_bias", True), keys.size("intermediate_size")
+
+    def layer(number: int) -> Layer:
+        names = fused_names(f"model.layers.{number}.mlp", shape.hidden, columns)
+        return both_norms_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, neighbours=rope.size),
+            lambda writer, x: gated_mlp(writer, f"layers.{number}.mlp", x, mlp_axis(columns), names),
+            ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+        )
+
+    return model("glm4", shape, layer, {"main": rope}, context)

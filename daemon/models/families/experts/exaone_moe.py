@@ -1,0 +1,59 @@
+"""K-EXAONE: EXAONE 4's attention between norms as Llama has them, and experts as GLM 4.5 has them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.windows import DEFAULT_WINDOW
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.families.dense.exaone4 import exaone4_windows
+from motley.daemon.models.families.experts.glm4_moe import corrected_routing
+from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.weights.places import Part
+
+
+def exaone_moe(keys: Keys) -> Model:
+    """Describe a model of type ``exaone_moe``."""
+    keys = keys.filled({"routed_scaling_factor": 2.5})
+    shape = read_shape(keys, epsilon=1e-5)
+    rope, context = read_rope(keys, shape.heads.size)
+    window = keys.size("sliding_window", 0 if keys.says("sliding_window") else DEFAULT_WINDOW)
+    windows = exaone4_windows(keys, shape.layers, window)
+    keys.only("scoring_func", "sigmoid")
+    count, columns = expert_count(keys), keys.size("moe_intermediate_size")
+    sparse = sparse_kinds(keys, shape.layers, keys.size("first_k_dense_replace", 1, least=0))
+    plain = mlp_axis(keys.size("intermediate_size"))
+    shared = SharedExpert(keys.size("num_shared_experts", 1) * columns, "shared_experts", gated=False)
+
+    def layer(number: int) -> Layer:
+        routing = corrected_routing(keys, number, count)
+        assert routing.correction is not None, "it is what this routing has"
+        beside = Part(f"model.layers.{number}.mlp.e_score_correction_bias", (count,))
+        routing = replace(routing, correction=replace(routing.correction, parts=(beside,)))
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(
+                writer,
+                shape,
+                number,
+                x,
+                qk_norm=True,
+                rope=None if window and not windows[number] else "main",
+                window=windows[number],
+            ),
+            lambda writer, x: (
+                experts(writer, shape, number, x, count, columns, routing, shared=shared)
+                if sparse[number]
+                else mlp(writer, number, x, plain)
+            ),
+        )
+
+    return model("exaone_moe", shape, layer, {"main": rope}, context, ignored=["mtp."])

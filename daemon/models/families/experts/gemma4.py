@@ -1,0 +1,190 @@
+"""Gemma 4's text model: wide heads where a layer sees everything, whose keys may be values, and experts beside an MLP.
+
+Norms stand around every block as in Gemma 3, but their gains are whole. In the models for phones (E2B, E4B)
+each layer is given rows of a second table, and the last layers attend to keys and values of earlier ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from motley.daemon.models.blocks.beside import GivenRows
+from motley.daemon.models.blocks.experts import expert_count, mixture, stacked_parts
+from motley.daemon.models.blocks.layers import begin, model, norm
+from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import rope_of
+
+DEFAULTS = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "max_position_embeddings": 131072,
+    "eos_token_id": 1,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+}
+"""What transformers takes where a config is silent."""
+ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+"""The same of rotary embeddings."""
+
+
+def gemma4(keys: Keys) -> Model:
+    """Describe a model of type ``gemma4_text``."""
+    none = keys.says("hidden_size_per_layer_input") and not keys.get("hidden_size_per_layer_input")
+    keys = keys.filled(DEFAULTS).filled({"rope_parameters": ROPES})
+    keys.only("use_bidirectional_attention", "vision")  # which text alone does not meet
+    keys.only("attention_bias", False)
+    keys.only("hidden_activation", "gelu_pytorch_tanh")
+    shape = read_shape(keys, tied=True)
+    wide = _wide_heads(keys, shape.heads)
+    kinds = [SLIDING if (layer + 1) % 6 else FULL for layer in range(shape.layers - 1)] + [FULL]
+    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds, [FULL, SLIDING])
+    if windows[-1]:
+        raise keys.refusal("layer_types", "a last layer of full_attention")
+    ropes, context = _ropes(keys, shape.heads.size, wide.size)
+    own_keys = shape.layers - keys.size("num_kv_shared_layers", 0, least=0, most=shape.layers - 1)
+    lenders = {window: number for number, window in enumerate(windows[:own_keys])}  # the last layer of each kind
+    if lenders.keys() != set(windows):
+        raise keys.refusal("num_kv_shared_layers", "fewer, so that a layer of each kind has keys of its own")
+    keys_are_values = keys.flag("attention_k_eq_v", False)
+    cap = keys.number("final_logit_softcapping") if keys.get("final_logit_softcapping") is not None else 0.0
+    columns = keys.size("intermediate_size")
+    wider = 2 if keys.flag("use_double_wide_mlp", False) else 1
+    rows = None if none else GivenRows(keys, shape, keys.size("hidden_size_per_layer_input"))
+    routed = _Routed(keys) if keys.flag("enable_moe_block", False) else None
+
+    def layer(number: int) -> Layer:
+        writer, module = begin(shape, number), f"model.layers.{number}"
+        at, mlp_at, window = f"layers.{number}.attention", f"layers.{number}.dense", windows[number]
+        x = norm(writer, shape, f"{at}.norm", writer.x, f"{module}.input_layernorm.weight")
+        borrows = lenders[window] if number >= own_keys else None
+        heads = shape.heads if window else wide
+        x = _attention(writer, shape, number, x, heads, window, keys_are_values and not window, borrows)
+        x = norm(writer, shape, f"{at}.after", x, f"{module}.post_attention_layernorm.weight")
+        residual = writer.add(writer.x, x)
+        x = norm(writer, shape, f"{mlp_at}.norm", residual, f"{module}.pre_feedforward_layernorm.weight")
+        own = mlp_axis(columns * (wider if number >= own_keys else 1))
+        x = gated_mlp(writer, mlp_at, x, own, usual_names(f"{module}.mlp"), Activation.GELU_TANH)
+        if routed is not None:
+            x = norm(writer, shape, f"{mlp_at}.own", x, f"{module}.post_feedforward_layernorm_1.weight")
+            x = writer.add(routed.write(writer, shape, number, residual), x)
+        x = norm(writer, shape, f"layers.{number}.both.after", x, f"{module}.post_feedforward_layernorm.weight")
+        residual = writer.add(residual, x)
+        if rows is not None:
+            residual = rows.write(writer, number, residual)
+        scalar = W(f"{module}.layer_scalar", Axis(Kind.PLAIN, 1, "1"))
+        written = writer.layer(writer.times(f"layers.{number}.mlp.residual", residual, scalar))
+        return written if rows is None else replace(written, given=rows.given(number))
+
+    unused = [  # files have them
+        f"model.layers.{number}.self_attn.{part}"
+        for number in range(own_keys, shape.layers)
+        for part in ("k_proj.", "v_proj.", "k_norm.")
+    ]
+    scale = shape.hidden**0.5
+    made = model("gemma4", shape, layer, ropes, context, embedding_scale=scale, logits_cap=cap, ignored=unused)
+    return made if rows is None else replace(made, beside=rows.table)
+
+
+def _wide_heads(keys: Keys, heads: Heads) -> Heads:
+    """Of layers that see everything."""
+    count = keys.size("num_global_key_value_heads", heads.keys) if keys.flag("attention_k_eq_v", False) else heads.keys
+    if heads.queries % count:
+        raise keys.refusal("num_global_key_value_heads", f"a divisor of num_attention_heads = {heads.queries}")
+    size = keys.size("global_head_dim")
+    if size % 2:
+        raise keys.refusal("global_head_dim", "an even number")
+    return Heads(heads.queries, count, size)
+
+
+def _ropes(keys: Keys, size: int, wide: int) -> tuple[dict[str, Rope], int]:
+    """The rotary embeddings of layers with windows and of others, and the longest context."""
+    given = keys.inner("rope_parameters")
+    full, context = rope_of(keys, given.inner("full_attention"), wide, 1e6, 1.0, ["default", "proportional"])
+    sliding, _ = rope_of(keys, given.inner("sliding_attention"), size, 1e4)
+    return {"full": full, "sliding": sliding}, context
+
+
+def _attention(
+    writer: Writer,
+    shape: Shape,
+    number: int,
+    x: Value,
+    heads: Heads,
+    window: int,
+    keys_are_values: bool,
+    borrows: int | None,
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: attention whose queries, keys and values have norms, values one without a gain.
+
+    Args:
+        borrows: the layer whose keys and values these are, too; None: the layer has its own.
+    """
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    letters = "q" if borrows is not None else "qk" if keys_are_values else "qkv"
+    axes = {"q": query_axis(heads), "k": key_axis(heads), "v": key_axis(heads)}
+    matrices = [W(f"{module}.{letter}_proj.weight", axes[letter], shape.residual) for letter in letters]
+    q, *kv = writer.linear(f"{at}.qkv", x, *matrices, ys=tuple(f"{at}.{letter}" for letter in letters))
+    one = Axis(Kind.PLAIN, heads.size, "head_dim")
+    if borrows is None:
+        k = writer.norm(f"{at}.k.norm", kv[0], W(f"{module}.k_norm.weight", one), shape.epsilon)
+        v = writer.norm(f"{at}.v.norm", kv[-1], None, shape.epsilon)
+    else:
+        k, v = (Value(f"layers.{borrows}.attention.{x}.norm", axes[x], Placement.SHARDED) for x in "kv")
+    attended = writer.attend(
+        f"{at}.attended",
+        number if borrows is None else borrows,
+        writer.norm(f"{at}.q.norm", q, W(f"{module}.q_norm.weight", one), shape.epsilon),
+        k,
+        v,
+        heads,
+        rope="sliding" if window else "full",
+        window=window,
+        scale=1.0,
+        borrowed=borrows is not None,
+    )
+    return writer.linear(f"{at}.output", attended, W(f"{module}.o_proj.weight", shape.residual, axes["q"]))[0]
+
+
+class _Routed:
+    """The experts of every layer, whose router reads a residual of its own norm."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.count = expert_count(keys.filled({"num_experts_per_tok": keys.size("top_k_experts")}), "num_experts")
+        self.chosen, self.columns = keys.size("top_k_experts"), keys.size("moe_intermediate_size")
+
+    def write(self, writer: Writer, shape: Shape, number: int, residual: Value) -> Value:
+        """f32[T, D] -> f32[T, D]: what they make of the residual before the MLP."""
+        at, module = f"layers.{number}.mlp", f"model.layers.{number}"
+        each = Axis(Kind.PLAIN, self.count, "num_experts")
+        scale = W(f"{module}.router.scale", shape.residual)
+        x = writer.norm(f"{at}.router.norm", residual, scale, shape.epsilon)
+        gains = W(f"{module}.router.per_expert_scale", each)
+        route = writer.route(
+            f"{at}.router",
+            writer.scaled(x, shape.hidden**-0.5),
+            W(f"{module}.router.proj.weight", each, shape.residual, routes=True),
+            Routing(self.chosen, normalised=True, gains=gains),
+        )
+        x = norm(writer, shape, f"{at}.norm", residual, f"{module}.pre_feedforward_layernorm_2.weight")
+        parts = stacked_parts(f"{module}.experts", shape.hidden, self.columns)
+        names = usual_names(f"{module}.experts.{{expert}}", parts=parts)
+        activation = Activation.GELU_TANH
+        mixed = mixture(writer, number, x, route, self.count, self.columns, names, activation=activation)
+        return norm(writer, shape, f"{at}.after", mixed, f"{module}.post_feedforward_layernorm_2.weight")

@@ -1,0 +1,93 @@
+"""GLM-4.5 and 4.6: experts in groups, chosen by sigmoids with a correction, after some layers with an MLP.
+
+Solar Open has such experts in every layer, and heads that turn whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
+from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import no_windows
+from motley.daemon.models.description.axes import Axis, Kind, Value, W
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+
+
+def glm4_moe(keys: Keys) -> Model:
+    """Describe a model of type ``glm4_moe``."""
+    return _described("glm4_moe", keys, 10000.0, 0.5)
+
+
+def solar_open(keys: Keys) -> Model:
+    """Describe a model of type ``solar_open``."""
+    columns = keys.size("moe_intermediate_size", 1280)
+    silent = {"first_k_dense_replace": 0, "moe_intermediate_size": columns, "intermediate_size": columns}
+    return _described("solar_open", keys.filled(silent), 1e6, 1.0)
+
+
+def _described(family: str, keys: Keys, theta: float, partial: float) -> Model:
+    """`theta` and `partial`: of the rotary embedding where the keys are silent."""
+    shape = read_shape(keys, epsilon=1e-5)
+    rope, context = read_rope(keys, shape.heads.size, theta, partial)
+    no_windows(keys, shape.layers)
+    bias, qk_norm = keys.flag("attention_bias", False), keys.flag("use_qk_norm", False)
+    dense = keys.size("first_k_dense_replace", 1, least=0)
+    mixture = corrected_experts(keys, shape, [number >= dense for number in range(shape.layers)])
+
+    def layer(number: int) -> Layer:
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, qk_norm=qk_norm),
+            lambda writer, x: mixture(writer, number, x),
+        )
+
+    ignored = further(shape, keys.size("num_nextn_predict_layers", 1, least=0))
+    return model(family, shape, layer, {"main": rope}, context, ignored=ignored)
+
+
+def corrected_experts(keys: Keys, shape: Shape, sparse: list[bool]) -> Callable[[Writer, int, Value], Value]:
+    """What writes a layer's experts by `corrected_routing` where it is `sparse`, and else its MLP."""
+    keys.only("scoring_func", "sigmoid")
+    keys.only("topk_method", "noaux_tc")
+    count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
+    plain, number_shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
+    shared = SharedExpert(number_shared * columns, "shared_experts", gated=False) if number_shared else None
+
+    def write(writer: Writer, number: int, x: Value) -> Value:
+        if not sparse[number]:
+            return mlp(writer, number, x, plain)
+        routing = corrected_routing(keys, number, count)
+        return experts(writer, shape, number, x, count, columns, routing, shared=shared)
+
+    return write
+
+
+def corrected_routing(keys: Keys, number: int, count: int) -> Routing:
+    """Experts in groups, chosen by sigmoids with a correction."""
+    groups, kept, chosen = keys.size("n_group", 1), keys.size("topk_group", 1), keys.size("num_experts_per_tok")
+    if count % groups or (groups > 1 and count // groups < 2):
+        raise keys.refusal("n_group", f"a divisor of n_routed_experts = {count} that leaves two experts in a group")
+    if kept > groups or kept * (count // groups) < chosen:
+        raise keys.refusal("topk_group", f"at most n_group = {groups}, with num_experts_per_tok = {chosen} experts")
+    correction = W(
+        f"model.layers.{number}.mlp.gate.e_score_correction_bias", Axis(Kind.PLAIN, count, "n_routed_experts")
+    )
+    return Routing(
+        chosen,
+        scores="sigmoid",
+        normalised=keys.flag("norm_topk_prob", True),
+        epsilon=1e-20,
+        groups=groups,
+        groups_kept=kept,
+        scaling=keys.number("routed_scaling_factor", 1.0),
+        correction=correction,
+    )

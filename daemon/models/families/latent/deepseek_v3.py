@@ -1,0 +1,37 @@
+"""DeepSeek V3 and R1, Kimi K2: latent attention, and experts in groups, chosen by sigmoids with a correction."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.families.experts.glm4_moe import corrected_experts
+from motley.daemon.models.keys import Keys
+
+
+def deepseek_v3(keys: Keys) -> Model:
+    """Describe a model of type ``deepseek_v3``."""
+    dense = keys.size("first_k_dense_replace", 3, least=0)
+    keys.only("moe_layer_freq", 1)
+    return latent_experts("deepseek_v3", keys, [number >= dense for number in range(keys.size("num_hidden_layers"))])
+
+
+def latent_experts(family: str, keys: Keys, sparse: list[bool], epsilon: float = 1e-6) -> Model:
+    """A model of latent attention and, in layers that are `sparse`, experts as GLM-4.5 has them; others have an MLP.
+
+    Args:
+        epsilon: of most norms, where the keys are silent.
+    """
+    shape, sizes, rope, context = read_latent(keys, epsilon)
+    mixture = corrected_experts(keys, shape, sparse)
+
+    def layer(number: int) -> Layer:
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: latent_attention(writer, shape, sizes, number, x),
+            lambda writer, x: mixture(writer, number, x),
+        )
+
+    ignored = further(shape, keys.size("num_nextn_predict_layers", 1, least=0))
+    return model(family, shape, layer, {"main": rope}, context, ignored=ignored)
