@@ -1,1 +1,1 @@
-"""The GPU engine: our own CUDA kernels, and cuBLAS for prompts, on one stream. Not yet run on a GPU."""
+"""The GPU engine: our own CUDA kernels, and cuBLAS for prompts, on one stream."""

@@ -1,6 +1,6 @@
 """Multiplies many rows on a GPU by cuBLAS, in FP32 throughout: no TF32, no emulation, whatever the environment says.
 
-Not yet run on a GPU. CuPy calls the library, which is the package ``nvidia-cublas``.
+CuPy calls the library, which is the package ``nvidia-cublas``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The GPU engine: a rank's graph as CUDA kernels on one stream, collectives included, in FP32.
 
-Not yet run on a GPU. Its kernels compile for every architecture, and compiled for the host they compute what the
-reference does; speed and driver are untried.
-
 A step is submitted as a whole, node by node, and waited for once: the kernels of ``kernels.cu`` and ``quantised.cu``,
 and between them the collectives as `motley.transport.cuda` orders them. Products of few rows by 4- and 8-bit codes
 quantise the rows first, and have the bits that the CPU engine gives them. A table on the device says where each row
