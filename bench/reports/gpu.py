@@ -97,6 +97,21 @@ def checked_replays() -> Result:
     return run_tests(["tests/gpu/test_collectives.py", "-k", "captured"], under)
 
 
+def demo() -> Result:
+    """A mesh of daemons, the first of which computes on the GPU and the others on processors: what they write together,
+    whether that is the text of one process, and how fast."""
+    program = "from motley.cli.main import main; main()"
+    said = subprocess.run(
+        [sys.executable, "-c", program, "demo", "--device", "cuda", "--json"], capture_output=True, text=True
+    )
+    print(said.stdout[-TOLD:], said.stderr[-TOLD:], file=sys.stderr)
+    if said.returncode:
+        return {"passed": False, "said": (said.stdout + said.stderr)[-TOLD:]}
+    told: Result = json.loads(said.stdout.splitlines()[-1])
+    kept = {name: told[name] for name in ("devices", "ms_per_token", "text")}
+    return {"passed": told["identical_to_single_process"], **kept}
+
+
 STEPS: Mapping[str, Step] = {
     "device": Step(device, 30, "the driver must be 580 or newer; nobody else should use the GPU"),
     "calls": Step(gpu_contact.calls, 60, "the first call that is not 'ok' is what to mend first"),
@@ -116,6 +131,7 @@ STEPS: Mapping[str, Step] = {
     "tinyllama fp16": Step(
         partial(gpu_contact.tokens, "tinyllama-1.1b", "fp16"), 150, "a GPU and a CPU: 8 ms per token or less wanted"
     ),
+    "demo": Step(demo, 90, "the first device is the GPU; the text is that of one process"),
     "prompts": Step(partial(run_tests, ["tests/gpu/test_engine.py", "-k", "cublas"]), 90, "within 1e-4"),
     "split": Step(
         partial(run_tests, ["tests/gpu/test_engine.py", "-k", "transformers and split or 10_000"]), 120, "the fallback"
