@@ -140,6 +140,9 @@ STEPS: Mapping[str, Step] = {
     "mistral int4": Step(
         partial(gpu_contact.tokens, "mistral-7b", "int4", ("1",)), 240, "0.55 of the bandwidth wanted"
     ),
+    "qwen3-30b-a3b int4, 6 of 48 layers": Step(
+        partial(gpu_contact.tokens, "qwen3-30b-a3b", "int4", ("1",), 6), 150, "ms per token, 8 of 128 experts a row"
+    ),
     "others": Step(
         partial(run_tests, ["tests/gpu/test_engine.py", "-k", "reference or tensorrt"]), 120, "skipped without TensorRT"
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from math import prod
 from typing import Any
@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto
 
 from motley.plugins.cuda.cublas import Gemm
+from motley.plugins.cuda.experts import LayerExperts, tables_of
 from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, SOURCES, THREADS, Matrix, View, pointer
 from motley.plugins.engine import Collectives, EngineError, RankGraph
 from motley.plugins.mapped_share import MappedShare, place_of
@@ -48,6 +49,7 @@ class DeviceGraph:
         stream: what everything is submitted to.
         nodes: those that are submitted in a step, in order.
         matrices: what products multiply by, by the name of their second operand.
+        experts: of each ``Experts`` node, by the name of its result.
         made_by: the node that makes a value.
         initializers: weights, by name.
         blocks: in which keys and values are kept.
@@ -91,7 +93,10 @@ class DeviceGraph:
             raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {HEADS[-1]}")
         self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
         self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
-        self.matrices = {node.input[1]: self._matrix(node) for node in self.nodes if node.op_type == "Gemm"}
+        self.matrices = {
+            node.input[1]: self._matrix(node, self.made_by) for node in self.nodes if node.op_type == "Gemm"
+        }
+        self.experts = {node.output[0]: self._experts(node) for node in self.nodes if node.op_type == "Experts"}
         self.blocks = graph.blocks
         self.caches = {
             name: self._zeros(graph.blocks.count_of(spec) * prod(shape) * np.dtype(dtype).itemsize)
@@ -185,10 +190,23 @@ class DeviceGraph:
         """Where an initializer lies on the device."""
         return self._weights + place_of(self.initializers[name])[0]
 
-    def _matrix(self, node: onnx.NodeProto) -> Matrix:
-        """What a product multiplies by."""
+    def _experts(self, node: onnx.NodeProto) -> LayerExperts:
+        """The experts of a layer; their tables go to the device."""
+
+        def matrix_of(product: onnx.NodeProto, body: onnx.GraphProto) -> Matrix:
+            return self._matrix(product, {output: each for each in body.node for output in each.output})
+
+        def send(table: np.ndarray[Any, Any]) -> int:
+            address = self.allocate(table.nbytes)
+            self.send(address, table.view(np.uint8))
+            return address
+
+        return tables_of(node, matrix_of, self.address, send)
+
+    def _matrix(self, node: onnx.NodeProto, made_by: Mapping[str, onnx.NodeProto]) -> Matrix:
+        """What a product multiplies by; `made_by` has the nodes of its graph."""
         name = node.input[1]
-        made = self.made_by.get(name)
+        made = made_by.get(name)
         tensor = self.initializers[name if made is None else made.input[0]]
         outputs, columns = tensor.dims
         kind, run = KINDS[tensor.data_type]

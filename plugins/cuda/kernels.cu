@@ -156,8 +156,9 @@ __device__ inline void read_run(const float* from, float* values) {
     }
 }
 
+// Of `sharing` tokens each, x has one row.
 template <class Weights, int ROWS, int TOKENS, int AHEAD>
-__device__ void matmul(const float* x, int x_stride, const Matrix& m, const float* bias, float* y, int y_stride,
+__device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& m, const float* bias, float* y, int y_stride,
                        int tokens, int rows) {
     typedef typename Weights::Words Words;
     constexpr int RUN = Weights::RUN, STEP = WARP * RUN;
@@ -184,7 +185,7 @@ __device__ void matmul(const float* x, int x_stride, const Matrix& m, const floa
             for (int t = 0; t < TOKENS; ++t) {
                 float factors[RUN], sums[ROWS] = {};
                 const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
-                read_run<RUN>(x + token * x_stride + first, factors);
+                read_run<RUN>(x + token / sharing * x_stride + first, factors);
                 for (int i = 0; i < RUN; ++i)
                     for (int r = 0; r < ROWS; ++r) sums[r] = fmaf(values[r][i], factors[i], sums[r]);
                 for (int r = 0; r < ROWS; ++r) totals[r][t] += sums[r];
@@ -204,8 +205,8 @@ __device__ void matmul(const float* x, int x_stride, const Matrix& m, const floa
     extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* scales,              \
                                     const u8* zeros, const float* bias, float* y, int y_stride, int tokens, int rows,  \
                                     int columns, int shift) {                                                          \
-        matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, {weights, scales, zeros, columns, shift}, bias, y, y_stride, \
-                                             tokens, rows);                                                            \
+        matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, 1, {weights, scales, zeros, columns, shift}, bias, y,        \
+                                             y_stride, tokens, rows);                                                  \
     }
 
 // By weights, and by the tokens that a warp computes together. The more tokens, the more rows share what is read of them.
@@ -303,6 +304,103 @@ extern "C" __global__ void swish_mul(const float* gate, int gate_stride, const f
     if (row >= rows) return;
     const float g = gate[row * gate_stride + i], decay = expf(-fabsf(g));  // of a non-positive number: no overflow
     y[row * y_stride + i] = g * ((g >= 0 ? 1 : decay) / (1 + decay)) * up[row * up_stride + i];
+}
+
+// y = x * factor + addend
+extern "C" __global__ void scale(const float* x, int x_stride, float factor, float addend, float* y, int y_stride, int rows,
+                                 int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] * factor + addend;
+}
+
+// -- routers: which experts a row chooses, and how much of each it gets -------------------------------------------------
+
+extern "C" __global__ void sigmoid(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    const float own = x[row * x_stride + i], decay = expf(-fabsf(own));
+    y[row * y_stride + i] = (own >= 0 ? 1 : decay) / (1 + decay);
+}
+
+// A warp per row.
+extern "C" __global__ void softmax(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {
+    const i64 row = warp_number();
+    const int lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const float* from = x + row * x_stride;
+    float largest = LOWEST, total = 0;
+    for (int i = lane; i < width; i += WARP) largest = fmaxf(largest, from[i]);
+    largest = warp_max(largest);
+    for (int i = lane; i < width; i += WARP) total += expf(from[i] - largest);
+    total = warp_sum(total);
+    for (int i = lane; i < width; i += WARP) y[row * y_stride + i] = expf(from[i] - largest) / total;
+}
+
+// The `count` largest of each row, the first of those that are equal, in their order: their values and where they are, both
+// [rows, count]. A warp per row.
+extern "C" __global__ void top_k(const float* x, int x_stride, float* values, int* where, int rows, int width, int count) {
+    const i64 row = warp_number();
+    const int lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const float* from = x + row * x_stride;
+    float before = 0;  // the one that was taken before, and where it is
+    int at_before = -1;
+    for (int n = 0; n < count; ++n) {
+        float best = 0;
+        int at = -1;
+        for (int i = lane; i < width; i += WARP) {
+            const float own = from[i];
+            const bool taken = n && (own > before || (own == before && i <= at_before));
+            if (!taken && (at < 0 || own > best)) best = own, at = i;
+        }
+        for (int distance = WARP / 2; distance; distance /= 2) {
+            const float other = __shfl_xor_sync(0xFFFFFFFF, best, distance);
+            const int its = int(__float_as_uint(__shfl_xor_sync(0xFFFFFFFF, __uint_as_float(u32(at)), distance)));
+            if (its >= 0 && (at < 0 || other > best || (other == best && its < at))) best = other, at = its;
+        }
+        if (at < 0) at = 0, best = from[0];  // what is no number has no order: any row of a table will do
+        before = best, at_before = at;
+        if (lane == 0) values[row * count + n] = best, where[row * count + n] = at;
+    }
+}
+
+// y[rows, count]: the elements of x's rows at some places
+extern "C" __global__ void gather(const float* x, int x_stride, const int* where, float* y, int rows, int count) {
+    const i64 at = thread_number();
+    if (at < i64(rows) * count) y[at] = x[at / count * x_stride + where[at]];
+}
+
+extern "C" __global__ void sum_row(const float* x, int x_stride, float* y, int rows, int width) {
+    if (thread_number() >= rows) return;
+    float total = 0;
+    for (int i = 0; i < width; ++i) total += x[thread_number() * x_stride + i];
+    y[thread_number()] = total;
+}
+
+// y = x / by, which has an element for each row
+extern "C" __global__ void divide(const float* x, int x_stride, const float* by, float* y, int y_stride, int rows, int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] / by[row];
+}
+
+// y = base + the sum of the results of a row's experts, f32[rows, count, width], by their weights, in the order of the
+// experts' numbers: so it has the same bits as on a CPU. No two of a row's are the same. `base` may be null.
+extern "C" __global__ void mix(const float* results, const float* weights, const int* chosen, const float* base,
+                               int base_stride, float* y, int y_stride, int rows, int count, int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    float total = base ? base[row * base_stride + i] : 0;
+    for (int n = 0, last = -1; n < count; ++n) {
+        int next = 0x7FFFFFFF, at = 0;
+        for (int k = 0; k < count; ++k) {
+            const int expert = chosen[row * count + k];
+            if (expert > last && expert < next) next = expert, at = k;
+        }
+        if (next == 0x7FFFFFFF) break;
+        total += weights[row * count + at] * results[(row * count + at) * width + i];
+        last = next;
+    }
+    y[row * y_stride + i] = total;
 }
 
 extern "C" __global__ void fill(float* y, float value, i64 count) {

@@ -77,6 +77,27 @@ QUANTISE(quantise_int8_1, 8, 1)
 QUANTISE(quantise_int8_2, 8, 2)
 QUANTISE(quantise_int8_4, 8, 4)
 
+// to: f32[tokens, columns], what was quantised, as floats again; a thread per element.
+template <int BITS>
+__device__ void dequantise(const u8* x, int stretches, float* to, int tokens, int columns) {
+    constexpr int RUN = 4 * 8 / BITS;
+    const i64 token = thread_number() / columns;
+    const int column = int(thread_number() % columns), run = column / RUN, i = column % RUN;
+    if (token >= tokens) return;
+    const u8* stretch = x + (token * stretches + run / PARTS) * stretch_bytes(BITS);
+    const int part = run % PARTS, word = BITS == 4 ? i % 2 : 0, byte = BITS == 4 ? i / 2 : i;
+    const u32 codes = reinterpret_cast<const u32*>(stretch + HEAD_BYTES)[word * PARTS + part];
+    to[thread_number()] = float((signed char)(codes >> 8 * byte)) * reinterpret_cast<const float*>(stretch)[part / 2];
+}
+
+#define DEQUANTISE(name, BITS)                                                                                         \
+    extern "C" __global__ void name(const u8* x, int stretches, float* to, int tokens, int columns) {                  \
+        dequantise<BITS>(x, stretches, to, tokens, columns);                                                           \
+    }
+
+DEQUANTISE(dequantise_int4, 4)
+DEQUANTISE(dequantise_int8, 8)
+
 // Rows of codes, as a share file has them; `zeros` may be null.
 struct Codes {
     const u8* codes;
@@ -108,11 +129,11 @@ __device__ inline void read_piece_once(const u8* from, Piece<4>& to) {
 }
 __device__ inline void read_piece_once(const u8* from, Piece<2>& to) { read_piece(from, to); }
 
-// y[tokens, rows] of tokens that were quantised for it. A thread has TOKENS tokens and ROWS rows at a time, and the codes
-// of AHEAD pieces of each row under way.
+// y[tokens, rows] of tokens that were quantised for it, of which `sharing` are the same. A thread has TOKENS tokens and ROWS
+// rows at a time, and the codes of AHEAD pieces of each row under way.
 template <int BITS, bool SHORT, bool ZEROS, int TOKENS, int ROWS, int AHEAD>
-__device__ void products(const u8* x, int stretches, const Codes& m, const float* bias, float* y, int y_stride, int tokens,
-                         int rows) {
+__device__ void products(const u8* x, int stretches, int sharing, const Codes& m, const float* bias, float* y, int y_stride,
+                         int tokens, int rows) {
     constexpr int SUBS = 8 / BITS, BYTES = stretch_bytes(BITS), PIECE = SHORT ? 8 : 16, WORDS = PIECE / 4;
     constexpr int ROUND = PARTS * PIECE;  // bytes of a row that its threads have together
     const i64 groups = (tokens + TOKENS - 1) / TOKENS;
@@ -124,7 +145,7 @@ __device__ void products(const u8* x, int stretches, const Codes& m, const float
     const u8* activations[TOKENS];
     for (int t = 0; t < TOKENS; ++t) {
         const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
-        activations[t] = x + (token * stretches + begin / STRETCH) * BYTES;
+        activations[t] = x + (token / sharing * stretches + begin / STRETCH) * BYTES;
     }
     float sums[ROWS][TOKENS] = {};
     for (int tile = begin; tile < m.row_bytes; tile += AHEAD * ROUND) {
@@ -186,7 +207,7 @@ __device__ void products(const u8* x, int stretches, const Codes& m, const float
                                     const float* bias, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
                                     int block_shift, int blocks) {                                                     \
         products<BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD>(                                                             \
-            x, stretches, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows);    \
+            x, stretches, 1, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows); \
     }
 
 // By the bits of weights, whether pieces are short and zeros given; then by the tokens at a time.
@@ -202,3 +223,45 @@ PRODUCTS(products_int4, 4, false, false)
 PRODUCTS(products_int4_zeros, 4, false, true)
 PRODUCTS(products_int8, 8, false, false)
 PRODUCTS(products_int8_zeros, 8, false, true)
+
+// -- experts: tokens that have chosen the same row of x have products with different matrices ---------------------------
+
+// One expert's matrix.
+struct ExpertMatrix {
+    u64 weights, scales, zeros, bias;  // addresses; 0: there is none
+};
+
+// As PRODUCTS_OF and MATMUL_OF for one token at a time, of `sharing` that a row of x has: each is multiplied by the matrix
+// that it has chosen.
+#define EXPERT_PRODUCTS(name, BITS, SHORT, ZEROS)                                                                      \
+    extern "C" __global__ void name(const u8* x, int stretches, int sharing, const ExpertMatrix* experts,              \
+                                    const int* chosen, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
+                                    int block_shift, int blocks) {                                                     \
+        const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
+        const Codes codes = {reinterpret_cast<const u8*>(floats_at(own.weights)), floats_at(own.scales),               \
+                             reinterpret_cast<const u8*>(floats_at(own.zeros)), row_bytes, block_shift, blocks};       \
+        products<BITS, SHORT, ZEROS, 1, BITS == 8 ? 1 : 2, 2>(x, stretches, sharing, codes,                            \
+                                                             own.bias ? floats_at(own.bias) : nullptr, y, y_stride,    \
+                                                             tokens, rows);                                            \
+    }
+
+EXPERT_PRODUCTS(expert_products_int4_short_1, 4, true, false)
+EXPERT_PRODUCTS(expert_products_int4_short_zeros_1, 4, true, true)
+EXPERT_PRODUCTS(expert_products_int4_1, 4, false, false)
+EXPERT_PRODUCTS(expert_products_int4_zeros_1, 4, false, true)
+EXPERT_PRODUCTS(expert_products_int8_1, 8, false, false)
+EXPERT_PRODUCTS(expert_products_int8_zeros_1, 8, false, true)
+
+#define EXPERT_MATMUL(name, Weights)                                                                                   \
+    extern "C" __global__ void name(const float* x, int x_stride, int sharing, const ExpertMatrix* experts,            \
+                                    const int* chosen, float* y, int y_stride, int tokens, int rows, int columns) {    \
+        const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
+        const Matrix matrix = {reinterpret_cast<const u8*>(floats_at(own.weights)), nullptr, nullptr, columns, 0};     \
+        matmul<Weights, 1, 1, 4>(x, x_stride, sharing, matrix, own.bias ? floats_at(own.bias) : nullptr, y, y_stride,  \
+                                 tokens, rows);                                                                        \
+    }
+
+EXPERT_MATMUL(expert_matmul_fp32_1, Fp32Run)
+EXPERT_MATMUL(expert_matmul_odd_fp32_1, OddFp32Run)
+EXPERT_MATMUL(expert_matmul_fp16_1, Fp16Run)
+EXPERT_MATMUL(expert_matmul_odd_fp16_1, OddFp16Run)

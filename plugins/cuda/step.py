@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import onnx
 from onnx import numpy_helper
@@ -12,6 +13,7 @@ from motley.plugins.adapters import ADAPTED
 from motley.plugins.cuda.adapting import Adapting, runs_of
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.device_graph import DeviceGraph
+from motley.plugins.cuda.experts import ExpertTable, unknown_in
 from motley.plugins.cuda.kernels import (
     HEADS,
     MOST_PARTS,
@@ -29,11 +31,23 @@ from motley.plugins.cuda.kernels import (
     rows_of,
 )
 from motley.plugins.engine import DOMAIN, SCALES, Collectives
-from motley.plugins.known_nodes import check_known
+from motley.plugins.known_nodes import ANY, check_known
 from motley.plugins.nodes import attributes_of
 
 FEW_ROWS = 32
-"""Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company."""
+"""Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company (1e-7)."""
+
+
+ROUTED: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("", "Div"): {},
+    ("", "GatherElements"): {"axis": 1},
+    ("", "ReduceSum"): {"keepdims": 1},
+    ("", "Sigmoid"): {},
+    ("", "Softmax"): {"axis": -1},
+    ("", "TopK"): {"axis": -1, "largest": 1, "sorted": 1},
+    (DOMAIN, "Experts"): {"experts": ANY},
+}
+"""Nodes of routers and experts, which other engines on GPUs do not know: see `motley.plugins.known_nodes.KNOWN`."""
 
 
 def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -44,7 +58,7 @@ def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     Raises:
         EngineError: there is no kernel for one.
     """
-    check_known("cuda", graph)
+    check_known("cuda", graph, ROUTED, unknown_in)
     constants = {tensor.name for tensor in graph.initializer}
     folded = ("Cast", "Concat", "DequantizeLinear", "Shape", "Swish")
     return [
@@ -122,8 +136,8 @@ class _Step:
         self._tokens = len(sees)
         self._rows = rows
         self._in_head = False
-        self._held: dict[Coded, str] = {}
-        """The value that is quantised in the place for such products."""
+        self._held: dict[tuple[Coded, int], str] = {}
+        """The value that is quantised in the place for such products, by the rows that the place has."""
         self._attending: dict[int, list[tuple[slice, int]]] = {}
         """See `rows_that_attend_together`, by windows."""
 
@@ -146,7 +160,7 @@ class _Step:
         y = self._result(node, matrix.outputs)
         bias = graph.address(node.input[2]) if len(node.input) > 2 else 0
         if graph.gemm is not None and count > FEW_ROWS:
-            self._multiply_many(graph.gemm, x, matrix, y)
+            self._multiply_many(graph.gemm, self._rounded(node.input[0], x, matrix), matrix, y)
             if bias:
                 size = integers(count, matrix.outputs)
                 graph.launch("add", count * matrix.outputs, *rows_of(y), *rows_of(View(bias, 0, 0)), *rows_of(y), *size)
@@ -157,7 +171,7 @@ class _Step:
             graph.launch(
                 coded.products(tokens, bool(matrix.zeros)),
                 -(-matrix.outputs // coded.rows(tokens)) * groups * WARP,
-                pointer(self._quantised(node.input[0], x, coded)),
+                pointer(self._quantised(node.input[0], x, coded, count, self._few_rows)),
                 *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
                 *rows_of(y),
@@ -183,17 +197,35 @@ class _Step:
                 places = self._places + PLACE.itemsize * row
                 self._adapting.submit(node, x.after(index), y.after(index), places, count)
 
-    def _quantised(self, name: str, x: View, coded: Coded) -> int:
-        """The address of a value's rows, quantised for products by such codes; several of these have the same value."""
+    @property
+    def _few_rows(self) -> int:
+        """The most rows that our own kernels multiply by matrices that are not of experts."""
         graph = self._graph
-        rows = graph.max_rows if graph.gemm is None else min(FEW_ROWS, graph.max_rows)
-        there = graph.buffer(f"quantised for {coded}", -(-coded.token_bytes // 4), rows)
-        if self._held.get(coded) != name:
-            self._held[coded] = name
-            threads = self._count * coded.quantising_threads
-            shape = integers(self._count, coded.columns, coded.shift, coded.stretches)
+        return graph.max_rows if graph.gemm is None else min(FEW_ROWS, graph.max_rows)
+
+    def _quantised(self, name: str, x: View, coded: Coded, count: int, room: int) -> int:
+        """The address of a value's rows, quantised for products by such codes, in a place for `room` of them; several
+        products have the same value."""
+        graph = self._graph
+        there = graph.buffer(f"quantised for {coded}", -(-coded.token_bytes // 4), room)
+        if self._held.get((coded, room)) != name:
+            self._held[coded, room] = name
+            shape = integers(count, coded.columns, coded.shift, coded.stretches)
+            threads = count * coded.quantising_threads
             graph.launch(coded.quantise, threads, *rows_of(x), pointer(there.address), *shape)
         return there.address
+
+    def _rounded(self, name: str, x: View, matrix: Matrix) -> View:
+        """The rows that a matrix is multiplied by, as floats: by codes they are multiplied in 8 bits in any company."""
+        graph, coded = self._graph, matrix.coded
+        if coded is None:
+            return x
+        codes = self._quantised(name, x, coded, self._count, graph.max_rows)
+        rounded = graph.buffer(f"rounded for {coded}", matrix.columns, graph.max_rows)
+        places = pointer(codes), *integers(coded.stretches), pointer(rounded.address)
+        size = integers(self._count, matrix.columns)
+        graph.launch(f"dequantise_int{coded.bits}", self._count * matrix.columns, *places, *size)
+        return rounded
 
     def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
         """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows at a time as fit the
@@ -284,8 +316,11 @@ class _Step:
             )
 
     def multiply(self, node: onnx.NodeProto) -> None:
-        """Multiply by a swish, which the kernel computes too."""
+        """Multiply by a number, or by a swish, which the kernel computes too."""
         graph = self._graph
+        if node.input[1] in graph.initializers:
+            self._scale(node, factor=self._number(node.input[1]))
+            return
         swish = graph.made_by[node.input[0]]
         gate, up = graph.values[swish.input[0]], graph.values[node.input[1]]
         y = self._result(node, up.width)
@@ -293,11 +328,116 @@ class _Step:
         graph.launch("swish_mul", self._tokens * up.width, *rows_of(gate), *rows_of(up), *rows_of(y), *size)
 
     def add(self, node: onnx.NodeProto) -> None:
+        """Add two values, or to each row the same: a number, or a weight."""
         graph = self._graph
-        a, b = (graph.values[name] for name in node.input)
+        other = graph.initializers.get(node.input[1])
+        if other is not None and other.data_location != onnx.TensorProto.EXTERNAL:
+            self._scale(node, addend=self._number(node.input[1]))
+            return
+        a = graph.values[node.input[0]]
+        b = graph.values[node.input[1]] if other is None else View(graph.address(other.name), a.width, 0)
         y = self._result(node, a.width)
         size = integers(self._tokens, a.width)
         graph.launch("add", self._tokens * a.width, *rows_of(a), *rows_of(b), *rows_of(y), *size)
+
+    # -- routers and experts ------------------------------------------------------------------------------------------
+
+    def _number(self, name: str) -> float:
+        return float(numpy_helper.to_array(self._graph.initializers[name]).item())
+
+    def _scale(self, node: onnx.NodeProto, factor: float = 1.0, addend: float = 0.0) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y, numbers = self._result(node, x.width), (ctypes.c_float(factor), ctypes.c_float(addend))
+        size = integers(self._count, x.width)
+        graph.launch("scale", self._count * x.width, *rows_of(x), *numbers, *rows_of(y), *size)
+
+    def sigmoid(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y, size = self._result(node, x.width), integers(self._tokens, x.width)
+        graph.launch("sigmoid", self._tokens * x.width, *rows_of(x), *rows_of(y), *size)
+
+    def softmax(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y, size = self._result(node, x.width), integers(self._tokens, x.width)
+        graph.launch("softmax", self._tokens * WARP, *rows_of(x), *rows_of(y), *size)
+
+    def top_k(self, node: onnx.NodeProto) -> None:
+        """The largest elements of each row, and where they are, as i32."""
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        count = int(self._number(node.input[1]))
+        values, where = (graph.buffer(name, count, graph.max_rows) for name in node.output)
+        places = pointer(values.address), pointer(where.address)
+        graph.launch("top_k", self._tokens * WARP, *rows_of(x), *places, *integers(self._tokens, x.width, count))
+
+    def gather(self, node: onnx.NodeProto) -> None:
+        graph = self._graph
+        x, where = (graph.values[name] for name in node.input)
+        places = pointer(where.address), pointer(self._result(node, where.width).address)
+        count = self._tokens * where.width
+        graph.launch("gather", count, *rows_of(x), *places, *integers(self._tokens, where.width))
+
+    def sum_rows(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y = self._result(node, 1)
+        graph.launch("sum_row", self._tokens, *rows_of(x), pointer(y.address), *integers(self._tokens, x.width))
+
+    def divide(self, node: onnx.NodeProto) -> None:
+        """Divide rows, each by a number of its own."""
+        graph = self._graph
+        x, by = (graph.values[name] for name in node.input)
+        assert by.width == by.stride == 1
+        y, size = self._result(node, x.width), integers(self._tokens, x.width)
+        graph.launch("divide", self._tokens * x.width, *rows_of(x), pointer(by.address), *rows_of(y), *size)
+
+    def experts(self, node: onnx.NodeProto) -> None:
+        """What a row's experts make of it, weighted and added up. A row is as many tokens as it has experts."""
+        graph, layer = self._graph, self._graph.experts[node.output[0]]
+        x, weights, chosen = (graph.values[name] for name in node.input[:3])
+        count = weights.width
+        tokens, room = self._tokens * count, graph.max_rows * count
+        wide = layer.gate_up.matrix.outputs
+        both = graph.buffer(f"{node.output[0]}.gate_up", wide, room)
+        self._multiply_chosen(node.input[0], x, count, layer.gate_up, chosen, both)
+        gate, up = View(both.address, wide // 2, wide), View(both.address + 2 * wide, wide // 2, wide)
+        gated = graph.buffer(f"{node.output[0]}.gated", wide // 2, room)
+        graph.launch(
+            "swish_mul",
+            tokens * gated.width,
+            *(*rows_of(gate), *rows_of(up), *rows_of(gated)),
+            *integers(tokens, gated.width),
+        )
+        results = graph.buffer(f"{node.output[0]}.results", graph.hidden, room)
+        self._multiply_chosen(f"{node.output[0]}.gated", gated, 1, layer.down, chosen, results)
+        base = graph.values[node.input[3]] if len(node.input) > 3 else View(0, 0, 0)
+        y = self._result(node, graph.hidden)
+        graph.launch(
+            "mix",
+            self._tokens * graph.hidden,
+            *map(pointer, (results.address, weights.address, chosen.address)),
+            *(*rows_of(base), *rows_of(y)),
+            *integers(self._tokens, count, graph.hidden),
+        )
+
+    def _multiply_chosen(self, name: str, x: View, sharing: int, table: ExpertTable, chosen: View, y: View) -> None:
+        """Multiply each token by the matrix that it has chosen; `sharing` of them have a row of x."""
+        graph, matrix, tokens = self._graph, table.matrix, self._tokens * chosen.width
+        found = pointer(table.address), pointer(chosen.address)
+        if (coded := matrix.coded) is not None:
+            room = graph.max_rows * chosen.width // sharing
+            graph.launch(
+                f"expert_{coded.products(1, bool(matrix.zeros))}",
+                -(-matrix.outputs // coded.rows(1)) * tokens * WARP,
+                pointer(self._quantised(name, x, coded, tokens // sharing, room)),
+                *(*integers(coded.stretches, sharing), *found, *rows_of(y)),
+                *integers(tokens, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
+            )
+            return
+        graph.launch(
+            f"expert_matmul_{matrix.kind}_1",
+            -(-matrix.outputs // ROWS[1]) * tokens * WARP,
+            *(*rows_of(x), *integers(sharing), *found, *rows_of(y)),
+            *integers(tokens, matrix.outputs, matrix.columns),
+        )
 
     def zeros(self, node: onnx.NodeProto) -> None:
         """Make zeros: the partial sum of a rank without units."""
@@ -325,6 +465,13 @@ class _Step:
 
 _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "Add"): _Step.add,
+    ("", "Div"): _Step.divide,
+    ("", "GatherElements"): _Step.gather,
+    ("", "ReduceSum"): _Step.sum_rows,
+    ("", "Sigmoid"): _Step.sigmoid,
+    ("", "Softmax"): _Step.softmax,
+    ("", "TopK"): _Step.top_k,
+    (DOMAIN, "Experts"): _Step.experts,
     ("", "ConstantOfShape"): _Step.zeros,
     ("", "Gather"): _Step.choose_rows,
     ("", "Gemm"): _Step.gemm,

@@ -10,6 +10,7 @@ from onnx import helper
 
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
+from motley.plugins.cuda.step import submitted_nodes
 from motley.plugins.engine import EngineError
 from motley.plugins.known_nodes import check_known, rotary_tables
 from tests.models.cases import Case, golden_cases, uneven_shares, whole_share
@@ -28,10 +29,10 @@ def graph_of(case: Case, rank: int = 0, ranks: int = 1, exact: bool = False) -> 
 def test_a_model_is_known_or_refused_for_what_is_listed(case: Case) -> None:
     graph = graph_of(case)
     if case.folder.name not in REFUSED:
-        check_known("cuda", graph)
+        submitted_nodes(graph)
         return
     with pytest.raises(EngineError, match=f"engine 'cuda' does not know .*{REFUSED[case.folder.name]}.*; use engine"):
-        check_known("cuda", graph)
+        submitted_nodes(graph)
 
 
 @every_case
@@ -39,7 +40,7 @@ def test_of_a_refused_model_some_rank_refuses_and_of_another_none(case: Case) ->
     refused = []
     for rank in range(3):
         try:
-            check_known("cuda", graph_of(case, rank, 3))
+            submitted_nodes(graph_of(case, rank, 3))
         except EngineError:
             refused.append(rank)
     assert bool(refused) == (case.folder.name in REFUSED)

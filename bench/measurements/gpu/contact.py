@@ -208,10 +208,11 @@ MESHES: dict[str, Sequence[tuple[str, float]]] = {
 }
 
 
-def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES)) -> Result:
-    """How fast a random model of a shape is (`motley.bench.measurements.gpu.speed.speed`), by its ranks."""
+def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES), layers: int = 0) -> Result:
+    """How fast a random model of a shape is (`motley.bench.measurements.gpu.speed.speed`), by its ranks; with so many
+    layers, or all that the shape has."""
     result: Result = {}
-    with _random_model(shape) as model:
+    with _random_model(SHAPES[shape] | ({"num_hidden_layers": layers} if layers else {})) as model:
         for name in meshes:
             threads = max(1, usable_cores() // 2)
             result[name] = attempt(lambda: dict(speed(model, quantisation, MESHES[name], threads)))  # noqa: B023  at once
@@ -219,11 +220,11 @@ def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES))
 
 
 @contextmanager
-def _random_model(shape: str) -> Iterator[Path]:
+def _random_model(config: dict[str, Any]) -> Iterator[Path]:
     with TemporaryDirectory(prefix="motley-gpu-") as folder:
-        model = Path(folder, shape)
+        model = Path(folder, "model")
         began = perf_counter()
-        synthesise(SHAPES[shape], model)
+        synthesise(config, model)
         print(f"the random model is written after {perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
         os.environ["MOTLEY_CACHE"] = str(Path(folder, "shares"))
         yield model

@@ -60,7 +60,7 @@ from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
 from tests.pairs import pairwise as every_pair
 from tests.plugins.cuda.host_blas import HostBlas, HostGemms
-from tests.plugins.known_cases import REFUSED, known_cases, refused_cases
+from tests.plugins.known_cases import REFUSED, known_cases, refused_cases, routed_cases
 from tests.plugins.nearness import TOLERANCE, error, is_near
 from tests.plugins.sequences import Sequences
 from tests.transport.conftest import run_ranks as run_ranks
@@ -91,7 +91,9 @@ def test_every_architecture_is_compiled_for(capability: Capability) -> None:
         assert all(f".text.{kind}_{tokens}\0".encode() in cubin for tokens in TOKENS)
 
 
-@pytest.mark.parametrize(("case", "ranks"), [(known_cases()[0], 1), *((case, 3) for case in known_cases())], ids=str)
+@pytest.mark.parametrize(
+    ("case", "ranks"), [(known_cases()[0], 1), *((case, 3) for case in [*known_cases(), *routed_cases()])], ids=str
+)
 def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path) -> None:
     """A prompt in chunks and a token on its own; every allocation is given back."""
     with session(case, tmp_path, ranks) as group:
@@ -121,7 +123,7 @@ def test_other_models_are_refused_by_name(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
-@pytest.mark.parametrize("case", known_cases()[1::4], ids=str)
+@pytest.mark.parametrize("case", [*known_cases()[1::4], *routed_cases()[::3]], ids=str)
 def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
         shares = uneven_shares(units(case.model, quantisation, 32), 2)
@@ -241,6 +243,22 @@ def test_company_does_not_show(
                     assert counts == ({1, 2, 3, 11} if captures else set())
     if quantisation == "fp32":
         assert error(np.concatenate(alone), case.logits[1:14]) < TOLERANCE
+
+
+@pytest.mark.parametrize("quantisation", ["fp16", "int4"])
+def test_rows_choose_their_own_experts_in_any_company(quantisation: str, tmp_path: Path) -> None:
+    """Step by step, and from a graph in which other experts were chosen when it was captured."""
+    case = next(each for each in routed_cases() if each.folder.name == "qwen3-moe")
+    with session(case, tmp_path, 2, quantisation) as group:
+        alone = [group.step(case.tokens[at : at + 1], at, sequence=99) for at in range(9)]
+        for sequence in range(3):
+            if sequence:
+                group.step(case.tokens[:sequence], 0, wanted=0, sequence=sequence)
+        for turn in range(6):
+            positions = [turn + sequence for sequence in range(3)]
+            got = group.decode([0, 1, 2], [case.tokens[at] for at in positions], positions)
+            assert np.array_equal(got, np.concatenate([alone[at] for at in positions]))
+        assert all(len(engine._graphs) > 1 for engine in group.engines if isinstance(engine, CudaEngine))
 
 
 def test_a_wave_is_taken_in_halves_as_by_a_rank_on_a_cpu(tmp_path: Path) -> None:
@@ -609,7 +627,7 @@ def test_prompts_by_cublas(
     gemms = HostGemms()
     engine = partial(engine_with, gemms)
     with LocalSession(case.folder, engine, shares, tmp_path / "gpu", quantisation, options=options) as group:
-        assert error(group.step(case.tokens[:length], 0), expected[:length]) < TOLERANCE
+        assert is_near(group.step(case.tokens[:length], 0), expected[:length], quantisation)
         products = sum(len(blas.shapes) for blas in gemms)
         assert products
         assert {n for blas in gemms for _, n, _ in blas.shapes} == {length}
@@ -618,6 +636,21 @@ def test_prompts_by_cublas(
         assert sum(len(blas.shapes) for blas in gemms) == products
         drivers = [blas.driver for blas in gemms]
     assert [blas.handles for blas in gemms] == [driver.live for driver in drivers] == [0, 0]
+
+
+@pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
+def test_a_decoded_row_beside_a_long_chunk_is_what_it_is_alone(quantisation: str, tmp_path: Path) -> None:
+    """The chunk has all rows of the step multiplied by cuBLAS, and activations are quantised all the same."""
+    case = next(each for each in known_cases() if each.folder.name == "qwen3")
+    engine = partial(engine_with, HostGemms())
+    shares = uneven_shares(units(case.model, quantisation, 32), 1)
+    with LocalSession(case.folder, engine, shares, tmp_path, quantisation) as group:
+        for sequence in (0, 1):
+            group.step(case.tokens[:5], 0, sequence=sequence)
+        alone = group.step(case.tokens[5:6], 5, sequence=0)
+        spans = [group.sequences.span(1, 5, 1, 1), group.sequences.span(2, 0, 40, 1)]
+        together = group.run(spans, [case.tokens[5], *(case.tokens * 2)[:40]])
+    assert error(together[:1], alone) < 1e-5
 
 
 def engine_with(gemms: HostGemms, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
