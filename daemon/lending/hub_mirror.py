@@ -154,9 +154,9 @@ def begin_pull(source: str, shares: Path, limit: int) -> HubMirror:
         LendingError: there is no room here.
     """
     remote = remote_files(source)
-    main = next((each.name for each in remote if each.name.endswith(".gguf")), "")
-    files = Files(main, tuple(map(_kept, remote)))
-    return HubMirror(_Origin(source, tuple(each.url for each in remote)), files, shares, limit)
+    kept = tuple(map(_kept, remote))
+    main = next((each.name for each in kept if each.name.endswith(".gguf")), "")
+    return HubMirror(_Origin(source, tuple(each.url for each in remote)), Files(main, kept), shares, limit)
 
 
 def open_pulled(source: str, models: Path | None, shares: Path, limit: int) -> HubMirror | None:
@@ -208,7 +208,8 @@ def _origin(mirror: FoundMirror) -> _Origin | None:
 
 
 def _kept(remote: RemoteFile) -> LentFile:
-    """A file of the hub as a mirror keeps it. Its time is made of what the hub knows it by: another file, another."""
+    """A file of the hub as a mirror keeps it, in no folder of its own. Its time is made of what the hub knows it by:
+    another file, another."""
     name = remote.name.rpartition("/")[2]
     needed = {".gguf": min(remote.size, FIRST), ".safetensors": 0}.get(Path(name).suffix, remote.size)
     return LentFile(name, remote.size, int(sha256(remote.etag.encode()).hexdigest()[:12], 16), needed)

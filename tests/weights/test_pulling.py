@@ -33,16 +33,17 @@ async def test_a_stage_is_fetched_and_no_more(
 ) -> None:
     """Two of six layers; the same bytes are not asked for again, and another layer's are when they are read.
 
-    A GGUF file's header is longer than what comes first of it; a model may be split over several of them.
+    A GGUF file's header is longer than what comes first of it; a model may be split over several of them, in a folder.
     """
     hub, source, model = LocalHub(), SOURCE, BUNDLED
     if kind == "gguf":
         monkeypatch.setattr("motley.daemon.lending.hub_mirror.FIRST", FIRST)
-        (tmp_path / "repository").mkdir()
-        model = to_gguf(BUNDLED, tmp_path / "repository" / "bard.gguf", parts=parts)
+        folder = tmp_path / "repository" / ("fp32" if parts else "")
+        folder.mkdir(parents=True)
+        model = to_gguf(BUNDLED, folder / "bard.gguf", parts=parts)
         assert read_header(model).data > 4 * FIRST
-        source = f"{SOURCE}:{model.name}"
-    hub.repositories = {SOURCE: model if model.is_dir() else model.parent}
+        source = f"{SOURCE}:{model.relative_to(tmp_path / 'repository').as_posix()}"
+    hub.repositories = {SOURCE: model if model.is_dir() else tmp_path / "repository"}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def sent() -> int:
@@ -66,7 +67,7 @@ async def test_a_stage_is_fetched_and_no_more(
         _use(hub, monkeypatch)
         assert await asyncio.to_thread(pull) > 0
         before = sent()
-        weights = list(hub.repositories[SOURCE].glob(f"*.{kind}"))
+        weights = list(hub.repositories[SOURCE].rglob(f"*.{kind}"))
         assert bool(parts) == (len(weights) > 1)
         assert 0.25 < before / sum(file.stat().st_size for file in weights) < 0.5
         assert not await asyncio.to_thread(pull)
