@@ -41,6 +41,8 @@ from motley.protocol.versions import NEWEST, PROTOCOL, disagreement
 PAIRED_S = 600.0
 """A join token that was got by a code is valid for so long."""
 STOPS = "the orchestrator stops"
+CAME_BACK = f"{CONNECTION_ENDED}: it has come back on another"
+"""The reason of a node whose machine has another connection now."""
 HELLO_S = 10.0
 """A node that was let in says Hello this soon."""
 OUTBOX = 10_000
@@ -131,6 +133,8 @@ class _Stream:
     leash: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     reason: str = CONNECTION_ENDED
     """Why the node is lost, once it is."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Everybody has heard that the node is lost."""
 
     def end(self, reason: str) -> None:
         """End the stream, for this reason unless it had one already."""
@@ -233,6 +237,7 @@ class Control(MeshServicer):
             level = logging.DEBUG if node.lost == STOPS else logging.INFO if node.left else logging.WARNING
             _log.log(level, "node %s %s", node.name, what_became(node.lost), extra={"node": node.name})
             self.listener.on_lost(node)
+            stream.ended.set()
         _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
 
     async def Pair(self, _: AsyncIterator[Empty], context: Context) -> None:
@@ -288,8 +293,8 @@ class Control(MeshServicer):
             return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
         asks = NAME in told  # and joins later: first it measures what it brings
         try:
-            if asks:
-                self._nodes.check_free(unquote(str(told[NAME])))
+            if asks and self._own_old(name := unquote(str(told[NAME])), shown) is None:
+                self._nodes.check_free(name)
         except NameTakenError as error:
             return _Refusal(grpc.StatusCode.ALREADY_EXISTS, str(error))
         from_here = _from_here(context)
@@ -304,6 +309,9 @@ class Control(MeshServicer):
             return _Refusal(grpc.StatusCode.INVALID_ARGUMENT, why)
         try:
             async with self._joining:
+                if old := self._own_old(hello.name, shown, hello.process):
+                    self._streams[old.id].end(CAME_BACK)
+                    await self._streams[old.id].ended.wait()
                 self._nodes.check(hello)
                 key = await self._let_in(hello.name, shown, secret)
                 node = self._nodes.join(hello)
@@ -316,6 +324,12 @@ class Control(MeshServicer):
         by = "its own secret" if isinstance(shown, Member) else f"token {shown.id}"
         self._audit.note("node joined", node=node.name, address=node.address, dialled=_address_of(context), by=by)
         return _Admitted(node, hello.held, key)
+
+    def _own_old(self, name: str, shown: Member | Token, process: str = "") -> Node | None:
+        """The node whose place a machine may take as it is its own: it has shown that node's secret, and the connection
+        from which the node is known is of no use any more."""
+        own = isinstance(shown, Member) and shown.name == name
+        return self._nodes.cut_off(name, process) if own else None
 
     async def _let_in(self, name: str, shown: Member | Token, secret: str) -> str:
         """Make a node a member, unless it is; the secret by which it comes back, "" if it has one.

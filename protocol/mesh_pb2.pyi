@@ -45,7 +45,7 @@ class Several(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[NodeMessage, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease", "jobs", "kept_jobs")
+    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease", "jobs", "kept_jobs", "process")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,7 @@ class Hello(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     KEPT_JOBS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     name: str
@@ -64,7 +65,8 @@ class Hello(_message.Message):
     lease: Lease
     jobs: _containers.RepeatedCompositeFieldContainer[JobEvent]
     kept_jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., kept_jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    process: str
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., kept_jobs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("state", "device", "holder", "reason", "expires_at", "trouble")

@@ -16,13 +16,19 @@ from pathlib import Path
 
 from motley.daemon.lending.mirror import FOLDER, FoundMirror, Mirror, found_mirrors, no_room
 from motley.daemon.lending.wire import Files, LendingError, LentFile, Stretch
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.daemon.weights.checkpoints.gguf.header import header_end
 from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.hub import ModelNotFound, RemoteFile, find_fetched, find_here, range_of, remote_files
+from motley.protocol.wording import human_bytes
 
 ORIGIN = "hub.json"
 """In a mirror's folder, where its files come from."""
-GGUF_HEADER = 32 << 20
-"""The first bytes of a GGUF file, with its vocabulary: nobody knows how many they are before they are read."""
+FIRST = 1 << 20
+"""So many bytes of a GGUF file come first. How long its header is, with the vocabulary, it tells itself: where it goes
+on, twice as many come."""
+LONGEST_HEADER = 1 << 29
+"""A longer one is taken for damage."""
 GAP = 1 << 14
 """Bytes between two wanted stretches that cost less to fetch than another request."""
 AT_ONCE = 4
@@ -66,6 +72,8 @@ class HubMirror(Closing):
         try:
             for path, kept in self._mirror:
                 self.bring(path, [(0, kept.needed)])
+                if path.suffix == ".gguf":
+                    self._bring_header(path, kept)
         except BaseException:
             self.close()
             raise
@@ -104,6 +112,19 @@ class HubMirror(Closing):
         self._asking.shutdown()
         self._mirror.close()
 
+    def _bring_header(self, file: Path, kept: LentFile) -> None:
+        """Have all of a GGUF file's header here; what is wrong with it is told where the model is opened."""
+        here = kept.needed
+        with contextlib.suppress(CheckpointError):
+            while header_end(file, here) is None:
+                if here >= LONGEST_HEADER:
+                    raise LendingError(
+                        f"{self._origin.source}: the header of {file.name} does not end within {human_bytes(here)}, as"
+                        " if it were damaged; to have the file whole: `motley models pull --whole`"
+                    )
+                here = min(kept.size, 2 * here)
+                self.bring(file, [(0, here)])
+
     def _asked(self, file: Path) -> Callable[[Stretch], bytes]:
         url = self._origin.urls[self._mirror.number(file)]
 
@@ -133,9 +154,9 @@ def begin_pull(source: str, shares: Path, limit: int) -> HubMirror:
         LendingError: there is no room here.
     """
     remote = remote_files(source)
-    main = next((each.name for each in remote if each.name.endswith(".gguf")), "")
-    files = Files(main, tuple(map(_kept, remote)))
-    return HubMirror(_Origin(source, tuple(each.url for each in remote)), files, shares, limit)
+    kept = tuple(map(_kept, remote))
+    main = next((each.name for each in kept if each.name.endswith(".gguf")), "")
+    return HubMirror(_Origin(source, tuple(each.url for each in remote)), Files(main, kept), shares, limit)
 
 
 def open_pulled(source: str, models: Path | None, shares: Path, limit: int) -> HubMirror | None:
@@ -187,12 +208,10 @@ def _origin(mirror: FoundMirror) -> _Origin | None:
 
 
 def _kept(remote: RemoteFile) -> LentFile:
-    """A file of the hub as a mirror keeps it. Its time is made of what the hub knows it by: another file, another."""
+    """A file of the hub as a mirror keeps it, in no folder of its own. Its time is made of what the hub knows it by:
+    another file, another."""
     name = remote.name.rpartition("/")[2]
-    if name.endswith(".gguf"):
-        needed = min(remote.size, GGUF_HEADER)
-    else:
-        needed = 0 if name.endswith(".safetensors") else remote.size
+    needed = {".gguf": min(remote.size, FIRST), ".safetensors": 0}.get(Path(name).suffix, remote.size)
     return LentFile(name, remote.size, int(sha256(remote.etag.encode()).hexdigest()[:12], 16), needed)
 
 

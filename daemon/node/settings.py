@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from motley.daemon.weights.cache import ShareCache
@@ -17,6 +18,7 @@ class NodeSettings:
         address: address under which other nodes reach this one's rank workers; a loopback one only where no other
             machine takes part, or none is known.
         threads: compute threads of each rank.
+        process: by which the orchestrator knows this daemon from another of the same machine.
         ports: the first and the last of those that rank workers listen on; (0, 0): any that are free.
     """
 
@@ -27,3 +29,4 @@ class NodeSettings:
     cache: ShareCache
     threads: int
     ports: tuple[int, int] = (0, 0)
+    process: str = field(default_factory=lambda: secrets.token_hex(8))

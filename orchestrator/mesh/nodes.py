@@ -22,6 +22,8 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 8.0
 """A node that has been silent for this long is lost. After a network was cut, TCP repeats what was lost only when up to
 twice as long has passed: a cut of 3 s, with beats a second apart, is a silence of 7."""
+MISSED_S = 2.5 * HEARTBEAT_S
+"""A node that has been silent for so long has missed a beat: its connection may be of no use any more."""
 STANDSTILL_S = 1.0
 """If nobody asked for so long who is overdue, this process stood still: its machine slept, say."""
 FORGET_S = 600.0
@@ -60,6 +62,8 @@ class Node:
     joined: float
     last_sign: float
     """When it last said anything."""
+    process: str = ""
+    """Random, of its daemon, which tells that from another on the same machine; empty: it has not told."""
     protocol: int = 0
     """The newest version of the protocol that it speaks."""
     memory_available: int = 0
@@ -173,6 +177,19 @@ class NodeTable:
                 f" with --name. If it is this machine coming back, its name is free in at most {SILENCE_S:.0f} s"
             )
 
+    def cut_off(self, name: str, process: str) -> Node | None:
+        """The live node of a name, if its machine that comes back does so from a connection that is of no use any more:
+        the daemon that comes is the one that had it, or it has missed a beat.
+
+        Args:
+            process: of the daemon that comes; empty: it has not told.
+        """
+        self._notice_standstill()
+        node = self.named(name)
+        if node is None or not (self.silence_s(node) > MISSED_S or (process and process == node.process)):
+            return None
+        return node
+
     def join(self, hello: Hello) -> Node:
         """Register a node; errors as `check`."""
         self.check(hello)
@@ -183,6 +200,7 @@ class NodeTable:
             name=hello.name,
             address=hello.address,
             version=hello.version,
+            process=hello.process,
             protocol=hello.protocol,
             capabilities=hello.capabilities,
             colour=namesake.colour if namesake is not None else self._free_colour(hello.name),

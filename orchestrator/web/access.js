@@ -68,7 +68,7 @@ const GOES = [ // by what a button is for: its path, the question, and what is s
 /** Show a secret that has just been made, which is told this once. */
 function showSecret(place, words, secret) {
   const text = h("code", { tabindex: "0" }, secret);
-  place.replaceChildren(h("p", {}, words), h("pre", { class: "scroll" }, text), quiet("It is not shown again."));
+  place.replaceChildren(h("p", {}, words), h("pre", {}, text), quiet("It is not shown again."));
   text.focus();
 }
 

@@ -10,7 +10,7 @@ function rowOf(adapter) {
   const { name, served_as: served, rank, folder, pinned } = adapter;
   const button = (attribute, verb) => h("button", { type: "button", [attribute]: pathOf(adapter), "aria-label": `${verb}: ${name}` }, verb);
   return h("tr", {},
-    h("th", { scope: "row" }, served), [rank, stateOf(adapter), folder].map((cell) => h("td", {}, `${cell}`)),
+    h("th", { scope: "row" }, served), [`rank ${rank}`, stateOf(adapter), folder].map((cell) => h("td", {}, cell)),
     h("td", {}, h("div", { class: "row" }, button(pinned ? "data-unpin" : "data-pin", pinned ? "Let it give way" : "Keep loaded"), button("data-forget", "Remove"))));
 }
 
@@ -20,7 +20,7 @@ export function adaptersOf({ name, adapters, known_adapters: known }) {
   return h("details", { class: "adapters", "data-key": "adapters" },
     h("summary", {}, `Adapters: ${known.length} known, room for ${adapters} at a time`),
     known.length > 0
-      ? h("div", { class: "scroll", tabindex: "0" }, h("table", {},
+      ? h("div", { class: "scroll", tabindex: "0" }, h("table", { class: "stacked" },
         h("thead", {}, h("tr", {}, columns.map((title) => h(title ? "th" : "td", title ? { scope: "col" } : {}, title)))),
         h("tbody", {}, known.map(rowOf))))
       : quiet("None is known yet."),

@@ -18,28 +18,37 @@ let refreshing = false;
 async function refresh() {
   if (refreshing || document.hidden || $("key").open) return;
   refreshing = true;
-  try {
-    const [{ nodes }, { sessions }, { requests }, { jobs }] = await Promise.all(["nodes", "sessions", "requests", "jobs"].map((each) => get(`api/${each}`)));
-    const [access] = await Promise.all([readAccess(), readSteps(sessions), readMaps(sessions)]);
-    const alive = drawMesh(nodes, sessions);
-    drawOrder(alive);
-    drawSummary(alive, sessions);
-    drawSessions(sessions);
-    drawRequests(requests);
-    drawAccess(access);
-    drawJobs(jobs);
-    if (!seen) $("new").open = !sessions.length; // from then on it is as the user wants it
-    drawModels(sessions);
-    seen = new Date();
-    tell($("banner"), "");
-  } catch (error) {
-    const keyless = error.status === 401;
-    if (keyless) askForKey();
-    const since = seen && !(error instanceof ApiError) ? ` What is shown was true at ${seen.toLocaleTimeString()}.` : "";
-    tell($("banner"), keyless ? "" : `${words(error)} Trying again every second.${since}`);
-  }
-  $("state").classList.toggle("stale", !$("banner").hidden);
+  const read = await readAll().catch(tellTrouble);
   refreshing = false;
+  $("state").classList.toggle("stale", !read);
+  if (read) draw(read);
+}
+
+async function readAll() {
+  const [{ nodes }, { sessions }, { requests }, { jobs }] = await Promise.all(["nodes", "sessions", "requests", "jobs"].map((each) => get(`api/${each}`)));
+  const [access] = await Promise.all([readAccess(), readSteps(sessions), readMaps(sessions)]);
+  return { nodes, sessions, requests, jobs, access };
+}
+
+function draw({ nodes, sessions, requests, jobs, access }) {
+  const alive = drawMesh(nodes, sessions);
+  drawOrder(alive);
+  drawSummary(alive, sessions);
+  drawSessions(sessions);
+  drawRequests(requests);
+  drawAccess(access);
+  drawJobs(jobs);
+  if (!seen) $("new").open = !sessions.length; // from then on it is as the user wants it
+  drawModels(sessions);
+  seen = new Date();
+  tell($("banner"), "");
+}
+
+function tellTrouble(error) {
+  const keyless = error.status === 401;
+  if (keyless) askForKey();
+  const since = seen && !(error instanceof ApiError) ? ` What is shown was true at ${seen.toLocaleTimeString()}.` : "";
+  tell($("banner"), keyless ? "" : `${words(error)} Trying again every second.${since}`);
 }
 
 function drawSummary(alive, sessions) {

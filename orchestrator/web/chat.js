@@ -7,8 +7,9 @@ const settings = $("ask").elements;
 const { prompt, max_tokens: maxTokens } = settings;
 const log = $("log");
 const turns = []; // of the conversation: the question, the answer, and the entries that show them
-const SAY = prompt.placeholder;
-const CONTINUE = "A text for the model to continue: it was not trained to chat. Enter sends, Shift+Enter breaks the line.";
+const KEYS = matchMedia("(pointer: coarse)").matches ? "" : " Enter sends, Shift+Enter breaks the line.";
+const SAY = `Message.${KEYS}`;
+const CONTINUE = `A text for the model to continue: it was not trained to chat.${KEYS}`;
 const SHOW_MS = 60; // between two looks of an answer that comes
 const RATE_MS = 500; // pieces that came within less say nothing about a rate
 const AWAY_MS = 120_000; // an orchestrator that goes in the middle of an answer may be away for so long
@@ -28,6 +29,7 @@ export function drawModels(sessions) {
     if (names.includes(chosen)) select.value = chosen;
   }
   select.disabled = $("send").disabled = !names.length;
+  log.dataset.empty = names.length ? "Nothing said yet." : "No model is ready yet: start one under “Models”.";
   prompt.placeholder = chats.get(select.value) === false ? CONTINUE : SAY;
 }
 

@@ -1,6 +1,6 @@
 // The form for a new session, with every option that there is, and the forecast of what it would be.
 
-import { $, call, colour, h, joined, ms, percent, quiet, tell, words } from "./common.js";
+import { $, call, colour, get, h, joined, ms, percent, quiet, tell, words } from "./common.js";
 import { OPTIONS } from "./options.js";
 import { TIMES } from "./steps.js";
 import { speedBars } from "./whatif.js";
@@ -94,8 +94,15 @@ async function working(button, text, work) {
   [button.disabled, button.textContent] = [false, before];
 }
 
+/** Offer the well-known models where a model is typed. */
+async function suggest() {
+  const { models } = await get("api/known-models").catch(() => ({ models: [] }));
+  $("known-models").replaceChildren(...models.map(({ name }) => h("option", { value: name })));
+}
+
 /** Have the form make sessions; `refresh` shows them. */
 export function listen(refresh) {
+  form.elements.model.addEventListener("focus", suggest, { once: true });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     await working($("start"), "Planning…", async () => {

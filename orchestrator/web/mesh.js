@@ -8,6 +8,9 @@ import {
 const SILENT_S = 2.5;
 const [RING, WHOLE] = [40, 34]; // radius of a machine in the picture, and of the disc of one that has a whole model
 const LABELLED = 4; // with more machines than so many, links have their numbers in the cards alone
+const LINKED = { narrow: 7, wide: 10 }; // with more, links would hide everything else
+const LISTED = 3; // links that a card shows one by one
+const LETTER = 9.5; // a letter's width, in the mean
 
 function memoryBar(node) {
   const [reserved, offered] = [node.memory_reserved_bytes, node.memory_bytes];
@@ -27,12 +30,21 @@ function lostCard(node) {
     "li",
     { class: "panel node lost", "data-key": node.name },
     h("div", { class: "row" }, h("h3", { class: "name" }, swatch(node.name), node.name), badge("lost")),
-    h("p", { class: "failure" }, `Lost ${ago(node.gone_s)}: ${node.lost}.`));
+    h("p", { class: "failure" }, `Lost ${ago(node.gone_s)}: ${node.lost}.`),
+    quiet("If it runs, it comes back by itself; if not, start ", h("code", {}, "motley join"), " there again."));
 }
 
 const rate = (bytes) => scaled(8 * bytes, "bit/s");
 const delay = (each) => (each < 0.1 ? `${Math.max(1, Math.round(1000 * each))} µs` : `${each.toFixed(each < 10 ? 1 : 0)} ms`);
 const linkText = (link) => `${delay(link.latency_ms)}, ${rate(link.bandwidth)}`;
+const linkList = (links) => links.map((link) => h("div", {}, `${link.to}: ${linkText(link)}`));
+
+/** The links of a card: each of them, or where they are many, the slowest. */
+function linksOf(links) {
+  if (links.length <= LISTED) return linkList(links);
+  const slowest = links.reduce((one, other) => (other.bandwidth < one.bandwidth ? other : one));
+  return `${links.length}, the slowest to ${slowest.to}: ${linkText(slowest)}`;
+}
 
 function nodeCard(node) {
   const models = new Set([...node.ranks, ...node.expert_hosts].map(({ model }) => model));
@@ -50,7 +62,7 @@ function nodeCard(node) {
       fact("Serves", [...models].join(", ") || "nothing"),
       fact("Processor", joined(node.cpu, plural(node.cores, "core"))),
       fact("GPU", joined(gpus.join("; ") || "none", gpus.length && onGpu.length && `used by ${onGpu.join(", ")}`)),
-      reached.length > 0 && fact("Links", reached.map((link) => `${link.to}: ${linkText(link)}`).join("; "))),
+      reached.length > 0 && fact("Links", linksOf(reached))),
     node.aside_s !== null && h("p", { class: "waiting" }, `Comes and goes: it is set aside for ${Math.ceil(node.aside_s / 60)} min more.`),
     node.lease.words !== null && h("p", { class: "waiting" }, `${node.name} ${node.lease.words}.`),
     node.lease.trouble !== null && h("p", { class: "failure" }, `Taken for no lease: ${node.lease.trouble}`),
@@ -63,7 +75,8 @@ function nodeCard(node) {
         node.speeds.length > 0 && fact("Computes", node.speeds.map((own) => `${own.format} ${scaled(own.bytes_per_s, "B/s")}`).join(", ")),
         node.zone && fact("Zone", node.zone),
         fact("Address", node.address),
-        fact("System", joined(node.platform, `motley ${node.version}`))),
+        fact("System", joined(node.platform, `motley ${node.version}`)),
+        reached.length > LISTED && fact("Links", linkList(reached))),
       h("button", { type: "button", "data-leave": node.name, "aria-label": `Have it leave: ${node.name}` }, "Have it leave")),
   );
 }
@@ -84,17 +97,28 @@ function sharesOf(sessions) {
   return new Map([...bytes].map(([node, count]) => [node, all ? count / all : 0]));
 }
 
-/** Where so many machines stand in a picture of this width: on an ellipse, the first on the left or on top. What is said
- * of a machine in the upper half stands above it, so that nothing but links is between them. */
+const isNarrow = (width) => width < 480;
+const areLinked = (count, width) => count <= (isNarrow(width) ? LINKED.narrow : LINKED.wide);
+
+/** Where so many machines stand in a picture of this width, and how many letters fit there: on an ellipse, the first on
+ * the left or on top. What is said of a machine in the upper half stands above it, so that nothing but links is between
+ * them. Those without links stand in rows. */
 function placesFor(count, width) {
-  const narrow = width < 480;
+  const narrow = isNarrow(width);
+  if (!areLinked(count, width)) {
+    const inRow = Math.floor(width / (narrow ? 110 : 150));
+    const most = Math.floor(width / inRow / LETTER);
+    const places = Array.from({ length: count }, (_, index) => (
+      { x: (width * ((index % inRow) + 0.5)) / inRow, y: RING + 8 + (2 * RING + 66) * Math.floor(index / inRow), above: false, most }));
+    return { places, height: places.at(-1).y + RING + 62 };
+  }
   const rx = Math.min(width / 2 - (narrow ? 62 : 100), 330);
   const ry = count < 3 ? 0 : Math.max(narrow ? 85 : 75, count * (narrow ? 28 : 20));
   const top = RING + (count < 3 ? 8 : 60);
   const from = count === 2 ? Math.PI : -Math.PI / 2;
   const places = Array.from({ length: count }, (_, index) => {
     const angle = from + (2 * Math.PI * index) / count;
-    return { x: width / 2 + (count > 1 ? rx * Math.cos(angle) : 0), y: top + ry + ry * Math.sin(angle), above: ry > 0 && Math.sin(angle) < -0.1 };
+    return { x: width / 2 + (count > 1 ? rx * Math.cos(angle) : 0), y: top + ry + ry * Math.sin(angle), above: ry > 0 && Math.sin(angle) < -0.1, most: narrow ? 16 : 26 };
   });
   const bottom = Math.max(...places.map(({ y }) => y));
   return { places, height: bottom + RING + 62 };
@@ -109,9 +133,8 @@ function arc({ x, y }, part) {
   return `M${x},${y - RING}A${RING},${RING},0,${far},1,${(x + RING * Math.cos(angle)).toFixed(1)},${(y + RING * Math.sin(angle)).toFixed(1)}`;
 }
 
-function machine(node, place, share, narrow) {
-  const { x, y, above } = place;
-  const most = narrow ? 16 : 26;
+function machine(node, place, share) {
+  const { x, y, above, most } = place;
   const device = node.gpus[0]?.name.replace(/NVIDIA |GeForce |AMD |Radeon /g, "") ?? plural(node.cores, "core");
   const lost = node.state === "lost";
   const lines = lost
@@ -157,16 +180,16 @@ function picture(nodes, sessions, width) {
   const { places, height } = placesFor(nodes.length, width);
   const shares = sharesOf(sessions);
   const alive = nodes.map((node, index) => [node, places[index]]).filter(([node]) => node.state === "alive");
-  const pairs = alive.flatMap((one, index) => alive.slice(index + 1).map((other) => [one, other]));
+  const pairs = areLinked(nodes.length, width) ? alive.flatMap((one, index) => alive.slice(index + 1).map((other) => [one, other])) : [];
   const told = nodes.map((node) => (node.state === "lost" ? `${node.name} is lost` : `${node.name} holds ${percent(shares.get(node.name) ?? 0)}`));
   return svg(
     "svg",
     { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": `The machines and their links: ${told.join(", ")}` },
     pairs.map(([[one, from], [other, to]]) => {
       const across = alive.length > 3 && Math.abs(places.indexOf(from) - places.indexOf(to)) === 2; // links that cross
-      return linkLine(one, other, from, to, alive.length > LABELLED ? null : across ? 0.3 : 0.5, width < 480);
+      return linkLine(one, other, from, to, alive.length > LABELLED ? null : across ? 0.3 : 0.5, isNarrow(width));
     }),
-    nodes.map((node, index) => machine(node, places[index], shares.get(node.name) ?? 0, width < 480)),
+    nodes.map((node, index) => machine(node, places[index], shares.get(node.name) ?? 0)),
   );
 }
 
@@ -187,12 +210,15 @@ export function drawMesh(nodes, sessions) {
   const frame = $("picture");
   frame.hidden = !here.length;
   if (here.length) {
-    const fresh = picture(here, sessions, Math.max(280, frame.clientWidth || 0));
+    const width = Math.max(280, frame.clientWidth || 0);
+    const fresh = picture(here, sessions, width);
+    frame.querySelector(".key.line").hidden = !areLinked(here.length, width);
     if (frame.firstElementChild?.nodeName === "svg") morph(frame.firstElementChild, fresh);
     else frame.prepend(fresh);
   }
   morphList($("nodes"), here.map((node) => (node.state === "lost" ? lostCard(node) : nodeCard(node))));
   morphList($("left"), nodes.filter((node) => node.state === "left").map(leftLine));
   $("empty-mesh").hidden = alive.length > 0;
+  $("another").hidden = !alive.length;
   return alive;
 }

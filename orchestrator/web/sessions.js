@@ -219,5 +219,5 @@ export function drawRequests(requests) {
   morphList($("requests"), requests.map(({ name, model, state, seconds, tokens }, index) =>
     h("tr", { "data-key": `${name} ${index}` },
       h("td", { class: "path" }, name), h("td", {}, model), h("td", {}, DOES[state] ?? state),
-      h("td", { class: "number" }, tokens), h("td", { class: "number" }, `${seconds.toFixed(1)} s`))));
+      h("td", { class: "number" }, plural(tokens, "token")), h("td", { class: "number" }, `${seconds.toFixed(1)} s`))));
 }

@@ -1,11 +1,18 @@
-"""`motley service`: what the system is told, and what it starts. Systemd and schtasks themselves are played here."""
+"""`motley service`: what the system is told, and what it starts. Systemd is a real one where it can be; schtasks is
+played."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
+import signal
 import stat
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +23,14 @@ from motley.cli.service.systemd import unit
 from motley.cli.service.windows_task import task
 from tests.e2e.processes import motley
 
+SYSTEMD = Path("/lib/systemd/systemd")
+CAN_RUN = (
+    sys.platform.startswith("linux")
+    and SYSTEMD.exists()
+    and os.geteuid() == 0
+    and os.access("/sys/fs/cgroup", os.W_OK)
+    and shutil.which("unshare") is not None
+)
 SPACE = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
 
 
@@ -31,6 +46,18 @@ def test_the_unit_of_systemd() -> None:
         "WantedBy=default.target",
     } <= set(lines)
     assert "MOTLEY_HOME" not in unit("/usr/bin/python3")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    file = tmp_path / "motley.service"
+    file.write_text(unit(sys.executable, "/srv/mot ley/100%"))
+    command, where = (
+        ("systemd-analyze", "verify", "--user", str(file)),
+        {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    told = subprocess.run(command, env=where, capture_output=True, text=True, timeout=60, check=True)
+    assert "motley.service" not in told.stdout + told.stderr, "what it does not understand, it ignores"
 
 
 def test_the_task_of_windows() -> None:
@@ -120,6 +147,65 @@ async def test_install_and_uninstall(tmp_path: Path) -> None:
     for wrong in ((), ("--up", *join)):
         status, _, err = await motley("service", "install", *wrong, **where)
         assert (status, "say either --up" in err) == (1, True)
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A manager of this user's services, as there is where systemd has started the machine; by what it is reached."""
+    runtime = tempfile.mkdtemp()  # paths of sockets are short
+    where = {
+        "XDG_RUNTIME_DIR": runtime,
+        "DBUS_SESSION_BUS_ADDRESS": f"unix:path={runtime}/bus",
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "HOME": str(tmp_path),
+        "MOTLEY_HOME": str(tmp_path / "mot ley 100%"),
+    }
+    booted = f"mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec {SYSTEMD} --user"
+    manager = subprocess.Popen(
+        ("unshare", "--mount", "--propagation", "private", "sh", "-c", booted), env={**os.environ, **where}
+    )
+    with manager:
+        yield where
+        manager.terminate()
+    shutil.rmtree(runtime, ignore_errors=True)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.skipif(not CAN_RUN, reason="systemd is started by root, on Linux where it is installed")
+async def test_systemd_runs_it(tmp_path: Path, systemd: dict[str, str]) -> None:
+    def shown() -> dict[str, str]:
+        command = ("systemctl", "--user", "show", "--property", "MainPID,SubState,Result,LoadState", "motley")
+        told = subprocess.run(command, env={**os.environ, **systemd}, capture_output=True, text=True, check=False)
+        return dict(line.partition("=")[::2] for line in told.stdout.splitlines())
+
+    def stands(**wanted: str) -> Callable[[], bool]:
+        return lambda: wanted.items() <= shown().items()
+
+    await _until(stands(LoadState="not-found"))
+    alone = ("--no-node", "--host", "127.0.0.1", "--port", "0", "--http-port", "0", "--https-port", "-1")
+    status, _, err = await motley("service", "install", "--up", "--", *alone, **systemd)
+    assert status == 0, err
+    await _until(stands(SubState="running"))
+    await _until(lambda: (tmp_path / "mot ley 100%" / "meshes").exists())  # it is up
+    main = shown()["MainPID"]
+    _, out, _ = await motley("service", "status", **systemd)
+    assert f"Main PID: {main}" in out
+    os.kill(int(main), signal.SIGKILL)
+    await _until(stands(SubState="auto-restart", Result="signal"))
+    status, _, err = await motley("service", "install", "--up", "--", *alone, **systemd)  # once more, and at once
+    assert status == 0, err
+    await _until(stands(SubState="running", Result="success"))
+    status, _, err = await motley("service", "uninstall", **systemd)
+    assert status == 0, err
+    assert stands(LoadState="not-found")()
+    assert not list((tmp_path / "config").rglob("motley.service"))
 
 
 async def test_what_the_system_starts(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class ScriptedNode:
         self.name = name
         self.address = "127.0.0.1"
         self.protocol = VERSION
+        self.process = ""
         self.gpus_now: list[Gpu] = []
         self.capabilities = Capabilities(
             platform="linux",
@@ -206,6 +207,7 @@ class ScriptedNode:
             await self.send(
                 hello=Hello(
                     protocol=self.protocol,
+                    process=self.process,
                     version="0.1.0",
                     name=self.name,
                     address=self.address,

@@ -122,6 +122,48 @@ async def test_a_live_nodes_name_is_taken(mesh: Any, new_node: Any) -> None:
     assert "--name" in details
 
 
+async def test_a_machine_that_comes_back_takes_the_place_of_its_own_old_connection(mesh: Any, new_node: Any) -> None:
+    """At once, though that has not been missed yet."""
+    before, after = new_node("pc"), new_node("pc")
+    before.process = after.process = "the same daemon"
+    await mesh.join(before)
+    await after.join(mesh.orchestrator.local_target, f"{before.key}.{mesh.orchestrator.fingerprint}")
+    mesh.nodes.append(after)
+    assert await before.ended() is grpc.StatusCode.ABORTED
+    _, body = await mesh.call("GET", "/api/nodes")
+    assert [(node["id"], node["state"]) for node in body["nodes"]] == [(after.node_id, "alive")]
+
+
+async def test_nobody_else_takes_the_place_of_a_node(
+    mesh: Any, new_node: Any, unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither another machine, whatever it says of itself, nor another daemon of the same one, unless that has missed a
+    beat."""
+    node, laptop = await mesh.join(new_node("pc")), await mesh.join(new_node("laptop"))
+    own, other = (f"{each.key}.{mesh.orchestrator.fingerprint}" for each in (node, laptop))
+    node.process = "the daemon"
+    await node.leave()
+    await mesh.poll("/api/nodes", lambda body: states_of(body)["pc"] == "lost")
+    await node.join(mesh.orchestrator.local_target, own)
+    impostor, second = new_node("pc"), new_node("pc")
+    impostor.process, second.process = node.process, "another daemon"
+    monkeypatch.setattr(nodes, "MISSED_S", 60.0)
+    refusals = [await refusal(mesh, second, own), *[await refusal(mesh, impostor, token) for token in (None, other)]]
+    assert [code for code, _ in refusals] == 3 * [grpc.StatusCode.ALREADY_EXISTS]
+    config = DaemonConfig(mesh.orchestrator.local_target, own, name="pc")
+    with pytest.raises(NameTaken):
+        await run_daemon(config, Observer())
+    monkeypatch.setattr(nodes, "MISSED_S", 0.0)
+    refusals = [await refusal(mesh, impostor, token) for token in (None, other)]
+    assert [code for code, _ in refusals] == 2 * [grpc.StatusCode.ALREADY_EXISTS]
+    with pytest.raises(AssertionError, match="this takes long"):  # nothing stands in the way
+        await run_daemon(config, Observer())
+    await second.join(mesh.orchestrator.local_target, own)
+    mesh.nodes.append(second)
+    assert await node.ended() is grpc.StatusCode.ABORTED
+    assert await states(mesh) == {"pc": "alive", "laptop": "alive"}
+
+
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon fails that measures its machine."""

@@ -67,14 +67,14 @@ class LocalHub:
 
     async def _info(self, request: web.Request) -> web.Response:
         folder = self._folder(request)
-        files = [{"rfilename": file.name} for file in sorted(folder.iterdir())]
+        files = [{"rfilename": name} for name in _files(folder)]
         return web.json_response({"id": "any", "sha": COMMIT, "siblings": files})
 
     async def _tree(self, request: web.Request) -> web.Response:
         folder = self._folder(request)
         files = [
-            {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": _digest(file)}
-            for file in sorted(folder.iterdir())
+            {"type": "file", "path": name, "size": file.stat().st_size, "oid": _digest(file)}
+            for name, file in _files(folder).items()
         ]
         return web.json_response(files)
 
@@ -91,6 +91,11 @@ class LocalHub:
             self.fetched.append(file.name)
             self.sent[file.name] += len(data)
         return web.Response(body=data, status=status, headers=headers)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The files of a repository, by their names there."""
+    return {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def _digest(file: Path) -> str:

@@ -8,32 +8,42 @@ from pathlib import Path
 import pytest
 
 from motley.daemon.lending.hub_mirror import begin_pull, joined, open_pulled
+from motley.daemon.lending.wire import LendingError
 from motley.daemon.loading.pulling import pull_shares
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import open_model
 from motley.daemon.node.survey.describe import look
 from motley.daemon.weights.cache import ShareCache
+from motley.daemon.weights.checkpoints.gguf.header import read_header
 from motley.protocol import mesh_pb2 as pb
 from tests.e2e.processes import BUNDLED
 from tests.models.to_gguf import to_gguf
 from tests.weights.local_hub import LocalHub
 
 SOURCE, LIMIT = "acme/bard", 1 << 30
+FIRST = 1 << 12
 LATER = range(900, 908)
 """Rows of the embedding that do not come with a header."""
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-async def test_a_stage_is_fetched_and_no_more(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of six layers; the same bytes are not asked for again, and another layer's are when they are read."""
+@pytest.mark.parametrize(("kind", "parts"), [("safetensors", 0), ("gguf", 0), ("gguf", 20)])
+async def test_a_stage_is_fetched_and_no_more(
+    kind: str, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of six layers; the same bytes are not asked for again, and another layer's are when they are read.
+
+    A GGUF file's header is longer than what comes first of it; a model may be split over several of them, in a folder.
+    """
     hub, source, model = LocalHub(), SOURCE, BUNDLED
     if kind == "gguf":
-        monkeypatch.setattr("motley.daemon.lending.hub_mirror.GGUF_HEADER", 1 << 18)
-        (tmp_path / "repository").mkdir()
-        model = to_gguf(BUNDLED, tmp_path / "repository" / "bard.gguf")
-        source = f"{SOURCE}:{model.name}"
-    hub.repositories = {SOURCE: model if model.is_dir() else model.parent}
+        monkeypatch.setattr("motley.daemon.lending.hub_mirror.FIRST", FIRST)
+        folder = tmp_path / "repository" / ("fp32" if parts else "")
+        folder.mkdir(parents=True)
+        model = to_gguf(BUNDLED, folder / "bard.gguf", parts=parts)
+        assert read_header(model).data > 4 * FIRST
+        source = f"{SOURCE}:{model.relative_to(tmp_path / 'repository').as_posix()}"
+    hub.repositories = {SOURCE: model if model.is_dir() else tmp_path / "repository"}
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
     def sent() -> int:
@@ -54,15 +64,12 @@ async def test_a_stage_is_fetched_and_no_more(kind: str, tmp_path: Path, monkeyp
             assert ours.rows(LATER).tobytes() == whole.rows(LATER).tobytes()
 
     async with hub.serving():
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        _use(hub, monkeypatch)
         assert await asyncio.to_thread(pull) > 0
         before = sent()
-        (weights,) = hub.repositories[SOURCE].glob(f"*.{kind}")
-        assert 0.25 < before / weights.stat().st_size < 0.5
+        weights = list(hub.repositories[SOURCE].rglob(f"*.{kind}"))
+        assert bool(parts) == (len(weights) > 1)
+        assert 0.25 < before / sum(file.stat().st_size for file in weights) < 0.5
         assert not await asyncio.to_thread(pull)
         assert sent() == before
         told = await asyncio.to_thread(look, pb.ModelSpec(source=source), None, ShareCache(tmp_path))
@@ -70,6 +77,33 @@ async def test_a_stage_is_fetched_and_no_more(kind: str, tmp_path: Path, monkeyp
         assert sent() == before
         await asyncio.to_thread(read)
         assert sent() > before
+
+
+async def test_a_header_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repository").mkdir()
+    model = to_gguf(BUNDLED, tmp_path / "repository" / "bard.gguf")
+    with model.open("r+b") as damaged:
+        damaged.seek(4 + 4 + 8)
+        damaged.write((1 << 40).to_bytes(8, "little"))  # so many keys
+        damaged.write((4 << 20).to_bytes(8, "little"))  # the first of which is so long
+    for name, size in (("FIRST", FIRST), ("LONGEST_HEADER", 1 << 16)):
+        monkeypatch.setattr(f"motley.daemon.lending.hub_mirror.{name}", size)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    hub = LocalHub()
+    hub.repositories = {SOURCE: model.parent}
+    async with hub.serving():
+        _use(hub, monkeypatch)
+        with pytest.raises(LendingError, match=r"header of bard\.gguf does not end within 65\.54 kB, .* pull --whole"):
+            await asyncio.to_thread(begin_pull, f"{SOURCE}:{model.name}", tmp_path, LIMIT)
+    assert hub.sent[model.name] == 1 << 16
+
+
+def _use(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+    )
 
 
 def _all() -> tuple[range, range, range]:

@@ -135,6 +135,7 @@ class Control:
                 lease=self._leasing.told,
                 jobs=self._trainings.told,
                 kept_jobs=self._trainings.kept,
+                process=settings.process,
             )
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)

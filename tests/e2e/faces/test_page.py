@@ -154,6 +154,7 @@ async def test_a_machine_joins_and_dies(browser: Browser, there: Mesh) -> None:
         await node.kill()
         await card.locator(".badge.lost").wait_for()
         assert "Lost" in await card.inner_text()
+        assert "motley join" in await card.inner_text(), "what to do"
         assert await page.locator("#picture .lost").count() == 1
 
 
@@ -318,9 +319,75 @@ async def test_what_fits_is_told_and_chosen(browser: Browser, there: Mesh) -> No
         told = dict(each.split(maxsplit=1) for each in others)
         assert told == {"deepseek-v3": "does not fit", "qwen3-8b": "update the motley on a"}
         assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        assert await page.evaluate(
+            "(table) => table.scrollWidth <= table.clientWidth", await page.query_selector("#fit-table")
+        )
         await page.get_by_role("button", name="qwen2.5-0.5b").click()
         assert await page.get_by_label("Model", exact=True).input_value() == "qwen2.5-0.5b"
+        await until(
+            page, "() => document.querySelector('#known-models').options.length === 3"
+        )  # what is typed is completed
 
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+async def test_many_machines_are_told_apart(size: tuple[int, int], browser: Browser, there: Mesh) -> None:
+    """As the API tells of a dozen."""
+    async with Client(there.url) as client:
+        first = (await client.call("GET", "/api/nodes"))["nodes"][0]
+    names = [f"machine-with-a-long-name-{number:02}" for number in range(12)]
+    link = {"latency_ms": 0.2, "bandwidth": 1e8, "failure": None, "relay": None}
+    nodes = [
+        {**first, "name": name, "links": [{**link, "to": other} for other in names if other != name]} for name in names
+    ]
+    nodes[0]["links"][3]["bandwidth"] = 1e6
+    async with page_of(browser, there, size) as page:
+        await page.route("**/api/nodes", lambda route: route.fulfill(json={"nodes": nodes}))
+        await until(page, "() => document.querySelectorAll('#picture circle.ring').length === 12")
+        assert await page.locator("#picture .link").count() == 0, "all of them would hide the machines"
+        assert await page.locator("#picture .key.line").is_hidden()
+        boxes = [await each.bounding_box() or {} for each in await page.locator("#picture :is(text, .ring)").all()]
+        for index, one in enumerate(boxes):
+            for other in boxes[:index]:
+                overlaps = [
+                    min(one[at] + one[long], other[at] + other[long]) - max(one[at], other[at])
+                    for at, long in (("x", "width"), ("y", "height"))
+                ]
+                assert min(overlaps) < 7, (one, other)  # the outlines of letters may touch
+        card = page.locator("#nodes > li").first
+        assert f"11, the slowest to {names[4]}: 0.2 ms, 8 Mbit/s" in await card.inner_text()
+        await card.locator("summary").click()
+        words = await card.inner_text()
+        assert all(f"{name}: 0.2 ms" in words for name in names[1:])
+
+
+async def test_on_a_phone_the_chat_is_a_touch_away(browser: Browser, there: Mesh) -> None:
+    await there.session(nodes=["a"])
+    async with page_of(browser, there, PHONE) as page:
+        await page.locator("#send:not([disabled])").wait_for()
+        await page.mouse.wheel(0, 700)  # wherever one is
+        await page.get_by_role("link", name="Chat").tap()
+        await until(
+            page,
+            """() => {
+                const box = (of) => document.querySelector(of).getBoundingClientRect();
+                return box("#chat-title").top >= box("nav").bottom && box("#send").bottom <= innerHeight;
+            }""",
+        )
+        assert await page.locator("#prompt").get_attribute("placeholder") == (
+            "A text for the model to continue: it was not trained to chat."
+        ), "there is no Shift+Enter"
+
+
+CUT_OFF = """() => [...document.querySelectorAll('input')]
+    .filter((each) => each.placeholder && !each.value && each.checkVisibility())
+    .filter((each) => {
+        const { type, placeholder } = each;
+        [each.type, each.value] = ['text', placeholder];
+        const cut = each.scrollWidth > each.clientWidth;
+        [each.value, each.type] = ['', type];
+        return cut;
+    }).map((each) => each.placeholder)"""
+"""Placeholders that have no room."""
 
 FITS = [
     (DESKTOP, "light"),
@@ -358,12 +425,21 @@ async def test_everything_fits_in_light_and_dark(
         )
         assert beyond == []
         assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        assert await page.evaluate(
+            "() => [...document.querySelectorAll('.scroll, pre')].every((each) => each.scrollWidth <= each.clientWidth)"
+        )
+        await until(page, "() => document.querySelector('#again').checkVisibility()")  # as full as it gets
+        assert await page.evaluate(CUT_OFF) == []
         ground, ink = await page.evaluate(
             "() => ['backgroundColor', 'color'].map((name) => getComputedStyle(document.body)[name])"
         )
         assert (_lightness(ground) > _lightness(ink)) == (scheme == "light")
         if folder := os.environ.get("MOTLEY_SCREENSHOTS"):
             await page.screenshot(path=Path(folder) / f"{size[0]}-{scheme}.png", full_page=True)
+        await page.get_by_role("button", name="Close session").click()
+        asked = await page.locator("#confirm").bounding_box() or {}
+        assert asked["x"] >= 8
+        assert asked["x"] + asked["width"] <= size[0] - 8
 
 
 def _lightness(colour: str) -> int:

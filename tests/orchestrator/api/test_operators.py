@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from motley.orchestrator.api import operators
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.protocol.mesh_pb2 import Activity, Delta, Failure, Generate, Gpu, Probed
 from tests.test_layers import ROOT
@@ -142,15 +148,67 @@ async def test_links_epochs_and_recoveries_are_told(mesh: Any, new_node: Any) ->
     assert told["motley_node_silence_seconds", "a"] < 60
 
 
-async def test_the_dashboard_asks_for_what_there_is(mesh: Any, bard: Any) -> None:
-    """Every metric in its queries exists, and every label in its legends is one of them, or of the whole query's."""
-    async with mesh.http.get("/metrics") as response:
-        families = {family.name: family for family in text_string_to_metric_families(await response.text())}
-    known = set(families) | {f"{name}_{end}" for name in families for end in ("total", "bucket")}
-    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text("utf-8"))
-    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
-    asked = {name for target in targets for name in re.findall(r"\bmotley_\w+", target["expr"])}
-    assert len(asked) > 20
-    assert asked <= known
+@pytest.fixture
+async def families(mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch) -> list[Metric]:
+    """All metrics that there are, those without a value now, too."""
+    found: list[Metric] = []
+
+    def note(numbers: Any) -> bytes:
+        found.extend(numbers.collect())
+        return b""
+
+    monkeypatch.setattr(operators, "generate_latest", note)
+    async with mesh.http.get("/metrics"):
+        return found
+
+
+def labels_of(family: Metric) -> set[str]:
+    return set(family._labelnames)  # type: ignore[attr-defined]  # which nothing else tells of one without a value
+
+
+def queries() -> list[tuple[str, str]]:
+    """Of the dashboard, each with its legend."""
+    panels = json.loads((ROOT / "docs" / "grafana.json").read_text("utf-8"))["panels"]
+    return [(target["expr"], target["legendFormat"]) for panel in panels for target in panel["targets"]]
+
+
+def test_the_dashboard_asks_for_what_there_is(families: list[Metric]) -> None:
+    """Every metric in its queries exists, and every label that they and their legends name is one of its metrics'."""
+    ends = {"counter": ("_total",), "histogram": ("_bucket",), "gauge": ("",)}
+    known = {family.name + end: labels_of(family) for family in families for end in ends[family.type]}
+    asked = {expression: re.findall(r"\bmotley_\w+", expression) for expression, _ in queries()}
+    assert len({name for names in asked.values() for name in names}) > 20
+    for expression, legend in queries():
+        assert set(asked[expression]) <= set(known)
+        labels = {label for name in asked[expression] for label in known[name]}
+        grouped = {
+            label for inner in re.findall(r"\b(?:by|ignoring) ?\((.*?)\)", expression) for label in inner.split(", ")
+        }
+        assert grouped - {"le"} | set(re.findall(r"{{(\w+)}}", legend)) <= labels, expression
     documented = (ROOT / "docs" / "operating.md").read_text("utf-8")
-    assert set(re.findall(r"\bmotley_\w+", documented)) <= known
+    assert set(re.findall(r"\bmotley_\w+", documented)) <= set(known) | {family.name for family in families}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool comes with Prometheus")
+def test_prometheus_answers_what_the_dashboard_asks(families: list[Metric], tmp_path: Path) -> None:
+    """Each query has an answer where each metric has one series, and that keeps the labels of the legend."""
+    series = []
+    for family in families:
+        labels = ",".join(f'{label}="ready"' for label in sorted(labels_of(family)))
+        names = {
+            "counter": [f"{family.name}_total{{{labels}}}"],
+            "histogram": [f'{family.name}_bucket{{{labels},le="{le}"}}' for le in ("0.1", "+Inf")],
+            "gauge": [f"{family.name}{{{labels}}}"],
+        }[family.type]
+        steps = "0x20" if family.name == "motley_link_up" else "0+5x20"  # a link that is down
+        series += [{"series": name, "values": steps} for name in names]
+    tests = []
+    for expression, legend in queries():
+        labels = ", ".join(told := re.findall(r"{{(\w+)}}", legend))
+        asked = f"count by ({labels}) ({expression.replace('$__rate_interval', '1m')})"
+        answer = {"labels": "{" + ", ".join(f'{label}="ready"' for label in told) + "}", "value": 1}
+        tests.append({"expr": asked, "eval_time": "5m", "exp_samples": [answer]})
+    file = tmp_path / "queries.yml"
+    file.write_text(json.dumps({"tests": [{"interval": "15s", "input_series": series, "promql_expr_test": tests}]}))
+    told = subprocess.run(("promtool", "test", "rules", str(file)), capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout + told.stderr

@@ -119,7 +119,7 @@ def test_every_option_of_a_session_is_in_the_form() -> None:
 def test_scripts_never_turn_text_into_markup_or_code() -> None:
     sinks = r"innerHTML|outerHTML|insertAdjacentHTML|createContextualFragment|DOMParser|srcdoc|document\.write|\beval\b"
     for script in (file for file in WEB.iterdir() if file.name.endswith(".js")):
-        assert not re.search(rf"{sinks}|\bFunction\(|\"on[a-z]+\"", script.read_text("utf-8"))
+        assert not re.search(rf"{sinks}|\bFunction\(|\"on(?!nx)[a-z]+\"", script.read_text("utf-8"))
 
 
 async def shown(url: str, tmp_path: Path) -> str:

@@ -60,11 +60,33 @@ def read_header(file: Path) -> GgufHeader:
         raise CheckpointError(f"{file}: cannot be read: {error.strerror or error}") from error
 
 
+def header_end(file: Path, here: int) -> int | None:
+    """Where the tensors' data begins in a file of which only the first bytes are here; None: the header goes on.
+
+    Args:
+        here: how many bytes are here; the others are not looked at.
+
+    Raises:
+        CheckpointError: as far as it is here, it is none that `read_header` reads.
+        OSError: it cannot be read.
+    """
+    with file.open("rb") as stream:
+        try:
+            return _Reader(file, stream, here).header().data
+        except _GoesOn:
+            return None
+
+
+class _GoesOn(Exception):
+    """The header does not end within the bytes that are here."""
+
+
 class _Reader:
-    def __init__(self, file: Path, stream: io.BufferedReader) -> None:
+    def __init__(self, file: Path, stream: io.BufferedReader, here: int | None = None) -> None:
         self._file = file
         self._stream = stream
         self._size = self._left = stream.seek(0, io.SEEK_END)
+        self._absent = 0 if here is None else self._size - here
         self._where = "its header"
         stream.seek(0)
 
@@ -160,6 +182,8 @@ class _Reader:
             self._refuse(f"{self._where}: text that is not UTF-8: {error}")
 
     def _take(self, count: int) -> bytes:
+        if self._absent > self._left - count >= 0:
+            raise _GoesOn
         raw = self._stream.read(count) if count <= self._left else b""
         if len(raw) < count:
             self._refuse(f"truncated or damaged: {self._size} bytes, and {self._where} would end beyond them")
