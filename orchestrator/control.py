@@ -136,6 +136,11 @@ class _Stream:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Everybody has heard that the node is lost."""
 
+    @property
+    def ends(self) -> bool:
+        """Whether the node is to be lost: nothing more is heard from it."""
+        return self.reason != CONNECTION_ENDED
+
     def end(self, reason: str) -> None:
         """End the stream, for this reason unless it had one already."""
         if not self.leash.expired():
@@ -353,7 +358,8 @@ class Control(MeshServicer):
         while (message := await _next(context)) is not None:
             self._nodes.show_life(node.id)
             for each in message.several.messages or (message,):
-                self._hear(node, stream, each)
+                if not stream.ends:
+                    self._hear(node, stream, each)
 
     def _hear(self, node: Node, stream: _Stream, message: NodeMessage) -> None:
         match message.WhichOneof("body"):

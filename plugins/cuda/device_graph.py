@@ -91,6 +91,8 @@ class DeviceGraph:
         self.nodes = nodes
         if any(spec.head_dim > HEADS[-1] or spec.head_dim % 2 for spec in graph.caches):
             raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {HEADS[-1]}")
+        if self.hidden % 4:
+            raise EngineError(f"engine 'cuda' sums rows of a multiple of 4 elements, not of {self.hidden}")
         self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
         self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
         self.matrices = {

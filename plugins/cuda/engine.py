@@ -53,7 +53,7 @@ from motley.transport.cuda.stream import CudaGraph, CudaStream, measure_host_ste
 log = logging.getLogger(__name__)
 
 GRAPHS_KEPT = 96
-"""Captured steps; all are forgotten when there are more."""
+"""Captured steps; of more, the one that was not used for longest is forgotten."""
 
 
 @contextmanager
@@ -241,24 +241,28 @@ class CudaEngine:
         parts = min(MOST_PARTS, 1 << (parts_of(farthest) - 1).bit_length())
         submit = partial(self._submit, [parts * PART] * count, list(range(count)), halved, adapted)
         kind = transport(self._collectives), count, halved, adapted
-        graph = self._graphs.get((*kind, parts))
+        graph = self._graphs.pop((*kind, parts), None)
         if graph is None and self._captures and kind in self._stepped:
             graph = self._capture(submit)
-            if graph is not None:
-                self._graphs[*kind, parts] = graph
         if graph is not None:
+            self._graphs[*kind, parts] = graph  # the last of them: it was used last
             self._stream.replay(graph)
         else:
             submit()
             self._stepped.add(kind)
 
     def _capture(self, submit: Callable[[], None]) -> CudaGraph | None:
-        if len(self._graphs) >= GRAPHS_KEPT:
-            self._forget_graphs()
+        while len(self._graphs) >= GRAPHS_KEPT:
+            self._graphs.pop(next(iter(self._graphs))).close()
         try:
             return self._stream.capture(submit)
-        except (DeviceLost, OutOfDeviceMemory):
+        except DeviceLost:
             raise
+        except OutOfDeviceMemory as error:
+            log.info("steps are submitted node by node from now on, as captured ones take memory: %s", error)
+            self._forget_graphs()
+            self._captures = False
+            return None
         except CudaError as error:
             log.info("steps are submitted node by node, as they cannot be captured: %s", error)
             self._captures = False

@@ -46,11 +46,11 @@ struct Int8Scale {
 
 // -- matmul: y[tokens, rows] = x[tokens, columns] weights[rows, columns]^T + bias ----------------------------------------
 //
-// Memory-bound for few tokens: neighbouring lanes read neighbouring runs of a weight's row, several runs ahead, and use each
-// for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS nor on AHEAD:
-// a token has the same bits in any company. Codes lie in blocks along the columns: (code - zero) * scale, with the default
-// zero where `zeros` is null.
+// Memory-bound for few tokens: neighbouring lanes read neighbouring runs of a weight's row, several runs ahead, and use
+// each for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS nor on
+// AHEAD: a token has the same bits in any company. (Products by codes are in quantised.cu; here they are only widened.)
 
+// Codes lie in blocks along the columns: (code - zero) * scale, with the default zero where `zeros` is null.
 struct Matrix {
     const u8* weights;
     const float* scales;
@@ -66,6 +66,7 @@ __device__ inline float centred(u32 code, float zero) {
 
 // A run is as many neighbouring weights as are read at once.
 struct Fp32Run {
+    static constexpr bool FLOATS = true;
     static constexpr int RUN = 4;
     typedef uint4 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
@@ -79,6 +80,7 @@ struct Fp32Run {
 };
 
 struct OddFp32Run {  // where rows are no whole runs
+    static constexpr bool FLOATS = true;
     static constexpr int RUN = 1;
     typedef u32 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
@@ -91,6 +93,7 @@ struct OddFp32Run {  // where rows are no whole runs
 };
 
 struct Fp16Run {
+    static constexpr bool FLOATS = true;
     static constexpr int RUN = 8;
     typedef uint4 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
@@ -104,6 +107,7 @@ struct Fp16Run {
 };
 
 struct OddFp16Run {
+    static constexpr bool FLOATS = true;
     static constexpr int RUN = 1;
     typedef u16 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
@@ -116,6 +120,7 @@ struct OddFp16Run {
 };
 
 struct Int8Run {
+    static constexpr bool FLOATS = false;
     static constexpr int RUN = 4;
     typedef u32 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
@@ -130,6 +135,7 @@ struct Int8Run {
 };
 
 struct Int4Run {  // the first of two codes is in the lower half of a byte
+    static constexpr bool FLOATS = false;
     static constexpr int RUN = 8;
     typedef u32 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
@@ -161,6 +167,7 @@ template <class Weights, int ROWS, int TOKENS, int AHEAD>
 __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& m, const float* bias, float* y, int y_stride,
                        int tokens, int rows) {
     typedef typename Weights::Words Words;
+    static_assert(Weights::FLOATS, "codes have scales");
     constexpr int RUN = Weights::RUN, STEP = WARP * RUN;
     const i64 groups = (tokens + TOKENS - 1) / TOKENS;  // those of one row are neighbours: they read the same weights
     const i64 first_token = warp_number() % groups * TOKENS;
@@ -202,11 +209,10 @@ __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& 
 }
 
 #define MATMUL_OF(name, Weights, ROWS, TOKENS, AHEAD)                                                                  \
-    extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* scales,              \
-                                    const u8* zeros, const float* bias, float* y, int y_stride, int tokens, int rows,  \
-                                    int columns, int shift) {                                                          \
-        matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, 1, {weights, scales, zeros, columns, shift}, bias, y,        \
-                                             y_stride, tokens, rows);                                                  \
+    extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* bias, float* y,      \
+                                    int y_stride, int tokens, int rows, int columns) {                                 \
+        const Matrix matrix = {weights, nullptr, nullptr, columns, 0};                                                 \
+        matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, 1, matrix, bias, y, y_stride, tokens, rows);                 \
     }
 
 // By weights, and by the tokens that a warp computes together. The more tokens, the more rows share what is read of them.

@@ -34,9 +34,9 @@ CODED = {"int4": 4, "int8": 8}
 BLOCKS = (16, 32, 64, 128, 256)
 """Columns that may have a scale of their own together."""
 STRETCH = 64
-"""Bytes of a row of codes that four threads read together, as in the source."""
+"""Bytes of a row of codes for which there is one stretch of quantised activations, as in the source."""
 PARTS = 16
-"""Of a stretch, as in the source."""
+"""Of a stretch; so many threads quantise one, and have a row of codes, as in the source."""
 HEAD_BYTES = 64
 """Of a stretch of quantised activations, before their codes, as in the source."""
 HEADS = (64, 128, 256)

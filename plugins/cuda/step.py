@@ -182,10 +182,8 @@ class _Step:
         graph.launch(
             f"matmul_{matrix.kind}_{tokens}",
             warps * WARP,
-            *rows_of(x),
-            *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
-            *rows_of(y),
-            *integers(count, matrix.outputs, matrix.columns, matrix.shift),
+            *(*rows_of(x), pointer(matrix.weights), pointer(bias), *rows_of(y)),
+            *integers(count, matrix.outputs, matrix.columns),
         )
 
     def adapt(self, node: onnx.NodeProto) -> None:

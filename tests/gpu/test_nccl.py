@@ -26,7 +26,7 @@ def test_a_call_sums_what_was_copied_before_it(gpu: CudaDriver, run_ranks: Calla
 
     def work(ranks: Communicator) -> list[list[float]]:
         gpu.attach()
-        device, shared = CudaDevice(form=HostStep.MEMORY, driver=gpu), _Comm(1, ranks.rank, ranks.size)
+        device, shared = CudaDevice(form=HostStep.SPLIT, driver=gpu), _Comm(1, ranks.rank, ranks.size)
         process = Process(Settings(None, False, device), lambda *_: ctypes.addressof(shared))
         comm, stream = process.bind(ranks, None), gpu.create_stream()
         with Memory(gpu) as memory:

@@ -1,6 +1,6 @@
-// What only the device has: conversions of half precision, reads past the cache, and addresses that kernels read from memory. Everything else
-// in the kernels is plain C++, which the tests also compile for the host, with a header of their own in the place of this
-// one. No header of CUDA's is needed.
+// What only the device has: conversions of half precision, addresses that kernels read from memory, reads that the first
+// cache does not keep. Everything else in the kernels is plain C++, which the tests also compile for the host, with a header
+// of their own in the place of this one. No header of CUDA's is needed.
 
 __device__ inline float half_to_float(unsigned short bits) {
     float value;

@@ -41,6 +41,8 @@ CLOSE_S = 10.0
 """How long closing waits for the thread to end: the work that runs has a deadline of its own."""
 LET_GO_S = 1.0
 """How long steps that a stream has not come to are waited for when it is closed."""
+ABANDONED_NAP_S = 0.05
+"""How long at a time whoever lets an abandoned stream through sleeps: it may come at any time, or never."""
 COME_S = 1200.0
 """How long a stream may take to come to a step that its caller waits for."""
 
@@ -213,6 +215,7 @@ class StreamMemory:
                 if since is not None and time.monotonic() > since + LET_GO_S:
                     self._abandoned = True
                     self._over.set()
+                    time.sleep(ABANDONED_NAP_S)
                 pause()
             self._words[0] = 0
             if not self._abandoned:

@@ -46,6 +46,12 @@ def attempt(work: Callable[[], Any]) -> Any:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 
+def with_verdict(result: Result) -> Result:
+    """A result of several measurements, with ``passed`` False if any of them failed."""
+    failed = any(isinstance(each, dict) and "failed" in each for each in result.values())
+    return result | ({"passed": False} if failed else {})
+
+
 def calls(open_driver: Callable[[], Driver] = CudaDriver) -> Result:
     """Each call that an engine makes of a driver, alone, in the order in which they build on each other; the first that
     fails ends it.
@@ -141,7 +147,7 @@ def bandwidth() -> Result:
         kind: rate if "failed" in rate else {str(rows): each / copied for rows, each in rate.items()}
         for kind, rate in rates.items()
     }
-    return {"a copy's bytes/s": copied, **shares}
+    return with_verdict({"a copy's bytes/s": copied, **shares})
 
 
 def copy_rate(driver: Driver, nbytes: int = COPIED) -> float:
@@ -196,11 +202,11 @@ def sums() -> Result:
             for beside in ("a host", "a rank on the same GPU"):
                 name = f"{form}, {'captured, ' if captured else ''}beside {beside}"
                 result[name] = attempt(partial(all_reduce_us, form, captured, beside_host=beside == "a host"))
-    return result
+    return with_verdict(result)
 
 
 BESIDE = ("cuda", 31.0), ("onnxruntime", 1.0)
-"""A GPU's share and a CPU's, as these are told from each other in a mesh by what they read per second."""
+"""A GPU's share and a CPU's: of 4 TB/s and some 130 GB/s, what an H200 and a server's processor read."""
 MESHES: dict[str, Sequence[tuple[str, float]]] = {
     "1": [("cuda", 1.0)],
     "2 on one GPU": [("cuda", 1.0)] * 2,
@@ -208,7 +214,7 @@ MESHES: dict[str, Sequence[tuple[str, float]]] = {
 }
 
 
-def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES), layers: int = 0) -> Result:
+def tokens(shape: str, quantisation: str, meshes: Sequence[str] = ("1", "a GPU and a CPU"), layers: int = 0) -> Result:
     """How fast a random model of a shape is (`motley.bench.measurements.gpu.speed.speed`), by its ranks; with so many
     layers, or all that the shape has."""
     result: Result = {}
@@ -216,7 +222,7 @@ def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES),
         for name in meshes:
             threads = max(1, usable_cores() // 2)
             result[name] = attempt(lambda: dict(speed(model, quantisation, MESHES[name], threads)))  # noqa: B023  at once
-    return result
+    return with_verdict(result)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What a GPU takes: to read weights, to sum between two processes that share it, for tokens and prompts.
 
-Ranks share one GPU here, so two of them compute no faster than one: what tells is what their collectives cost.
+Ranks that share one GPU compute no faster than one of them, and take turns: what tells is a GPU beside a CPU.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
 
         most = max(ROWS_AT_ONCE)
         x, y, weights = allocate(4 * most * columns), allocate(4 * most * rows), allocate(4 * rows * columns)
-        scales = allocate(4 * rows * columns // BLOCK)
-        matrices = [weights + one * number for number in range(4 * rows * columns // one)]
+        scales_bytes = 4 * rows * columns // BLOCK
+        copies = 4 * rows * columns // one
+        scales = allocate(copies * scales_bytes)
         integer = ctypes.c_int
 
         def submit(tokens: int) -> None:
@@ -76,13 +77,15 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
             warps = -(-rows // (coded.rows(together) if coded else ROWS[together]))
             blocks = -(-warps * (tokens // together) * WARP // THREADS)
             kernel, first = f"matmul_{kind}_{together}", columns
-            numbers = [tokens, rows, columns, BLOCK.bit_length() - 1]
+            numbers = [tokens, rows, columns]
             if coded:
                 kernel, first = coded.products(together, zeros=False), coded.stretches
                 numbers = [tokens, rows, coded.row_bytes, coded.block_shift, columns // BLOCK]
             for launch in range(launches):
-                matrix = matrices[launch % len(matrices)]
-                arguments: list[Any] = [pointer(x), integer(first), *map(pointer, (matrix, scales, 0, 0, y))]
+                number = launch % copies
+                matrix, own_scales = weights + one * number, scales + scales_bytes * number
+                held = (matrix, own_scales, 0, 0) if coded else (matrix, 0)
+                arguments: list[Any] = [pointer(x), integer(first), *map(pointer, (*held, y))]
                 stream.launch(SOURCES, kernel, blocks, THREADS, [*arguments, *map(integer, [rows, *numbers])])
 
         def seconds(tokens: int) -> float:

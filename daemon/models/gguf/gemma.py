@@ -107,11 +107,11 @@ def _kv_heads(metadata: Metadata, windows: list[str]) -> tuple[int, int]:
     if not isinstance(listed, list):
         return (own.size(KV_HEADS, own.size("attention.head_count")),) * 2
     by_kind = [[each for each, its in zip(listed, windows, strict=False) if its == kind] for kind in (SLIDING, FULL)]
-    alike = all(of and all(type(each) is int and each == of[0] for each in of) for of in by_kind)
+    alike = all(all(type(each) is int and each == of[0] for each in of) for of in by_kind)
     if len(listed) != len(windows) or not alike:
         raise own.refusal(KV_HEADS, "a number, or a list of one for layers with windows and one for the others")
     narrow, wide = by_kind
-    return narrow[0], wide[0]
+    return (narrow or wide)[0], (wide or narrow)[0]
 
 
 def _proportion(metadata: Metadata) -> dict[str, Any]:

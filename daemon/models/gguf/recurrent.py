@@ -104,6 +104,11 @@ def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
         raise own.refusal("expert_feed_forward_length", f"only feed_forward_length = {columns}")
     heads, inner = _mamba_heads(metadata)
     count = own.size("expert_count", 0, least=0)
+    wide = own.size("embedding_length")
+    if inner % wide:
+        raise own.refusal("ssm.inner_size", f"only multiples of embedding_length, {wide}")
+    if count and not own.size("expert_shared_feed_forward_length", 0, least=0):
+        raise own.refusal("expert_shared_feed_forward_length", "it, where there are experts")
     return {
         "layer_types": [FULL if each else MAMBA for each in attends],
         "position_embedding_type": "rope" if own.flag("rope.scaling.finetuned", True) else "nope",
@@ -114,7 +119,7 @@ def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
         **({"num_experts_per_tok": own.size("expert_used_count")} if count else {}),
         "mamba_n_heads": heads,
         "mamba_d_head": inner // heads,
-        "mamba_expand": inner // own.size("embedding_length"),
+        "mamba_expand": inner // wide,
         "mamba_d_state": own.size("ssm.state_size"),
         "mamba_n_groups": own.size("ssm.group_count"),
         "mamba_d_conv": own.size("ssm.conv_kernel"),

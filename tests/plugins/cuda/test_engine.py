@@ -448,14 +448,21 @@ def test_a_product_by_floats_has_the_same_bits_in_any_company(
     results = []
     for together in TOKENS:
         y = np.full((tokens, outputs), np.nan, np.float32)
-        numbers = [ctypes.c_int(number) for number in (tokens, outputs, columns, 5)]
+        numbers = [ctypes.c_int(number) for number in (outputs, tokens, outputs, columns)]
         warps = -(-outputs // kernels.ROWS[together]) * -(-tokens // together)
         launch(
             SOURCES,
             f"matmul_{kind}_{together}",
             -(-warps * kernels.WARP // kernels.THREADS),
             kernels.THREADS,
-            [pointer(x), ctypes.c_int(columns), *arguments, pointer(None), pointer(y), ctypes.c_int(outputs), *numbers],
+            [
+                pointer(x),
+                ctypes.c_int(columns),
+                arguments[0],
+                pointer(None),
+                pointer(y),
+                *numbers,
+            ],
         )
         results.append(y)
     assert all(result.tobytes() == results[0].tobytes() for result in results)

@@ -12,9 +12,10 @@
 #define __device__
 #define __global__
 
-struct float4 { float x, y, z, w; };
-struct uint2 { unsigned x, y; };
-struct uint4 { unsigned x, y, z, w; };
+// Aligned as on the device, so that a read of what is not ends the test.
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim;
 
 template <class To, class From> static To bits_of(From value) {
