@@ -134,6 +134,28 @@ def test_waves_are_captured_and_company_does_not_show(
             assert {count for _, count, *_ in engine._graphs} == {1, 2, 4, 8, 16}
 
 
+@pytest.mark.parametrize("cache_format", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize(
+    ("name", "quantisation"), [("mistral-window", "int4"), ("qwen3-moe", "int4"), ("qwen3", "fp16")]
+)
+def test_waves_of_32_rows_whole_and_in_halves(
+    gpu: CudaDriver, name: str, quantisation: str, cache_format: str, tmp_path: Path
+) -> None:
+    """Whatever caches keep: a row has the bits that it has alone, step by step and from a graph."""
+    case = next(each for each in golden_cases() if each.folder.name == name)
+    shares = uneven_shares(units(case.model, quantisation, 32), 1)
+    blocks = CacheBlocks(80, 16, format=cache_format)
+    with LocalSession(case.folder, CudaEngine, shares, tmp_path, quantisation, blocks=blocks) as group:
+        alone = [group.decode([99], [case.tokens[at]], [at]) for at in range(8)]
+        for at in range(8):
+            spans = [group.sequences.span(sequence, at, 1, 1) for sequence in range(32)]
+            got = group.run(spans, [case.tokens[at]] * 32, halved=at % 2 > 0)
+            assert np.array_equal(got, alone[at].repeat(32, axis=0))
+        (engine,) = group.engines
+        assert isinstance(engine, CudaEngine)
+        assert {(count, halved) for _, count, halved, *_ in engine._graphs} >= {(32, False), (32, True)}
+
+
 @pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
 def test_spans_of_one_step_are_computed_as_alone(gpu: CudaDriver, name: str, tmp_path: Path) -> None:
     """Chunks and decoded rows that see unlike numbers of positions, wherever their blocks lie."""
