@@ -59,14 +59,14 @@ def check_known(
     engine: str,
     graph: onnx.GraphProto,
     routed: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({}),
-    unknown_in_experts: Callable[[onnx.NodeProto], Iterable[str]] = lambda node: (),
+    unknown_in_experts: Callable[[onnx.NodeProto, Callable[[str], float | None]], Iterable[str]] = lambda *_: (),
 ) -> None:
     """Make sure that an engine on a GPU knows every node of a rank's graph.
 
     Args:
         routed: what it knows beside `KNOWN`, if it computes routers and experts: sums with numbers and weights, and
             products with numbers, then too.
-        unknown_in_experts: what it does not know of an ``Experts`` node.
+        unknown_in_experts: what it does not know of an ``Experts`` node, given the numbers of the graph.
 
     Raises:
         EngineError: naming each operator that it does not know, with the attribute or the operand that is in the way.
@@ -77,14 +77,14 @@ def check_known(
 
 def rotary_tables(graph: onnx.GraphProto) -> list[tuple[str, str]]:
     """The graph inputs with the cosines and sines that attention rotates by: a pair for each rotary embedding."""
-    attends = (node for node in graph.node if node.op_type == "CachedAttention")
+    attends = (node for node in graph.node if node.op_type in ("CachedAttention", "CachedAttentionWithSinks"))
     return list(dict.fromkeys((node.input[6], node.input[7]) for node in attends))
 
 
 def _unknown(
     graph: onnx.GraphProto,
     all_known: Mapping[tuple[str, str], Mapping[str, Any]],
-    unknown_in_experts: Callable[[onnx.NodeProto], Iterable[str]],
+    unknown_in_experts: Callable[[onnx.NodeProto, Callable[[str], float | None]], Iterable[str]],
 ) -> Iterator[str]:
     routes = (DOMAIN, "Experts") in all_known
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -93,6 +93,7 @@ def _unknown(
     (hidden,) = (value.type.tensor_type.shape.dim[-1].dim_value for value in graph.input if value.name == "hidden")
     shapes = {name for node in graph.node if node.op_type == "ConstantOfShape" for name in node.input}
     swishes = {name for name, node in made_by.items() if node.op_type == "Swish"}
+    sigmoids = {name for name, node in made_by.items() if node.op_type == "Sigmoid"}
     for node in graph.node:
         called = ".".join(filter(None, (node.domain, node.op_type)))
         known = all_known.get((node.domain, node.op_type))
@@ -113,7 +114,7 @@ def _unknown(
                 yield f"{called} of what is no shape"
             case "Add" if not constants.keys().isdisjoint(node.input) and not (routes and _is_last(constants, node)):
                 yield f"{called} of a constant"
-            case "Mul" if routes and _is_number(constants.get(node.input[1])):
+            case "Mul" if routes and (_is_number(constants.get(node.input[1])) or node.input[1] in sigmoids):
                 pass
             case "Mul" if node.input[0] not in swishes or node.input[1] in constants:
                 yield f"{called} without a Swish"
@@ -123,12 +124,12 @@ def _unknown(
                 source = made_by.get(node.input[1])
                 if not _is_stored(constants.get(node.input[1] if source is None else source.input[0])):
                     yield f"{called} by a matrix that is no weight"
-            case "CachedAttention" if attributes["rotary_dim"] != attributes["head_dim"]:
+            case "CachedAttention" | "CachedAttentionWithSinks" if attributes["rotary_dim"] != attributes["head_dim"]:
                 yield f"{called} with rotary_dim={attributes['rotary_dim']} of head_dim={attributes['head_dim']}"
             case "ReduceSum" if _integers(constants.get(node.input[1])) != [1]:
                 yield f"{called} of other axes than the last of two"
             case "Experts":
-                yield from unknown_in_experts(node)
+                yield from unknown_in_experts(node, numbers_of(constants))
             case "DistCollective" if any(widths.get(name, hidden) != hidden for name in node.input):
                 yield f"{called} of rows that are not as wide as the residual"
     tables = rotary_tables(graph)
@@ -151,6 +152,16 @@ def _is_number(tensor: TensorProto | None) -> bool:
         and tensor.data_type == TensorProto.FLOAT
         and not any(each != 1 for each in tensor.dims)
     )
+
+
+def numbers_of(constants: Mapping[str, TensorProto]) -> Callable[[str], float | None]:
+    """What gives the number that a name stands for; None for what is no number of the graph itself."""
+
+    def number(name: str) -> float | None:
+        tensor = constants.get(name)
+        return float(onnx.numpy_helper.to_array(tensor).item()) if tensor is not None and _is_number(tensor) else None
+
+    return number
 
 
 def _integers(tensor: TensorProto | None) -> list[int]:

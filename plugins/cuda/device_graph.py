@@ -23,6 +23,7 @@ from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.experts import LayerExperts, tables_of
 from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, SOURCES, THREADS, Matrix, View, pointer
 from motley.plugins.engine import Collectives, EngineError, RankGraph
+from motley.plugins.known_nodes import numbers_of
 from motley.plugins.mapped_share import MappedShare, place_of
 from motley.plugins.nodes import attributes_of
 from motley.transport.cuda.all_reduce import AllReduce
@@ -203,7 +204,7 @@ class DeviceGraph:
             self.send(address, table.view(np.uint8))
             return address
 
-        return tables_of(node, matrix_of, self.address, send)
+        return tables_of(node, matrix_of, self.address, send, numbers_of(self.initializers))
 
     def _matrix(self, node: onnx.NodeProto, made_by: Mapping[str, onnx.NodeProto]) -> Matrix:
         """What a product multiplies by; `made_by` has the nodes of its graph."""

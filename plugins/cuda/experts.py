@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -11,6 +13,9 @@ import onnx
 from motley.plugins.cuda.kernels import Matrix
 from motley.plugins.engine import EngineError
 from motley.plugins.nodes import attributes_of
+
+Numbers = Callable[[str], float | None]
+"""The number that a name stands for in a graph; None: it is none."""
 
 ENTRY = np.dtype([("weights", "u8"), ("scales", "u8"), ("zeros", "u8"), ("bias", "u8")])
 """`ExpertMatrix` in the source."""
@@ -30,30 +35,63 @@ class ExpertTable:
 
 
 @dataclass(frozen=True)
+class Glu:
+    """How an expert's gate and up are multiplied: ``swish(min(gate, limit)) * (clamp(up, limit) + addend)``, where a
+    swish is ``g * sigmoid(alpha * g)``."""
+
+    alpha: float = 1.0
+    limit: float = math.inf
+    addend: float = 0.0
+
+
+@dataclass(frozen=True)
 class LayerExperts:
-    """The experts of a layer: each is ``down(swish(gate(x)) * up(x))``, gate and up as one product."""
+    """The experts of a layer: each is ``down(glu(gate(x), up(x)))``, gate and up as one product."""
 
     gate_up: ExpertTable
     down: ExpertTable
+    glu: Glu
 
 
-def products_of(body: onnx.GraphProto) -> tuple[onnx.NodeProto, onnx.NodeProto] | None:
-    """The two products of an expert's graph; None: it is not made as `LayerExperts` says."""
-    made_by = {name: node for node in body.node for name in node.output}
-    down = made_by.get(body.output[0].name)
-    if down is None or down.op_type != "Gemm":
+class Body(NamedTuple):
+    """What an expert's graph is made of."""
+
+    gate_up: onnx.NodeProto
+    down: onnx.NodeProto
+    glu: Glu
+
+
+def body_of(graph: onnx.GraphProto, numbers: Numbers) -> Body | None:
+    """Read an expert's graph; None: it is not made as `LayerExperts` says."""
+    made_by = {name: node for node in graph.node for name in node.output}
+
+    def made(name: str, operator: str) -> onnx.NodeProto | None:
+        node = made_by.get(name)
+        return node if node is not None and node.op_type == operator else None
+
+    down = made(graph.output[0].name, "Gemm")
+    gated = made(down.input[0], "Mul") if down is not None else None
+    swish = made(gated.input[0], "Swish") if gated is not None else None
+    if down is None or gated is None or swish is None:
         return None
-    gated = made_by.get(down.input[0])
-    if gated is None or gated.op_type != "Mul":
+    gate, up, limits, addend = swish.input[0], gated.input[1], list[float | None](), 0.0
+    if (least := made(gate, "Min")) is not None:
+        gate, limits = least.input[0], [numbers(least.input[1])]
+    if (added := made(up, "Add")) is not None:
+        up, addend = added.input[0], numbers(added.input[1]) or math.nan
+    if (clip := made(up, "Clip")) is not None:
+        up, low = clip.input[0], numbers(clip.input[1])
+        limits += [numbers(clip.input[2]), None if low is None else -low]
+    split = made(gate, "Split")
+    gate_up = made(split.input[0], "Gemm") if split is not None else None
+    alike = len(limits) in (0, 3) and len(set(limits)) < 2 and None not in limits
+    if gate_up is None or split is None or not alike or math.isnan(addend):
         return None
-    swish, split = (made_by.get(name) for name in gated.input)
-    if swish is None or split is None or (swish.op_type, split.op_type) != ("Swish", "Split"):
+    if gate_up.input[0] != graph.input[0].name or [gate, up] != list(split.output):
         return None
-    gate_up = made_by.get(split.input[0])
-    halves = [swish.input[0], gated.input[1]] == list(split.output) and attributes_of(swish).get("alpha", 1.0) == 1.0
-    if gate_up is None or gate_up.op_type != "Gemm" or gate_up.input[0] != body.input[0].name or not halves:
-        return None
-    return gate_up, down
+    limit = math.inf if not limits else limits[0]
+    assert limit is not None
+    return Body(gate_up, down, Glu(attributes_of(swish).get("alpha", 1.0), limit, addend))
 
 
 def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
@@ -61,13 +99,15 @@ def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return next((list(each.graphs) for each in node.attribute if each.name == "experts"), [])
 
 
-def unknown_in(node: onnx.NodeProto) -> Iterator[str]:
+def unknown_in(node: onnx.NodeProto, numbers: Numbers) -> Iterator[str]:
     """What the engine does not know of an ``Experts`` node."""
-    bodies = bodies_of(node)
-    if not bodies:
+    graphs = bodies_of(node)
+    if not graphs:
         yield f"{node.domain}.Experts that are on other machines"
-    elif any(products_of(body) is None for body in bodies):
-        operators = dict.fromkeys(each.op_type for body in bodies for each in body.node)
+        return
+    bodies = [body_of(graph, numbers) for graph in graphs]
+    if None in bodies or len({body.glu for body in bodies if body is not None}) > 1:
+        operators = dict.fromkeys(each.op_type for graph in graphs for each in graph.node)
         yield f"{node.domain}.Experts of {' and '.join(operators)}"
 
 
@@ -76,8 +116,9 @@ def tables_of(
     matrix_of: Callable[[onnx.NodeProto, onnx.GraphProto], Matrix],
     address_of: Callable[[str], int],
     send: Callable[[np.ndarray[tuple[int], np.dtype[np.void]]], int],
+    numbers: Numbers,
 ) -> LayerExperts:
-    """The tables of an ``Experts`` node.
+    """The tables of an ``Experts`` node that `unknown_in` has no objection to.
 
     Args:
         matrix_of: what a product of a body multiplies by.
@@ -87,16 +128,17 @@ def tables_of(
     Raises:
         EngineError: experts of the layer are held unlike each other.
     """
-    tables = []
-    bodies = bodies_of(node)
-    for which in (0, 1):
+    tables, bodies = [], []
+    for graph in bodies_of(node):
+        body = body_of(graph, numbers)
+        assert body is not None
+        bodies.append((graph, body))
+    for which in ("gate_up", "down"):
         table = np.zeros(len(bodies), ENTRY)
         matrices = []
-        for number, body in enumerate(bodies):
-            found = products_of(body)
-            assert found is not None  # `unknown_in` has refused it
-            product = found[which]
-            matrix = matrix_of(product, body)
+        for number, (graph, body) in enumerate(bodies):
+            product: onnx.NodeProto = getattr(body, which)
+            matrix = matrix_of(product, graph)
             bias = address_of(product.input[2]) if len(product.input) > 2 else 0
             table[number] = matrix.weights, matrix.scales, matrix.zeros, bias
             matrices.append(matrix)
@@ -107,4 +149,4 @@ def tables_of(
                 f"engine 'cuda' wants all experts of a layer held alike ({node.name}); use engine 'onnxruntime'"
             )
         tables.append(ExpertTable(first, send(table)))
-    return LayerExperts(*tables)
+    return LayerExperts(*tables, bodies[0][1].glu)

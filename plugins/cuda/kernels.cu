@@ -409,6 +409,23 @@ extern "C" __global__ void mix(const float* results, const float* weights, const
     y[row * y_stride + i] = total;
 }
 
+// y = swish(min(gate, limit)) * (clamp(up) + addend), where a swish is g * sigmoid(alpha * g)
+extern "C" __global__ void clamped_swish_mul(const float* gate, int gate_stride, const float* up, int up_stride, float alpha,
+                                             float limit, float addend, float* y, int y_stride, int rows, int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    const float g = fminf(gate[row * gate_stride + i], limit), scaled = alpha * g, decay = expf(-fabsf(scaled));
+    const float u = fmaxf(fminf(up[row * up_stride + i], limit), -limit) + addend;
+    y[row * y_stride + i] = g * ((scaled >= 0 ? 1 : decay) / (1 + decay)) * u;
+}
+
+// y = x * by, which has an element for each row, or for each of x
+extern "C" __global__ void multiply(const float* x, int x_stride, const float* by, int by_stride, float* y, int y_stride,
+                                    int rows, int width, int by_width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] * by[row * by_stride + (by_width == 1 ? 0 : i)];
+}
+
 extern "C" __global__ void fill(float* y, float value, i64 count) {
     if (thread_number() < count) y[thread_number()] = value;
 }
@@ -648,17 +665,18 @@ ATTEND_IN(fp32, Fp32Kept)
 ATTEND_IN(fp16, Fp16Kept)
 ATTEND_IN(int8, Int8Kept)
 
-// y: f32[rows, heads * width] of all parts; a thread per value.
-extern "C" __global__ void combine(const float* partials, float* y, int y_stride, const Place* places, int rows,
-                                   int heads, int width, int window, int room) {
+// y: f32[rows, heads * width] of all parts; a thread per value. A head may have a sink, f32[heads]: a score without a value.
+extern "C" __global__ void combine(const float* partials, const float* sinks, float* y, int y_stride, const Place* places,
+                                   int rows, int heads, int width, int window, int room) {
     const int i = int(thread_number() % width);
     const i64 number = thread_number() / width, row = number / heads;
     if (row >= rows) return;
     const int parts = Seen(places[row].position, window).parts();
     const float* from = partials + number * room * (2 + width);
-    float largest = LOWEST, total = 0, sum = 0;
+    float largest = sinks ? sinks[number % heads] : LOWEST, total = 0, sum = 0;
 #pragma unroll 8
     for (int part = 0; part < parts; ++part) largest = fmaxf(largest, from[part * (2 + width)]);
+    if (sinks) total = expf(sinks[number % heads] - largest);
 #pragma unroll 8
     for (int part = 0; part < parts; ++part) {
         const float* each = from + part * (2 + width);

@@ -13,7 +13,7 @@ from motley.plugins.adapters import ADAPTED
 from motley.plugins.cuda.adapting import Adapting, runs_of
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.device_graph import DeviceGraph
-from motley.plugins.cuda.experts import ExpertTable, unknown_in
+from motley.plugins.cuda.experts import ExpertTable, Glu, unknown_in
 from motley.plugins.cuda.kernels import (
     HEADS,
     MOST_PARTS,
@@ -31,7 +31,7 @@ from motley.plugins.cuda.kernels import (
     rows_of,
 )
 from motley.plugins.engine import DOMAIN, SCALES, Collectives
-from motley.plugins.known_nodes import ANY, check_known
+from motley.plugins.known_nodes import ANY, KNOWN, check_known
 from motley.plugins.nodes import attributes_of
 
 FEW_ROWS = 32
@@ -45,9 +45,10 @@ ROUTED: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("", "Sigmoid"): {},
     ("", "Softmax"): {"axis": -1},
     ("", "TopK"): {"axis": -1, "largest": 1, "sorted": 1},
+    (DOMAIN, "CachedAttentionWithSinks"): KNOWN[DOMAIN, "CachedAttention"],
     (DOMAIN, "Experts"): {"experts": ANY},
 }
-"""Nodes of routers and experts, which other engines on GPUs do not know: see `motley.plugins.known_nodes.KNOWN`."""
+"""Nodes of routers, experts and sinks, which other engines on GPUs do not know: see `known_nodes.KNOWN`."""
 
 
 def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -286,6 +287,7 @@ class _Step:
         room = max(graph.max_rows, min(FEW_ROWS, graph.max_rows) * MOST_PARTS)
         partials = pointer(graph.buffer(f"partials of {heads} heads", heads * (2 + width), room).address)
         y = self._result(node, heads * width)
+        sinks = pointer(graph.address(node.input[8]) if node.op_type == "CachedAttentionWithSinks" else 0)
         if window not in self._attending:
             self._attending[window] = rows_that_attend_together(self._sees, window, room)
         for rows, parts in self._attending[window]:
@@ -307,6 +309,7 @@ class _Step:
                 "combine",
                 (rows.stop - rows.start) * heads * width,
                 partials,
+                sinks,
                 *rows_of(y.after(rows.start)),
                 places,
                 *count,
@@ -318,6 +321,11 @@ class _Step:
         graph = self._graph
         if node.input[1] in graph.initializers:
             self._scale(node, factor=self._number(node.input[1]))
+            return
+        if graph.made_by[node.input[1]].op_type == "Sigmoid":
+            x, by = (graph.values[name] for name in node.input)
+            y, size = self._result(node, x.width), integers(self._tokens, x.width, by.width)
+            graph.launch("multiply", self._tokens * x.width, *rows_of(x), *rows_of(by), *rows_of(y), *size)
             return
         swish = graph.made_by[node.input[0]]
         gate, up = graph.values[swish.input[0]], graph.values[node.input[1]]
@@ -398,10 +406,13 @@ class _Step:
         self._multiply_chosen(node.input[0], x, count, layer.gate_up, chosen, both)
         gate, up = View(both.address, wide // 2, wide), View(both.address + 2 * wide, wide // 2, wide)
         gated = graph.buffer(f"{node.output[0]}.gated", wide // 2, room)
+        glu, numbers = layer.glu, ()
+        if glu != Glu():
+            numbers = (ctypes.c_float(glu.alpha), ctypes.c_float(glu.limit), ctypes.c_float(glu.addend))
         graph.launch(
-            "swish_mul",
+            "clamped_swish_mul" if numbers else "swish_mul",
             tokens * gated.width,
-            *(*rows_of(gate), *rows_of(up), *rows_of(gated)),
+            *(*rows_of(gate), *rows_of(up), *numbers, *rows_of(gated)),
             *integers(tokens, gated.width),
         )
         results = graph.buffer(f"{node.output[0]}.results", graph.hidden, room)
@@ -479,5 +490,6 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "Split"): _Step.split,
     (DOMAIN, ADAPTED): _Step.adapt,
     (DOMAIN, "CachedAttention"): _Step.attention,
+    (DOMAIN, "CachedAttentionWithSinks"): _Step.attention,
     (DOMAIN, "DistCollective"): _Step.all_reduce,
 }

@@ -25,8 +25,6 @@ REFUSED: Mapping[str, str] = {
     "glm4-moe-lite": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "glm4": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
     "glm-moe-dsa": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
-    "gpt-oss": "motley.CachedAttentionWithSinks, .*motley.Experts",
-    "gpt-oss-mxfp4": "motley.CachedAttentionWithSinks, .*motley.Experts",
     "hunyuan-dense": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
     "hunyuan-moe": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
     "llama4": "RMSNorm.* without a gain, motley.CachedAttentionInChunks, .*motley.CachedAttentionWarmed",
@@ -45,7 +43,6 @@ REFUSED: Mapping[str, str] = {
     "olmoe-clipped-normalised": "motley.DistCollective of rows that are .*Clip",
     "phi3-longrope": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
     "phi3-longrope-short": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
-    "qwen2-moe": "Mul without a Swish",
     "qwen3-5": "motley.GatedDelta",
     "qwen3-5-moe": "motley.GatedDelta",
     "qwen3-5-with-vision": "motley.GatedDelta",
@@ -56,14 +53,17 @@ REFUSED: Mapping[str, str] = {
 """A pattern of what a refusal names, by the case's name."""
 ROUTED: Mapping[str, str] = {
     "ernie4-5-moe": "Softmax, Add of a constant, TopK, GatherElements, ReduceSum, Div, motley.Experts",
+    "gpt-oss": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
+    "gpt-oss-mxfp4": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
     "granite": "Mul without a Swish",
     "hy-v3": "Sigmoid, Add of a constant, TopK, GatherElements, ReduceSum, Div, Mul without a Swish, motley.Experts",
     "mixtral": "TopK, .*motley.Experts",
     "mixtral-fused-window": "TopK, .*motley.Experts",
+    "qwen2-moe": "Sigmoid, .*TopK, .*motley.Experts",
     "qwen3-moe": "TopK, .*motley.Experts",
     "qwen3-moe-not-normalised": "TopK, .*motley.Experts",
 }
-"""The same of those that engine cuda computes, and the others refuse: with experts, or products with numbers."""
+"""The same of those that engine cuda computes, and the others refuse: with experts, sinks, or products with numbers."""
 
 
 def known_cases() -> list[Case]:

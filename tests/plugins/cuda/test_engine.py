@@ -551,7 +551,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
         given += [*map(ctypes.c_int, (window, room))]
         launch(SOURCES, kernel, -(-rows * heads * room * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
         sizes = map(ctypes.c_int, (rows, heads, width, window, room))
-        given = [pointer(partials), pointer(y), stride, pointer(places), *sizes]
+        given = [pointer(partials), pointer(None), pointer(y), stride, pointer(places), *sizes]
         launch(SOURCES, "combine", -(-rows * heads * width // kernels.THREADS), kernels.THREADS, given)
         results.append(y)
     assert all(result.tobytes() == results[0].tobytes() for result in results)
