@@ -119,9 +119,10 @@ def read_adapter(
     return Adapter(digest.hexdigest(), products, tables.head, tables.embedding)
 
 
-def expert_tensors(model: Model) -> set[str]:
-    """The names of the matrices of a model's routed experts, by which `Adapter.products` has them."""
-    return {each.name for each in _expert_matrices(model)}
+def expert_tensors(model: Model) -> dict[str, tuple[int, int]]:
+    """The matrices of a model's routed experts, by the names by which `Adapter.products` has them: each with the layer
+    and the number of its expert."""
+    return {tensor.name: key for key, tensor in _expert_matrices(model)}
 
 
 def _content(file: Path, alive: Callable[[], None], most: int | None) -> npt.NDArray[np.uint8]:
@@ -212,7 +213,7 @@ def _places(model: Model) -> dict[str, list[_Place]]:
     """What may be adapted: by the names of the base's modules, the model's matrices that these multiply with."""
     places: dict[str, list[_Place]] = {}
     tensors = ((module, Tensor(w.name, w.shape, w.parts)) for module, w in _matrices(model))
-    experts = ((each.name.removesuffix(_WEIGHT), each) for each in _expert_matrices(model))
+    experts = ((each.name.removesuffix(_WEIGHT), each) for _, each in _expert_matrices(model))
     for module, each in chain(tensors, experts):
         name, (height, width), parts = each.name, each.shape, each.parts
         places[module] = [_Place(name, width, slice(0, height), height)]
@@ -240,7 +241,7 @@ def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
         inner = [name.removeprefix("model.") for name in sorted(own) if name.startswith("model.")]
         spelled = [prefix + name for name in inner for prefix in prefixes] or own
         yield from list(filter(said.promises, spelled))[:1]
-    experts = [each.name.removesuffix(_WEIGHT) for each in _expert_matrices(model)]
+    experts = [each.name.removesuffix(_WEIGHT) for _, each in _expert_matrices(model)]
     if not known.isdisjoint(experts):  # a base that keeps them stacked has no such modules
         yield from (each for each in experts if each not in known and said.promises(each))
 
@@ -257,12 +258,12 @@ def _matrices(model: Model) -> Iterator[tuple[str, W]]:
             yield from ((HEAD.removesuffix(_WEIGHT), w) for w in each.ws)
 
 
-def _expert_matrices(model: Model) -> Iterator[Tensor]:
-    """The matrices of all routed experts."""
+def _expert_matrices(model: Model) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    """The matrices of all routed experts, each with the layer and the number of its expert."""
     for each in model.operations:
         if isinstance(each, Experts):
-            matrices = [w for one in each.body if isinstance(one, Linear) for w in one.ws]
-            yield from (Tensor(w.name, w.shape, w.parts).of(number) for number in range(each.count) for w in matrices)
+            tensors = [Tensor(w.name, w.shape, w.parts) for one in each.body if isinstance(one, Linear) for w in one.ws]
+            yield from (((each.layer, number), own.of(number)) for number in range(each.count) for own in tensors)
 
 
 def _why_not(model: Model, module: str) -> str:

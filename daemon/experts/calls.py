@@ -295,6 +295,13 @@ class ExpertCalls:
         self._failed(number, asked, now)
         return self._ask_open(now)
 
+    def heard(self, number: int, call: int, now: float) -> list[Action]:
+        """A host that owes an answer to call `call` has said something; its patience begins anew."""
+        for asked in self.hosts[number].asked:
+            if asked.number == call:
+                asked.sent_at = asked.heard_at = now
+        return []
+
     def garbage(self, number: int, reason: str, now: float) -> list[Action]:
         """A host has said what is wrong: it is not asked again until it has been started anew."""
         if not self.hosts[number].connected:

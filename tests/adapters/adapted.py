@@ -187,7 +187,7 @@ class AdaptedSession(LocalSession):
     def load(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter in a slot of every rank."""
         for engine, declared in zip(self.engines, self.declared, strict=True):
-            prepared = engine.prepare_adapter(*cut_adapter(adapter, declared))  # type: ignore[attr-defined]
+            prepared = engine.prepare_adapter(*cut_adapter(adapter, declared.adapted))  # type: ignore[attr-defined]
             engine.load_adapter(slot, prepared)  # type: ignore[attr-defined]
         self._embeddings[slot] = adapter.embedding
 

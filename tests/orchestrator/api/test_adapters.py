@@ -171,8 +171,8 @@ async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, lea
     assert of_kind(leader, "adapter")[-1].adapter.unpin
 
 
-async def test_a_trunk_whose_experts_are_elsewhere_has_room_for_adapters(mesh: Any, new_node: Any, moe: Any) -> None:
-    """Each takes 400 kB of the trunk; where nothing is said of experts, all are where adapters may add to them."""
+async def test_a_trunk_and_its_expert_hosts_have_room_for_adapters(mesh: Any, new_node: Any, moe: Any) -> None:
+    """Each takes 400 kB of the trunk and of a host; where nothing is said of experts, all are where adapters may add to them."""
     moe.adapter_elements = 1_000
     nodes = [await mesh.join(new_node(name, memory=4_000_000)) for name in ("a", "b")]
     for node in nodes:
@@ -182,9 +182,9 @@ async def test_a_trunk_whose_experts_are_elsewhere_has_room_for_adapters(mesh: A
         body = {"model": "bard", "adapters": adapters, "adapter_rank": 100, "experts": "parallel", "nodes": ["a", "b"]}
         status, told = await mesh.call("POST", "/api/sessions", body)
         assert (status, told["experts"]) == (201, "parallel"), told
-        planned.append(told["ranks"][0]["memory"]["planned_bytes"])
+        planned.append([told[kind][0]["memory"]["planned_bytes"] for kind in ("ranks", "hosts")])
         await mesh.call("DELETE", f"/api/sessions/{told['id']}")
-    assert planned[1] - planned[0] == 2 * 400_000
+    assert [more - before for before, more in zip(*planned, strict=True)] == [2 * 400_000] * 2
     del body["experts"], body["nodes"]
     status, told = await mesh.call("POST", "/api/sessions", body)
     assert (status, told["experts"]) == (201, "sliced"), told

@@ -13,12 +13,12 @@ from safetensors.numpy import load_file
 
 from motley.daemon.adapters import store
 from motley.daemon.adapters.config import CONFIG
-from motley.daemon.adapters.reading import WEIGHTS
+from motley.daemon.adapters.reading import WEIGHTS, expert_tensors
 from motley.daemon.adapters.store import AdapterStore
 from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
-from motley.daemon.rank.adapters import lookups
+from motley.daemon.rank.adapters import lookups, on_rank
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -113,19 +113,32 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
     assert not list((tmp_path / "kept-0").glob("*"))
 
 
-def test_adapters_of_experts_that_are_on_hosts_are_refused_and_others_are_not(tmp_path: Path) -> None:
+def test_adapters_of_experts_are_kept_for_their_hosts_if_these_can_compute_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = golden_case("olmoe").model
     shares = uneven_shares(units(model, "fp32", 32), 1)
     declared = build_rank_graph(model, shares, 0, "fp32", 32, 64, adapters=2, experts_elsewhere=True)
     kept = AdapterStore(tmp_path / "kept", A_LOT)
-    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, experts_elsewhere=True)
     of_experts = write_adapter(tmp_path / "experts", model, seed=3, rank=2, experts=True)
+    attention = write_adapter(tmp_path / "attention", model, seed=3, rank=2)
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, "webgpu")
     told = found(rank, "", str(of_experts))
-    assert (
-        "adds to 'model.layers.0.mlp.experts.0.down_proj.weight'; this session has its experts on hosts" in told.trouble
-    )
+    assert "on hosts, whose engine 'webgpu' cannot compute with adapters" in told.trouble
     assert "start it with experts 'sliced'" in told.trouble
-    assert found(rank, "", str(write_adapter(tmp_path / "attention", model, seed=3, rank=2))).fingerprint
+    assert found(rank, "", str(attention)).fingerprint
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, "onnxruntime")
+    names = [found(rank, "", str(each)).fingerprint for each in (of_experts, attention)]
+    for slot, name in enumerate(names, 1):
+        assert rank.do(LoadAdapter(name, slot)) == Moved()
+    assert [*rank.experts] == [1]
+    assert rank.experts[1].name.hex() == names[0]
+    assert {*rank.experts[1].products} == {*expert_tensors(model).values()}
+    assert rank.do(LoadAdapter(names[1], 1)) == Moved()
+    assert not rank.experts
+    monkeypatch.setattr(on_rank, "MAX_MESSAGE", 1000)
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, "onnxruntime")
+    assert "bytes for an expert" in found(rank, "", str(of_experts)).trouble
 
 
 def test_whole_tables_are_where_their_rows_are_needed(tmp_path: Path) -> None:
