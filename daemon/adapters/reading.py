@@ -38,6 +38,8 @@ WEIGHTS = "adapter_model.safetensors"
 PIECE_BYTES = 8 << 20
 """Of a file that are read at once."""
 _WEIGHT = ".weight"
+_ROWS = "rows"
+"""What products call what is added to the rows that tokens begin with; no tensor of a model is called so."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,33 @@ class Adapter:
         fingerprint: hex SHA-256 of its config and its matrices; equal where both are equal to the byte.
         products: what it adds to the products with the model's matrices, by the names of their tensors.
         whole: what is multiplied with in place of the head's matrix, [N, K], by the name of its tensor.
-        embedding: [vocabulary, D], the rows that tokens begin with in place of the model's; None: those.
+        embedding: [vocabulary, D], the rows that tokens begin with in place of the model's; or what is added to these,
+            as if tokens were multiplied with them: its down is [R, vocabulary], its up [D, R]; None: nothing.
     """
 
     fingerprint: str
     products: Mapping[str, AdapterProduct]
     whole: Mapping[str, Factor] = field(default_factory=dict)
-    embedding: Factor | None = None
+    embedding: Factor | AdapterProduct | None = None
 
     @cached_property
     def bytes(self) -> int:
         """How much memory its matrices take, if a rank has all of them."""
-        arrays = {id(factor): factor.nbytes for product in self.products.values() for factor in product}
-        tables = [*self.whole.values()] + ([] if self.embedding is None else [self.embedding])
+        arrays = {id(factor): factor.nbytes for product in self._low_rank for factor in product}
+        tables = [*self.whole.values()]
+        if isinstance(self.embedding, np.ndarray):
+            tables.append(self.embedding)
         return sum(arrays.values()) + sum(each.nbytes for each in tables)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that its matrices have, the smallest one first."""
-        return tuple(sorted({len(product.down) for product in self.products.values()}))
+        return tuple(sorted({len(product.down) for product in self._low_rank}))
+
+    @property
+    def _low_rank(self) -> list[AdapterProduct]:
+        own = [self.embedding] if isinstance(self.embedding, AdapterProduct) else []
+        return [*self.products.values(), *own]
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class _Place:
     rows: slice | npt.NDArray[np.int64]
     height: int
     """Rows of all that the module multiplies with."""
+    kind: str = ""
+    """What the names of its A and B begin with."""
 
 
 def read_adapter(
@@ -111,12 +123,35 @@ def read_adapter(
         sides, given = peft_tensors(file, content)
         tables = whole_tables(file, given, config, model, partial(_own_name, model))
         sides = experts_apart(file, sides, config.parameters, model, partial(_own_name, model))
-        products = _products(file, sides, config, model)
-        if twice := products.keys() & tables.head.keys():
-            raise CheckpointError(f"{file}: the head has a whole matrix, and LoRA's for {min(twice)!r} besides")
+        tied = [HEAD.removesuffix(_WEIGHT)] if config.tied and model.tied else []  # with embeddings that are adapted
+        products = _products(file, sides, config, model, tied)
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
-    return Adapter(digest.hexdigest(), products, tables.head, tables.embedding)
+    return Adapter(digest.hexdigest(), *_together(file, products, tables, model))
+
+
+def _together(
+    file: Path, products: dict[str, AdapterProduct], tables: Tables, model: Model
+) -> tuple[Mapping[str, AdapterProduct], Mapping[str, Factor], Factor | AdapterProduct | None]:
+    """What is added to products, what is in place of the head's matrix, and what tokens begin with.
+
+    Raises:
+        CheckpointError: a table is replaced, and added to besides.
+    """
+    rows, head = products.pop(_ROWS, None), dict(tables.head)
+    if twice := products.keys() & head.keys():
+        raise CheckpointError(f"{file}: the head has a whole matrix, and LoRA's for {min(twice)!r} besides")
+    if rows is not None and tables.embedding is not None:
+        raise CheckpointError(f"{file}: the embeddings are whole, and LoRA's for {model.embedding.name!r} are besides")
+    for tensor, base in tables.head_base.items():
+        head[tensor] = base + _dense(products.pop(tensor))
+    if rows is not None and tables.embedding_base is not None:
+        return products, head, tables.embedding_base + _dense(rows).T
+    return products, head, tables.embedding if rows is None else rows
+
+
+def _dense(product: AdapterProduct) -> npt.NDArray[np.float32]:
+    return product.up.astype(np.float32) @ product.down.astype(np.float32)
 
 
 def expert_tensors(model: Model) -> dict[str, tuple[int, int]]:
@@ -146,8 +181,14 @@ def _content(file: Path, alive: Callable[[], None], most: int | None) -> npt.NDA
     return content[:done]
 
 
-def _products(file: Path, sides: Sides, said: Said, model: Model) -> dict[str, AdapterProduct]:
-    """What the matrices of modules, each with its A and B, add to the products with the model's matrices."""
+def _products(
+    file: Path, sides: Sides, said: Said, model: Model, also: Collection[str] = ()
+) -> dict[str, AdapterProduct]:
+    """What the matrices of modules, each with its A and B, add to the products with the model's matrices.
+
+    Args:
+        also: modules that may have some, whatever is said of them.
+    """
     places = _places(model)
     problems = []
     products: dict[str, AdapterProduct] = {}
@@ -156,7 +197,7 @@ def _products(file: Path, sides: Sides, said: Said, model: Model) -> dict[str, A
         if own not in places:
             problems.append(f"{file}: {said.called(module, next(iter(pair)))!r}: {_why_not(model, own)}")
             continue
-        if not said.adapts(module):
+        if not said.adapts(module) and own not in also:
             problems.append(f"{file}: {said.called(module, next(iter(pair)))!r} is not among what {CONFIG} targets")
             continue
         try:
@@ -168,7 +209,8 @@ def _products(file: Path, sides: Sides, said: Said, model: Model) -> dict[str, A
             problems.append(f"{file}: two tensors are for {min(twice)!r}: {said.called(module, 'A')!r} is the second")
         products |= made
     problems += [
-        f"{file}: tensor {said.called(module, 'A')!r} is absent, which {CONFIG} targets"
+        f"{file}: tensor {said.called(module, places[_own_name(model, module)][0].kind + 'A')!r} is absent, which"
+        f" {CONFIG} targets"
         for module in _missing(model, said, sides)
     ]
     refuse_all(problems)
@@ -186,7 +228,9 @@ def _product(
         CheckpointError: they do not fit.
     """
     rank = said.rank_of(module)
-    for side, shape, what in (("A", (rank, places[0].columns), "rows"), ("B", (places[0].height, rank), "columns")):
+    kind = places[0].kind
+    of_a, of_b = f"{kind}A", f"{kind}B"
+    for side, shape, what in ((of_a, (rank, places[0].columns), "rows"), (of_b, (places[0].height, rank), "columns")):
         if side not in pair:
             raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} is absent")
         if pair[side].shape != shape:
@@ -194,8 +238,8 @@ def _product(
                 f"{file}: tensor {said.called(module, side)!r} has shape {list(pair[side].shape)}; the model and"
                 f" the config make it {list(shape)}, {rank} {what} being the adapter's rank"
             )
-    down, up = pair["A"], _scaled(pair["B"], said.scale_of(module))
-    for side, factor in (("A", down), ("B", up)):
+    down, up = pair[of_a], _scaled(pair[of_b], said.scale_of(module))
+    for side, factor in ((of_a, down), (of_b, up)):
         if not np.isfinite(factor).all():
             raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} has values that are no finite numbers")
     return {place.tensor: AdapterProduct(down, up[place.rows]) for place in places}
@@ -211,7 +255,9 @@ def _scaled(factor: Factor, scale: float) -> Factor:
 
 def _places(model: Model) -> dict[str, list[_Place]]:
     """What may be adapted: by the names of the base's modules, the model's matrices that these multiply with."""
-    places: dict[str, list[_Place]] = {}
+    vocabulary, width = model.embedding.shape
+    begin = _Place(_ROWS, vocabulary, slice(0, width), width, "embedding_")
+    places: dict[str, list[_Place]] = {model.embedding.name.removesuffix(_WEIGHT): [begin]}
     tensors = ((module, Tensor(w.name, w.shape, w.parts)) for module, w in _matrices(model))
     experts = ((each.name.removesuffix(_WEIGHT), each) for _, each in _expert_matrices(model))
     for module, each in chain(tensors, experts):
@@ -232,7 +278,7 @@ def _places(model: Model) -> dict[str, list[_Place]]:
 def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
     """The modules that a config targets, and that an adapter has nothing for; routers may be no modules of the base."""
     known = {_own_name(model, module) for module in given}
-    for module, w in _matrices(model):
+    for module, w in [(model.embedding.name.removesuffix(_WEIGHT), model.embedding), *_matrices(model)]:
         # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
         own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {module}
         if w.routes or not known.isdisjoint([*own, module]):

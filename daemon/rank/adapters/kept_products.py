@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from motley.daemon.experts.factors import ExpertsAdapter
-from motley.plugins.engine import Factor, PreparedAdapter
+from motley.daemon.rank.adapters.beginnings import Beginnings
+from motley.plugins.engine import PreparedAdapter
 
 
 class AdapterShare(NamedTuple):
@@ -16,12 +17,12 @@ class AdapterShare(NamedTuple):
 
     Attributes:
         prepared: what its engine has.
-        embedding: the rows that tokens begin with here, [vocabulary, D]; None: those of the model.
+        embedding: what becomes of the rows that tokens begin with here; None: they are those of the model.
         experts: what it adds to experts that are on hosts; None: nothing.
     """
 
     prepared: PreparedAdapter
-    embedding: Factor | None = None
+    embedding: Beginnings | None = None
     experts: ExpertsAdapter | None = None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -18,6 +19,7 @@ from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.adapters.beginnings import Beginnings, beginnings
 from motley.daemon.rank.adapters.kept_products import AdapterShare, KeptProducts
 from motley.daemon.rank.adapters.lookups import Alive, Lookups
 from motley.daemon.rank.adapters.messages import (
@@ -31,7 +33,7 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import is_network_path, stays_inside
-from motley.plugins.engine import AdaptedEngine, AdapterProduct, Factor
+from motley.plugins.engine import F32, AdaptedEngine, AdapterProduct
 from motley.plugins.expert_engine import experts_take_adapters
 from motley.transport import MAX_MESSAGE
 
@@ -105,7 +107,7 @@ class RankAdapters:
     _pieces: Lookups[tuple[Path, int], bytes] = field(init=False)
     _answers: OrderedDict[_Sought, FoundAdapter] = field(default_factory=OrderedDict)
     """What was said last of what was looked for."""
-    _embeddings: dict[int, Factor | None] = field(default_factory=dict)
+    _embeddings: dict[int, Beginnings | None] = field(default_factory=dict)
     """Of the adapters in slots."""
 
     def __post_init__(self) -> None:
@@ -139,9 +141,10 @@ class RankAdapters:
                     raise StepError(f"an adapter is for slot {slot}; there are {self.slots}")
                 return self._load(fingerprint, slot)
 
-    def embedding(self, slot: int) -> Factor | None:
-        """[vocabulary, D]: the rows that tokens begin with here with the adapter in a slot; None: the model's."""
-        return self._embeddings.get(slot)
+    def embed(self, slot: int, rows: F32, tokens: Sequence[int]) -> None:
+        """Have the rows that tokens begin with here, f32[T, D or more], be those of the adapter in a slot."""
+        if (own := self._embeddings.get(slot)) is not None:
+            own.change(rows, tokens)
 
     def close(self) -> None:
         """Forget what has come of an adapter of which the rest does not come."""
@@ -195,7 +198,7 @@ class RankAdapters:
                 continue
             told = FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
             prepared = self.engine.prepare_adapter(*cut_adapter(adapter, self.declared.adapted))
-            embedding = adapter.embedding if self.declared.stage.first else None
+            embedding = beginnings(adapter.embedding) if self.declared.stage.first else None
             return _Read(told, place, AdapterShare(prepared, embedding, self._for_hosts(adapter)))
         raise trouble
 

@@ -172,7 +172,7 @@ async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, lea
 
 
 async def test_a_trunk_and_its_expert_hosts_have_room_for_adapters(mesh: Any, new_node: Any, moe: Any) -> None:
-    """Each takes 400 kB of the trunk and of a host; where nothing is said of experts, all are where adapters may add to them."""
+    """Each takes 400 kB of each; where nothing is said of experts, they are in slices."""
     moe.adapter_elements = 1_000
     nodes = [await mesh.join(new_node(name, memory=4_000_000)) for name in ("a", "b")]
     for node in nodes:

@@ -22,7 +22,7 @@ from motley.daemon.rank.adapters.messages import (
 )
 from motley.daemon.rank.scheduling import scheduler
 from motley.daemon.rank.steps import Moved
-from motley.plugins.engine import CacheBlocks
+from motley.plugins.engine import F32, CacheBlocks
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from tests.daemon.rank.test_scheduler import Draft, Eager, Session, alone, drawn_requests, request
@@ -62,7 +62,7 @@ class Disk:
     coming: bytes = b""
     asked: int = 0
 
-    def embedding(self, slot: int) -> None:
+    def embed(self, slot: int, rows: F32, tokens: Sequence[int]) -> None:
         """All begin with the model's rows."""
 
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:

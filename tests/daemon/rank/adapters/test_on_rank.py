@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import huggingface_hub
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
@@ -154,9 +155,11 @@ def test_whole_tables_are_where_their_rows_are_needed(tmp_path: Path) -> None:
         there = found(rank, "", str(folder))
         assert (there.rank, there.weights) == (2, 4 * needed)
         assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
-        table = rank.embedding(2)
-        assert table is not None
-        assert (table.shape, rank.embedding(1)) == (MODEL.embedding.shape, None)
+        table = load_file(folder / WEIGHTS)["base_model.model.model.embed_tokens.weight"]
+        for slot, expected in ((2, table[[3, 7]]), (1, np.zeros((2, MODEL.hidden)))):
+            begin = np.zeros((2, MODEL.hidden), np.float32)
+            rank.embed(slot, begin, [3, 7])
+            np.testing.assert_array_equal(begin, expected)
         own = sum(len(each) for each in engine.slots[2].parts.values() if not isinstance(each, AdapterProduct))
         assert own == len(rank.declared.words)
         rows += own
