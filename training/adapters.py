@@ -163,7 +163,7 @@ def write_adapter(
         TrainingError: the disk is full or cannot be written.
     """
     rank = next(iter(changes.values())).a.shape[0] if changes else int(like.get("r", 8))
-    own = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+    own: dict[str, Any] = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
     own |= {"inference_mode": True}
     own["target_modules"] = [name for name in sorted(changes) if "[" not in name]
     own["modules_to_save"] = sorted(tables) or None

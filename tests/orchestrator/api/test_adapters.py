@@ -162,6 +162,35 @@ async def test_a_pinned_adapter_that_is_added_again_stays_pinned(mesh: Any, lead
     assert not (await add(mesh, "poems", "/poems"))["pinned"]
 
 
+async def test_a_pin_that_nobody_waits_for_is_undone(mesh: Any, leader: Any) -> None:
+    """But not one that somebody else waits for, or has."""
+
+    async def pins_wait(command: Any) -> None:
+        if not command.adapter.pin:
+            await leader.obey(command)
+
+    def unpins() -> list[str]:
+        return [each.adapter.adapter.fingerprint for each in of_kind(leader, "adapter") if each.adapter.unpin]
+
+    def pins() -> int:
+        return sum(each.adapter.pin for each in of_kind(leader, "adapter"))
+
+    leader.on_rank = pins_wait
+    adding = [asyncio.create_task(add(mesh, name, "/poems", pinned=True)) for name in ("poems", "verses")]
+    await leader.until(lambda: pins() == 2)
+    for task in adding:
+        task.cancel()
+    await leader.until(lambda: unpins() == [print_of("/poems")])
+    await asyncio.gather(*adding, return_exceptions=True)
+    await add(mesh, "songs", "/songs")
+    pinning = asyncio.create_task(mesh.call("POST", "/api/adapters/bard/songs/pin", {}))
+    await leader.until(lambda: pins() == 3)
+    pinning.cancel()
+    await leader.until(lambda: unpins() == [print_of("/poems"), print_of("/songs")])
+    (only,) = (await mesh.call("GET", "/api/adapters"))[1]["adapters"]
+    assert (only["name"], only["pinned"]) == ("songs", False)
+
+
 async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, leader: Any) -> None:
     for name in ("poems", "verses"):
         await add(mesh, name, "/poems", pinned=True)

@@ -233,6 +233,14 @@ def test_what_was_sent_is_looked_at_before_anybody_is_told_that_it_is_there() ->
     assert session.adapter_events["a"].failure.message == "rank 1: no folder /somewhere"
 
 
+def test_a_pin_is_undone_that_is_not_carried_out_yet() -> None:
+    session = Session(adapted=disks({1, 2}), slots=2)
+    undone = [(0, order("a", 1, pin=True)), (0, order("b", 1, unpin=True))]
+    session.run([], orders=[*undone, (0, order("c", 2, pin=True))])
+    assert not any(event.HasField("failure") for event in session.adapter_events.values())
+    assert loaded(session) == [name_of(2)]
+
+
 def test_a_pin_that_fails_is_none() -> None:
     both = disks({1, 2}, {1, 2})
     both[1].broken = {name_of(1)}
