@@ -79,6 +79,10 @@ class Adapter:
         return [*self.products.values(), *own]
 
 
+class _Unlike(CheckpointError):
+    """Matrices are of a matrix of another shape."""
+
+
 @dataclass(frozen=True)
 class _Place:
     """A matrix of the model, as the rows of what a module of the base multiplies with."""
@@ -191,11 +195,13 @@ def _products(
     """
     places = _places(model)
     problems = []
+    strange = 0
     products: dict[str, AdapterProduct] = {}
     for module, pair in sides.items():
         own = _own_name(model, module)
         if own not in places:
             problems.append(f"{file}: {said.called(module, next(iter(pair)))!r}: {_why_not(model, own)}")
+            strange += 1
             continue
         if not said.adapts(module) and own not in also:
             problems.append(f"{file}: {said.called(module, next(iter(pair)))!r} is not among what {CONFIG} targets")
@@ -204,6 +210,7 @@ def _products(
             made = _product(file, module, pair, said, places[own])
         except CheckpointError as error:
             problems.append(str(error))
+            strange += isinstance(error, _Unlike)
             continue
         if twice := made.keys() & products.keys():
             problems.append(f"{file}: two tensors are for {min(twice)!r}: {said.called(module, 'A')!r} is the second")
@@ -213,6 +220,8 @@ def _products(
         f" {CONFIG} targets"
         for module in _missing(model, said, sides)
     ]
+    if 1 < len(sides) == strange:
+        problems.insert(0, f"{file}: is an adapter of another model: nothing in it fits this one ({model.family})")
     refuse_all(problems)
     if not products:
         raise CheckpointError(f"{file}: the adapter has no matrices")
@@ -225,16 +234,25 @@ def _product(
     """What a module's A and B add, for each of the model's matrices that it multiplies with.
 
     Raises:
-        CheckpointError: they do not fit.
+        _Unlike: they are of another matrix.
+        CheckpointError: they do not fit each other, or are broken.
     """
     rank = said.rank_of(module)
     kind = places[0].kind
     of_a, of_b = f"{kind}A", f"{kind}B"
-    for side, shape, what in ((of_a, (rank, places[0].columns), "rows"), (of_b, (places[0].height, rank), "columns")):
+    for side in (of_a, of_b):
         if side not in pair:
             raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} is absent")
+    rows, columns = places[0].height, places[0].columns
+    a, b = pair[of_a], pair[of_b]
+    if a.ndim == b.ndim == 2 and (len(b), a.shape[1]) == (rows, columns) and (len(a), b.shape[1]) != (rank, rank):
+        told = f"have rank {len(a)}, and {CONFIG} says {rank}"
+        if len(a) != b.shape[1]:
+            told = f"do not fit each other: {of_a} has rank {len(a)}, {of_b} has rank {b.shape[1]}"
+        raise CheckpointError(f"{file}: the matrices of {module!r} {told}")
+    for side, shape, what in ((of_a, (rank, columns), "rows"), (of_b, (rows, rank), "columns")):
         if pair[side].shape != shape:
-            raise CheckpointError(
+            raise _Unlike(
                 f"{file}: tensor {said.called(module, side)!r} has shape {list(pair[side].shape)}; the model and"
                 f" the config make it {list(shape)}, {rank} {what} being the adapter's rank"
             )

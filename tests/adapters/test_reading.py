@@ -115,12 +115,16 @@ def put(name: str, *shape: int, value: float = 1.0, kind: type = np.float32) -> 
     [
         (without("self_attn.q_proj.lora_A.weight"), r"layers\.0\.self_attn\.q_proj\.lora_A\.weight' is absent"),
         (without("self_attn.q_proj.lora_B.weight"), r"layers\.0\.self_attn\.q_proj\.lora_B\.weight' is absent"),
-        (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 3, LLAMA.hidden), r"up_proj\.lora_A.* has shape \[3, 64\]"),
+        (
+            put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 3, LLAMA.hidden),
+            "of 'model.layers.0.mlp.up_proj' do not fit each other: A has rank 3, B has rank 4",
+        ),
+        (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, 63), r"up_proj\.lora_A.* has shape \[4, 63\]"),
         (put(f"{PREFIX}.mlp.up_proj.lora_B.weight", 5, 4), r"up_proj\.lora_B.* has shape \[5, 4\]; the model"),
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, value=np.nan), "lora_A.* no finite numbers"),
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, kind=np.int8), "is I8; supported: F32"),
         (put(f"{PREFIX}.self_attn.q_proj.lora_magnitude_vector", 32), "lora_magnitude_vector' is no matrix of LoRA"),
-        (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), r"lora_embedding_A' has shape \[4, 32\]"),
+        (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "lora_embedding_B' is absent"),
         (put("base_model.model.model.embed_tokens.lora_A.weight", 4, 32), "lora_embedding_A' is absent"),
         (put(f"{PREFIX}.mlp.up_proj.base_layer.weight", 4, 4), r"base_layer\.weight' is whole; of an adapter, only"),
         (put("base_model.model.lm_head.weight", 9, 9), r"lm_head\.weight' is not among what .* \(modules_to_save\)"),
@@ -282,9 +286,20 @@ def test_targets_that_the_base_does_not_have(tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_another_model(tmp_path: Path) -> None:
-    write_adapter(tmp_path, golden_case("qwen3").model, seed=0)
-    with pytest.raises(CheckpointError, match=r"has shape .*; the model and the config make it"):
+    write_adapter(tmp_path / "near", golden_case("qwen3").model, seed=0)
+    with pytest.raises(CheckpointError, match=r"has shape .*; the model and the config make it") as told:
+        read_adapter(tmp_path / "near", LLAMA)
+    assert "another model" not in str(told.value), "some of its matrices fit"
+    write_adapter(tmp_path / "far", golden_case("llama-mqa").model, seed=0)
+    with pytest.raises(CheckpointError, match=r"(?s)is an adapter of another model: .*\(llama\).*has shape"):
+        read_adapter(tmp_path / "far", LLAMA)
+
+
+def test_a_config_that_says_another_rank(tmp_path: Path) -> None:
+    write_adapter(tmp_path, LLAMA, seed=0, r=6)
+    with pytest.raises(CheckpointError, match=r"q_proj' have rank 4, and adapter_config\.json says 6") as told:
         read_adapter(tmp_path, LLAMA)
+    assert "another model" not in str(told.value)
 
 
 def test_an_adapter_with_a_part_of_the_experts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from motley.daemon.adapters.cutting import cut_adapter
 from motley.daemon.adapters.fetching import fetched_adapter
 from motley.daemon.adapters.reading import Adapter, expert_tensors, read_adapter
-from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, read_piece, size_of
+from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, lacks, read_piece, size_of
 from motley.daemon.experts.factors import ExpertsAdapter
 from motley.daemon.experts.keys import ExpertKey
 from motley.daemon.models.cutting.profile import adapter_elements
@@ -185,7 +185,11 @@ class RankAdapters:
         trouble: Exception = AdapterStoreError(
             f"no node of this session has a folder {sought.source!r} with an adapter"
         )
-        for place in [fetched_adapter(sought.source, alive)] if sought.fetch else self._candidates(sought):
+        candidates = [fetched_adapter(sought.source, alive)] if sought.fetch else self._candidates(sought)
+        for place in candidates:
+            if lacking := lacks(place):
+                trouble = AdapterStoreError(f"{place} has no {lacking}, so it is no adapter in PEFT's format")
+                continue
             alive()
             try:
                 adapter = self._read(place, alive)
@@ -203,7 +207,7 @@ class RankAdapters:
         raise trouble
 
     def _candidates(self, sought: _Sought) -> list[Path]:
-        """The folders in which an adapter may be."""
+        """The folders and files that may be an adapter."""
         source = sought.source
         kept = self.store.find(sought.fingerprint) if sought.fingerprint else None
         places = [each for each in (self._places.get(sought.fingerprint), kept) if each]
@@ -211,7 +215,7 @@ class RankAdapters:
             places.append(Path(source).absolute())
             if self.models is not None and stays_inside(source):
                 places.append((self.models / source).absolute())
-        return [place for place in dict.fromkeys(places) if is_adapter(place)]
+        return [place for place in dict.fromkeys(places) if is_adapter(place) or place.is_dir()]
 
     def _read(self, place: Path, alive: Alive) -> Adapter:
         """An adapter that fits the model and a slot.

@@ -180,6 +180,12 @@ def test_what_cannot_be_had_is_told(folder: Path, tmp_path: Path) -> None:
     rank, engine = a_rank(tmp_path, rank=1)
     assert "rank 2; this session has room for adapters of rank 1" in found(rank, "", str(folder)).trouble
     assert "no node" in found(rank, "", "//server/share").trouble
+    for name in (WEIGHTS, CONFIG):
+        half = tmp_path / f"half of {name}"
+        half.mkdir()
+        (half / name).touch()
+        lacking = CONFIG if name == WEIGHTS else WEIGHTS
+        assert found(rank, "", str(half)).trouble == f"{half} has no {lacking}, so it is no adapter in PEFT's format"
     rank, engine = a_rank(tmp_path)
     name = found(rank, "", str(folder)).fingerprint
     again, engine = a_rank(tmp_path)
