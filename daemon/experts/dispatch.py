@@ -271,7 +271,7 @@ class Dispatcher:
                 self._messenger.send(self._size + host, data)
                 self._bytes_out += sum(map(len, data))
             self._send(host, [key], self._calls.is_mine(self._layer, key))
-        return self._calls.heard(host, refusal.number, time.monotonic())
+        return self._calls.repeated(host, refusal.number, time.monotonic())
 
     def _is_broken(self, answer: Answer) -> bool:
         """Whether an answer of the current call is about rows that were not finite themselves."""
