@@ -241,6 +241,13 @@ async def test_too_little_memory_says_for_how_many_adapters_there_is_room(
     status, told = await mesh.call("POST", "/api/sessions", body)
     assert (status, told["error"]["code"]) == (422, "insufficient_memory")
     assert "It fits with room for 2 adapters of rank 100" in told["error"]["message"]
+    for adapters in (1, 3):
+        _, told = await mesh.call("POST", "/api/sessions", body | {"adapters": adapters, "adapter_rank": 1000})
+        assert "It fits with room for 1 adapter of rank 201" in told["error"]["message"]
+    profile.adapter_elements = 10**9
+    _, told = await mesh.call("POST", "/api/sessions", body)
+    assert "It fits without room for adapters" in told["error"]["message"]
+    profile.adapter_elements = 1_000
     assert (await mesh.call("POST", "/api/sessions", body | {"adapters": 2}))[0] == 201
 
 
