@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from motley.plugins.engine import DOMAIN, AdapterProduct, EngineError, Factor, RankGraph, Span
+from motley.plugins.expert_engine import ExpertGraph
+from motley.plugins.mixture import Slots
 from motley.plugins.nodes import attributes_of
 
 ADAPTED = "Adapted"
@@ -72,8 +73,8 @@ class AdapterSlots:
         taken: the slots that have an adapter.
     """
 
-    def __init__(self, engine: str, graph: RankGraph, experts: bool = False) -> None:
-        """`experts`: whether the engine adds to what experts multiply with, too."""
+    def __init__(self, engine: str, graph: RankGraph | ExpertGraph, experts: bool = False) -> None:
+        """`experts`: whether the engine adds to what experts in the graph multiply with, too."""
         self._engine = engine
         self._count = graph.adapters
         self._shapes: dict[str, tuple[int, int]] = {}
@@ -165,12 +166,15 @@ class AdapterSlots:
             )
 
 
-def rows_by_slot(slots: npt.NDArray[np.int32]) -> dict[int, list[int]]:
-    """The rows of each adapter, by its slot, given the slot of each row of some, such as those that one expert gets."""
+def rows_by_slot(slots: Slots | None) -> dict[int, list[int]]:
+    """The rows of each adapter, by its slot, given the slot of each row of some, such as those that one expert gets;
+    None: no row has any."""
+    if slots is None:
+        return {}
     return {int(slot): np.flatnonzero(slots == slot).tolist() for slot in np.unique(slots) if slot}
 
 
-def slots_of_rows(rows: Mapping[int, Sequence[int]], count: int) -> npt.NDArray[np.int32]:
+def slots_of_rows(rows: Mapping[int, Sequence[int]], count: int) -> Slots:
     """i32[count]: the slot of each row of a step, given the rows of each slot."""
     slots = np.zeros(count, np.int32)
     for slot, own in rows.items():

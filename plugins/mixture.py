@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 Array: TypeAlias = Any
 I64 = npt.NDArray[np.int64]
+Slots = npt.NDArray[np.int32]
+"""Of the adapters of some rows; 0: none."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Sent:
         expert: its number in the layer.
         rows: i64[N], ascending.
         places: i64[N]: the expert is the ``places[n]``-th of those that row ``rows[n]`` has chosen.
+        slots: i32[N], of the adapters of the rows; None: no row of this layer has one.
     """
 
     expert: int
     rows: I64
     places: I64
+    slots: Slots | None = None
 
 
 Compute: TypeAlias = Callable[[Array, Sequence[Sent]], Iterable[Array]]
@@ -47,20 +51,25 @@ def as_terms(compute: Compute) -> Terms:
     return lambda x, sent: ((result,) for result in compute(x, sent))
 
 
-def deal(chosen: I64) -> list[Sent]:
+def deal(chosen: I64, slots: Slots | None = None) -> list[Sent]:
     """The rows of every expert that was chosen.
 
     Args:
         chosen: i64[T, K], the numbers of the K different experts that each row has chosen.
+        slots: of the adapters of T rows or more; None: none has one.
     """
+    if slots is not None and not slots.any():
+        slots = None
     count = chosen.shape[1]
     order = np.argsort(chosen, axis=None, kind="stable")
     experts = chosen.ravel()[order]
     starts = np.flatnonzero(np.diff(experts, prepend=-1))
-    return [
-        Sent(int(experts[part[0]]), order[part] // count, order[part] % count)
-        for part in np.split(np.arange(len(order)), starts[1:])
-    ]
+    sent = []
+    for part in np.split(np.arange(len(order)), starts[1:]):
+        rows = order[part] // count
+        own = None if slots is None else slots[rows]
+        sent.append(Sent(int(experts[part[0]]), rows, order[part] % count, own))
+    return sent
 
 
 def add_mixture(totals: Sequence[Array], x: Array, weights: Array, sent: Sequence[Sent], compute: Terms) -> None:

@@ -32,7 +32,7 @@ DAEMON = {
     "adapters": {"models", "weights"},
     "lending": {"machine", "weights"},
     "loading": {"lending", "models", "weights"},
-    "experts": {"loading", "machine", "models", "pipe", "weights"},
+    "experts": {"adapters", "loading", "machine", "models", "pipe", "weights"},
     "caches": {"pipe"},
     "rank": {"adapters", "caches", "experts", "loading", "machine", "models", "pipe", "sampling", "weights"},
     "worker": {"caches", "experts", "lending", "loading", "machine", "models", "pipe", "rank", "sampling", "weights"},

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import exp
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from motley.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
+C = TypeVar("C", bound="Change | Dense")
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,18 @@ class Change:
         a: f32[R, K].
         b: f32[N, R].
         lengths: f32[N], which the rows of the result then get (DoRA, arXiv 2402.09353); None: they keep theirs.
+        embeds: W is a table of embeddings, f32[vocabulary, D], of whose adapters A is the transposed `b`.
     """
 
     a: F32
     b: F32
     lengths: F32 | None = None
+    embeds: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.b.shape[0], self.a.shape[1]
 
     @property
     def dense(self) -> F32:
@@ -48,8 +57,21 @@ class Change:
         return scaled
 
 
+@dataclass(frozen=True)
+class Dense:
+    """What an adapter does to a matrix W f32[N, K] that it has another one in place of: their difference `dense`."""
+
+    dense: F32
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.dense.shape[0], self.dense.shape[1]
+
+
 Changes = Mapping[str, Change]
 """By the name of the module whose matrix is changed."""
+AnyChanges = Mapping[str, Change | Dense]
 
 
 def weights_of_losses(losses: Sequence[float]) -> list[float]:
@@ -75,22 +97,40 @@ def weighted_mean(adapters: Sequence[Changes], weights: Sequence[float]) -> dict
 
     An adapter that leaves a module alone changes it by nothing. All modules get the same rank.
     """
-    ranks = [max(change.a.shape[0] for change in adapter.values()) for adapter in adapters]
+    ranks = [max((change.a.shape[0] for change in adapter.values()), default=0) for adapter in adapters]
     merged = {}
     for name, like in _modules(adapters).items():
         parts_a, parts_b = [], []
         for adapter, weight, rank in zip(adapters, weights, ranks, strict=True):
-            a, b = np.zeros((rank, like.a.shape[1]), np.float32), np.zeros((like.b.shape[0], rank), np.float32)
+            a, b = np.zeros((rank, like.shape[1]), np.float32), np.zeros((like.shape[0], rank), np.float32)
             if change := adapter.get(name):
                 own = change.a.shape[0]
                 a[:own], b[:, :own] = change.a, weight * change.b
             parts_a.append(a)
             parts_b.append(b)
-        merged[name] = Change(np.concatenate(parts_a), np.concatenate(parts_b, axis=1))
+        merged[name] = Change(np.concatenate(parts_a), np.concatenate(parts_b, axis=1), embeds=like.embeds)
     return merged
 
 
-def ties(adapters: Sequence[Changes], weights: Sequence[float], density: float, name: str) -> F32:
+def mean_of_changes(adapters: Sequence[AnyChanges], weights: Sequence[float], name: str) -> F32:
+    """One module's change by the weighted mean."""
+    like = _modules(adapters)[name]
+    total = np.zeros(like.shape, np.float32)
+    for adapter, weight in zip(adapters, weights, strict=True):
+        if (change := adapter.get(name)) is not None:
+            total += np.float32(weight) * change.dense
+    return total
+
+
+def mean_of_tables(tables: Sequence[F32], weights: Sequence[float]) -> F32:
+    """The weighted mean of matrices, f32[N, K] each, that are in one's place."""
+    total = np.zeros(tables[0].shape, np.float32)
+    for table, weight in zip(tables, weights, strict=True):
+        total += np.float32(weight) * table
+    return total
+
+
+def ties(adapters: Sequence[AnyChanges], weights: Sequence[float], density: float, name: str) -> F32:
     """One module's change by TIES: of each adapter's change the largest values stay; of those, where signs differ, the
     ones on the side that weighs more; and of these the weighted mean.
 
@@ -113,7 +153,7 @@ def _trimmed(values: F32, density: float) -> F32:
     return np.where(np.abs(values) >= least, values, np.float32(0))
 
 
-def dare(adapters: Sequence[Changes], weights: Sequence[float], density: float, seed: int, name: str) -> F32:
+def dare(adapters: Sequence[AnyChanges], weights: Sequence[float], density: float, seed: int, name: str) -> F32:
     """One module's change by DARE: of each adapter's change values are dropped by chance, those that stay are scaled
     up, so that the expectation is what it was, and the weighted mean is taken.
 
@@ -122,7 +162,7 @@ def dare(adapters: Sequence[Changes], weights: Sequence[float], density: float, 
     """
     like = _modules(adapters)[name]
     digest = int.from_bytes(sha256(name.encode()).digest()[:8], "little")
-    merged = np.zeros((like.b.shape[0], like.a.shape[1]), np.float32)
+    merged = np.zeros(like.shape, np.float32)
     for index, (adapter, weight) in enumerate(zip(adapters, weights, strict=True)):
         stays = np.random.default_rng([seed, digest, index]).random(merged.shape) < density
         merged += np.where(stays, _dense(adapter, name, like), 0) * np.float32(weight / density)
@@ -139,7 +179,7 @@ def nearest_of_rank(change: F32, rank: int) -> tuple[Change, float]:
     return Change(a, b), missed
 
 
-def module_names(adapters: Sequence[Changes]) -> list[str]:
+def module_names(adapters: Sequence[AnyChanges]) -> list[str]:
     """The modules that any of the adapters changes.
 
     Raises:
@@ -148,16 +188,15 @@ def module_names(adapters: Sequence[Changes]) -> list[str]:
     return list(_modules(adapters))
 
 
-def _modules(adapters: Sequence[Changes]) -> dict[str, Change]:
-    found: dict[str, Change] = {}
+def _modules(adapters: Sequence[Mapping[str, C]]) -> dict[str, C]:
+    found: dict[str, C] = {}
     for adapter in adapters:
         for name, change in adapter.items():
-            like = found.setdefault(name, change)
-            if (like.b.shape[0], like.a.shape[1]) != (change.b.shape[0], change.a.shape[1]):
+            if found.setdefault(name, change).shape != change.shape:
                 raise TrainingError(f"{name}: the adapters are not of one model: their matrices differ in shape")
     return found
 
 
-def _dense(adapter: Changes, name: str, like: Change) -> F32:
+def _dense(adapter: AnyChanges, name: str, like: Change | Dense) -> F32:
     change = adapter.get(name)
-    return change.dense if change else np.zeros((like.b.shape[0], like.a.shape[1]), np.float32)
+    return change.dense if change else np.zeros(like.shape, np.float32)

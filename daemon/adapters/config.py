@@ -48,9 +48,12 @@ _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 Sides = dict[str, dict[str, Factor]]
-"""By the modules of the base and the letters ``A`` and ``B``: its A, [R, K], and its B, [N, R]."""
+"""By the modules of the base and the letters ``A`` and ``B``: its A, [R, K], and its B, [N, R]. Those of an embedding
+table are its ``embedding_A``, [R, vocabulary], and ``embedding_B``, [D, R]."""
 Whole = dict[str, Factor]
-"""By the modules of the base: what an adapter has in place of their matrices, [N, K] each."""
+"""By the modules of the base: what an adapter has in place of their matrices, [N, K] each. Behind a module's name
+`BASE_LAYER`: what its A and B are added to."""
+BASE_LAYER = ".base_layer"
 
 
 class Said(Protocol):
@@ -136,7 +139,7 @@ class AdapterConfig:
 
     def called(self, module: str, side: str) -> str:
         """What the file calls a module's A or B."""
-        return f"{PREFIX}{module}.lora_{side}.weight"
+        return f"{PREFIX}{module}.lora_{side}" + ("" if side.startswith("embedding_") else ".weight")
 
 
 def read_config(file: Path) -> AdapterConfig:

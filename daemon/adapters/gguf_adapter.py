@@ -31,6 +31,7 @@ GGUF = ".gguf"
 _AS_STORED: dict[str, npt.DTypeLike] = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _SIDES = {".lora_a": "A", ".lora_b": "B"}
 _WEIGHT = ".weight"
+_EMBEDDING = "token_embd.weight"
 _KNOWN = ("adapter.type", "adapter.lora.alpha", "adapter.lora.task_name", "adapter.lora.prompt_prefix")
 """Keys that say what is computed, or nothing about it."""
 
@@ -68,7 +69,7 @@ class GgufSaid:
 
     def called(self, module: str, side: str) -> str:
         """What the file calls a module's A or B."""
-        return f"{self.names[module]}.lora_{side.lower()}"
+        return f"{self.names[module]}.lora_{side[-1].lower()}"
 
 
 def read_adapter_header(file: Path) -> GgufHeader:
@@ -115,11 +116,13 @@ def gguf_adapter(
                 " another order; give the adapter in PEFT's format"
             )
         matrix = _matrix(file, name, info, content)
+        if base == _EMBEDDING:
+            matrix, side = matrix.T if side == "A" else matrix, f"embedding_{side}"  # a row of A for each token
         if side == "B" and interleaved and module.endswith((".q_proj", ".k_proj")):
             matrix = _in_halves(file, name, matrix, model)
         sides.setdefault(module, {})[side] = matrix
         names[module] = base
-        ranks[module] = info.shape[0 if side == "A" else 1]
+        ranks[module] = matrix.shape[0 if side.endswith("A") else 1]
     return sides, GgufSaid(names, ranks, alpha)
 
 

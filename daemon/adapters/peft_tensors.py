@@ -1,5 +1,6 @@
 """The tensors of an adapter in PEFT's format: a safetensors file that has an A and a B for each module, and whole
-matrices of modules that were trained as they are (``modules_to_save``)."""
+matrices: of modules that were trained as they are (``modules_to_save``), and what A and B are added to where PEFT was
+to save that too (``save_embedding_layers``)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, parse_header
 from motley.plugins.engine import Factor
 
-_MATRIX = re.compile(re.escape(PREFIX) + r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-_WHOLE = re.compile(re.escape(PREFIX) + r"(?P<module>(?!.*\.(?:lora_|base_layer)).+)\.weight")
+_MATRIX = re.compile(re.escape(PREFIX) + r"(?P<module>.+)\.lora_(?:(?P<side>[AB])\.weight|(?P<rows>embedding_[AB]))")
+_WHOLE = re.compile(re.escape(PREFIX) + r"(?P<module>(?!.*\.lora_).+)\.weight")
 
 
 def peft_tensors(file: Path, content: npt.NDArray[np.uint8]) -> tuple[Sides, Whole]:
@@ -28,14 +29,13 @@ def peft_tensors(file: Path, content: npt.NDArray[np.uint8]) -> tuple[Sides, Who
     whole: Whole = {}
     for name, matrix in _tensors(file, content).items():
         if found := _MATRIX.fullmatch(name):
-            sides.setdefault(found["module"], {})[found["side"]] = matrix
+            sides.setdefault(found["module"], {})[found["side"] or found["rows"]] = matrix
         elif found := _WHOLE.fullmatch(name):
             whole[found["module"]] = matrix
         else:
             raise CheckpointError(
                 f"{file}: tensor {name!r} is no matrix of LoRA for a linear module, nor an embedding table or a head;"
-                " of adapters, only those are computed here: no low-rank matrices of embeddings, no biases, no"
-                " magnitudes of DoRA"
+                " of adapters, only those are computed here: no biases, no magnitudes of DoRA"
             )
     return sides, whole
 

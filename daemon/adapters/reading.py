@@ -38,6 +38,8 @@ WEIGHTS = "adapter_model.safetensors"
 PIECE_BYTES = 8 << 20
 """Of a file that are read at once."""
 _WEIGHT = ".weight"
+_ROWS = "rows"
+"""What products call what is added to the rows that tokens begin with; no tensor of a model is called so."""
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,37 @@ class Adapter:
         fingerprint: hex SHA-256 of its config and its matrices; equal where both are equal to the byte.
         products: what it adds to the products with the model's matrices, by the names of their tensors.
         whole: what is multiplied with in place of the head's matrix, [N, K], by the name of its tensor.
-        embedding: [vocabulary, D], the rows that tokens begin with in place of the model's; None: those.
+        embedding: [vocabulary, D], the rows that tokens begin with in place of the model's; or what is added to these,
+            as if tokens were multiplied with them: its down is [R, vocabulary], its up [D, R]; None: nothing.
     """
 
     fingerprint: str
     products: Mapping[str, AdapterProduct]
     whole: Mapping[str, Factor] = field(default_factory=dict)
-    embedding: Factor | None = None
+    embedding: Factor | AdapterProduct | None = None
 
     @cached_property
     def bytes(self) -> int:
         """How much memory its matrices take, if a rank has all of them."""
-        arrays = {id(factor): factor.nbytes for product in self.products.values() for factor in product}
-        tables = [*self.whole.values()] + ([] if self.embedding is None else [self.embedding])
+        arrays = {id(factor): factor.nbytes for product in self._low_rank for factor in product}
+        tables = [*self.whole.values()]
+        if isinstance(self.embedding, np.ndarray):
+            tables.append(self.embedding)
         return sum(arrays.values()) + sum(each.nbytes for each in tables)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that its matrices have, the smallest one first."""
-        return tuple(sorted({len(product.down) for product in self.products.values()}))
+        return tuple(sorted({len(product.down) for product in self._low_rank}))
+
+    @property
+    def _low_rank(self) -> list[AdapterProduct]:
+        own = [self.embedding] if isinstance(self.embedding, AdapterProduct) else []
+        return [*self.products.values(), *own]
+
+
+class _Unlike(CheckpointError):
+    """Matrices are of a matrix of another shape."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,8 @@ class _Place:
     rows: slice | npt.NDArray[np.int64]
     height: int
     """Rows of all that the module multiplies with."""
+    kind: str = ""
+    """What the names of its A and B begin with."""
 
 
 def read_adapter(
@@ -111,17 +127,41 @@ def read_adapter(
         sides, given = peft_tensors(file, content)
         tables = whole_tables(file, given, config, model, partial(_own_name, model))
         sides = experts_apart(file, sides, config.parameters, model, partial(_own_name, model))
-        products = _products(file, sides, config, model)
-        if twice := products.keys() & tables.head.keys():
-            raise CheckpointError(f"{file}: the head has a whole matrix, and LoRA's for {min(twice)!r} besides")
+        tied = [HEAD.removesuffix(_WEIGHT)] if config.tied and model.tied else []  # with embeddings that are adapted
+        products = _products(file, sides, config, model, tied)
     digest = sha256(len(told).to_bytes(8, "little") + told)
     digest.update(content.data)
-    return Adapter(digest.hexdigest(), products, tables.head, tables.embedding)
+    return Adapter(digest.hexdigest(), *_together(file, products, tables, model))
 
 
-def expert_tensors(model: Model) -> set[str]:
-    """The names of the matrices of a model's routed experts, by which `Adapter.products` has them."""
-    return {each.name for each in _expert_matrices(model)}
+def _together(
+    file: Path, products: dict[str, AdapterProduct], tables: Tables, model: Model
+) -> tuple[Mapping[str, AdapterProduct], Mapping[str, Factor], Factor | AdapterProduct | None]:
+    """What is added to products, what is in place of the head's matrix, and what tokens begin with.
+
+    Raises:
+        CheckpointError: a table is replaced, and added to besides.
+    """
+    rows, head = products.pop(_ROWS, None), dict(tables.head)
+    if twice := products.keys() & head.keys():
+        raise CheckpointError(f"{file}: the head has a whole matrix, and LoRA's for {min(twice)!r} besides")
+    if rows is not None and tables.embedding is not None:
+        raise CheckpointError(f"{file}: the embeddings are whole, and LoRA's for {model.embedding.name!r} are besides")
+    for tensor, base in tables.head_base.items():
+        head[tensor] = base + _dense(products.pop(tensor))
+    if rows is not None and tables.embedding_base is not None:
+        return products, head, tables.embedding_base + _dense(rows).T
+    return products, head, tables.embedding if rows is None else rows
+
+
+def _dense(product: AdapterProduct) -> npt.NDArray[np.float32]:
+    return product.up.astype(np.float32) @ product.down.astype(np.float32)
+
+
+def expert_tensors(model: Model) -> dict[str, tuple[int, int]]:
+    """The matrices of a model's routed experts, by the names by which `Adapter.products` has them: each with the layer
+    and the number of its expert."""
+    return {tensor.name: key for key, tensor in _expert_matrices(model)}
 
 
 def _content(file: Path, alive: Callable[[], None], most: int | None) -> npt.NDArray[np.uint8]:
@@ -145,31 +185,43 @@ def _content(file: Path, alive: Callable[[], None], most: int | None) -> npt.NDA
     return content[:done]
 
 
-def _products(file: Path, sides: Sides, said: Said, model: Model) -> dict[str, AdapterProduct]:
-    """What the matrices of modules, each with its A and B, add to the products with the model's matrices."""
+def _products(
+    file: Path, sides: Sides, said: Said, model: Model, also: Collection[str] = ()
+) -> dict[str, AdapterProduct]:
+    """What the matrices of modules, each with its A and B, add to the products with the model's matrices.
+
+    Args:
+        also: modules that may have some, whatever is said of them.
+    """
     places = _places(model)
     problems = []
+    strange = 0
     products: dict[str, AdapterProduct] = {}
     for module, pair in sides.items():
         own = _own_name(model, module)
         if own not in places:
             problems.append(f"{file}: {said.called(module, next(iter(pair)))!r}: {_why_not(model, own)}")
+            strange += 1
             continue
-        if not said.adapts(module):
+        if not said.adapts(module) and own not in also:
             problems.append(f"{file}: {said.called(module, next(iter(pair)))!r} is not among what {CONFIG} targets")
             continue
         try:
             made = _product(file, module, pair, said, places[own])
         except CheckpointError as error:
             problems.append(str(error))
+            strange += isinstance(error, _Unlike)
             continue
         if twice := made.keys() & products.keys():
             problems.append(f"{file}: two tensors are for {min(twice)!r}: {said.called(module, 'A')!r} is the second")
         products |= made
     problems += [
-        f"{file}: tensor {said.called(module, 'A')!r} is absent, which {CONFIG} targets"
+        f"{file}: tensor {said.called(module, places[_own_name(model, module)][0].kind + 'A')!r} is absent, which"
+        f" {CONFIG} targets"
         for module in _missing(model, said, sides)
     ]
+    if 1 < len(sides) == strange:
+        problems.insert(0, f"{file}: is an adapter of another model: nothing in it fits this one ({model.family})")
     refuse_all(problems)
     if not products:
         raise CheckpointError(f"{file}: the adapter has no matrices")
@@ -182,19 +234,30 @@ def _product(
     """What a module's A and B add, for each of the model's matrices that it multiplies with.
 
     Raises:
-        CheckpointError: they do not fit.
+        _Unlike: they are of another matrix.
+        CheckpointError: they do not fit each other, or are broken.
     """
     rank = said.rank_of(module)
-    for side, shape, what in (("A", (rank, places[0].columns), "rows"), ("B", (places[0].height, rank), "columns")):
+    kind = places[0].kind
+    of_a, of_b = f"{kind}A", f"{kind}B"
+    for side in (of_a, of_b):
         if side not in pair:
             raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} is absent")
+    rows, columns = places[0].height, places[0].columns
+    a, b = pair[of_a], pair[of_b]
+    if a.ndim == b.ndim == 2 and (len(b), a.shape[1]) == (rows, columns) and (len(a), b.shape[1]) != (rank, rank):
+        told = f"have rank {len(a)}, and {CONFIG} says {rank}"
+        if len(a) != b.shape[1]:
+            told = f"do not fit each other: {of_a} has rank {len(a)}, {of_b} has rank {b.shape[1]}"
+        raise CheckpointError(f"{file}: the matrices of {module!r} {told}")
+    for side, shape, what in ((of_a, (rank, columns), "rows"), (of_b, (rows, rank), "columns")):
         if pair[side].shape != shape:
-            raise CheckpointError(
+            raise _Unlike(
                 f"{file}: tensor {said.called(module, side)!r} has shape {list(pair[side].shape)}; the model and"
                 f" the config make it {list(shape)}, {rank} {what} being the adapter's rank"
             )
-    down, up = pair["A"], _scaled(pair["B"], said.scale_of(module))
-    for side, factor in (("A", down), ("B", up)):
+    down, up = pair[of_a], _scaled(pair[of_b], said.scale_of(module))
+    for side, factor in ((of_a, down), (of_b, up)):
         if not np.isfinite(factor).all():
             raise CheckpointError(f"{file}: tensor {said.called(module, side)!r} has values that are no finite numbers")
     return {place.tensor: AdapterProduct(down, up[place.rows]) for place in places}
@@ -210,9 +273,11 @@ def _scaled(factor: Factor, scale: float) -> Factor:
 
 def _places(model: Model) -> dict[str, list[_Place]]:
     """What may be adapted: by the names of the base's modules, the model's matrices that these multiply with."""
-    places: dict[str, list[_Place]] = {}
+    vocabulary, width = model.embedding.shape
+    begin = _Place(_ROWS, vocabulary, slice(0, width), width, "embedding_")
+    places: dict[str, list[_Place]] = {model.embedding.name.removesuffix(_WEIGHT): [begin]}
     tensors = ((module, Tensor(w.name, w.shape, w.parts)) for module, w in _matrices(model))
-    experts = ((each.name.removesuffix(_WEIGHT), each) for each in _expert_matrices(model))
+    experts = ((each.name.removesuffix(_WEIGHT), each) for _, each in _expert_matrices(model))
     for module, each in chain(tensors, experts):
         name, (height, width), parts = each.name, each.shape, each.parts
         places[module] = [_Place(name, width, slice(0, height), height)]
@@ -231,7 +296,7 @@ def _places(model: Model) -> dict[str, list[_Place]]:
 def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
     """The modules that a config targets, and that an adapter has nothing for; routers may be no modules of the base."""
     known = {_own_name(model, module) for module in given}
-    for module, w in _matrices(model):
+    for module, w in [(model.embedding.name.removesuffix(_WEIGHT), model.embedding), *_matrices(model)]:
         # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
         own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {module}
         if w.routes or not known.isdisjoint([*own, module]):
@@ -240,7 +305,7 @@ def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
         inner = [name.removeprefix("model.") for name in sorted(own) if name.startswith("model.")]
         spelled = [prefix + name for name in inner for prefix in prefixes] or own
         yield from list(filter(said.promises, spelled))[:1]
-    experts = [each.name.removesuffix(_WEIGHT) for each in _expert_matrices(model)]
+    experts = [each.name.removesuffix(_WEIGHT) for _, each in _expert_matrices(model)]
     if not known.isdisjoint(experts):  # a base that keeps them stacked has no such modules
         yield from (each for each in experts if each not in known and said.promises(each))
 
@@ -257,12 +322,12 @@ def _matrices(model: Model) -> Iterator[tuple[str, W]]:
             yield from ((HEAD.removesuffix(_WEIGHT), w) for w in each.ws)
 
 
-def _expert_matrices(model: Model) -> Iterator[Tensor]:
-    """The matrices of all routed experts."""
+def _expert_matrices(model: Model) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    """The matrices of all routed experts, each with the layer and the number of its expert."""
     for each in model.operations:
         if isinstance(each, Experts):
-            matrices = [w for one in each.body if isinstance(one, Linear) for w in one.ws]
-            yield from (Tensor(w.name, w.shape, w.parts).of(number) for number in range(each.count) for w in matrices)
+            tensors = [Tensor(w.name, w.shape, w.parts) for one in each.body if isinstance(one, Linear) for w in one.ws]
+            yield from (((each.layer, number), own.of(number)) for number in range(each.count) for own in tensors)
 
 
 def _why_not(model: Model, module: str) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from motley.daemon.adapters.config import PREFIX, Sides
+from motley.daemon.adapters.config import BASE_LAYER, PREFIX, Sides
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Experts, Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 
-_WRAPPED = ".base_layer"
 _EACH = "[{expert}]"
 
 Stacks = dict[str, tuple[int, int, int]]
@@ -41,8 +40,8 @@ def experts_apart(
     apart: Sides = {}
     for module, pair in sides.items():
         inner = own_name(module)
-        while inner.endswith(_WRAPPED):
-            inner = inner.removesuffix(_WRAPPED)
+        while inner.endswith(BASE_LAYER):
+            inner = inner.removesuffix(BASE_LAYER)
         here = {name: shape for name, shape in stacks.items() if name.rpartition(".")[0] == inner}
         if not here:
             apart[module] = pair

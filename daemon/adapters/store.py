@@ -42,6 +42,11 @@ def is_adapter(place: Path) -> bool:
     return (place / CONFIG).is_file() and (place / WEIGHTS).is_file()
 
 
+def lacks(folder: Path) -> str:
+    """What a folder has not got of an adapter's files; empty: it has both, or is a file."""
+    return next((name for name in (CONFIG, WEIGHTS) if folder.is_dir() and not (folder / name).is_file()), "")
+
+
 def size_of(adapter: Path) -> int:
     """Bytes of the stretch that an adapter travels as.
 

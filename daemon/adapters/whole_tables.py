@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from motley.daemon.adapters.config import CONFIG, PREFIX, AdapterConfig, Whole
+from motley.daemon.adapters.config import BASE_LAYER, CONFIG, PREFIX, AdapterConfig, Whole
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import HEAD, Model
 from motley.daemon.models.description.operations import Linear
@@ -25,10 +25,13 @@ class Tables:
     Attributes:
         head: [N, K], by the name of the tensor of the head's matrix; empty: nothing.
         embedding: [vocabulary, D]; None: nothing.
+        head_base, embedding_base: likewise, what A and B are added to, which are in the adapter, too.
     """
 
     head: Mapping[str, Factor] = field(default_factory=dict)
     embedding: Factor | None = None
+    head_base: Mapping[str, Factor] = field(default_factory=dict)
+    embedding_base: Factor | None = None
 
 
 def whole_tables(
@@ -49,19 +52,24 @@ def whole_tables(
     ties = config.tied and model.tied
     problems = []
     own: dict[str, Factor] = {}
-    for module, matrix in given.items():
-        name, tensor = own_name(module), f"{file}: tensor {PREFIX + module + _WEIGHT!r}"
+    bases: dict[str, Factor] = {}
+    for whole, matrix in given.items():
+        module = whole.removesuffix(BASE_LAYER)
+        name, tensor = own_name(module), f"{file}: tensor {PREFIX + whole + _WEIGHT!r}"
         w = expected.get(name)
         if w is None:
             problems.append(f"{tensor} is whole; of an adapter, only those of {embedding} and {head} are computed here")
-        elif not (config.saves(module) or ties):
+        elif module != whole and not (config.adapts(module) or ties):
+            problems.append(f"{tensor} is not among what {CONFIG} targets")
+        elif module == whole and not (config.saves(module) or ties):
             problems.append(f"{tensor} is not among what {CONFIG} saves as a whole (modules_to_save)")
         elif trouble := _trouble(matrix, w, name == head):
             problems.append(f"{tensor} {trouble}")
         else:
-            own[name] = matrix
-    there = {*given, *map(own_name, given)}
-    tables = {*expected, *(module for module in given if own_name(module) in expected)}
+            (own if module == whole else bases)[name] = matrix
+    saved = [module for module in given if not module.endswith(BASE_LAYER)]
+    there = {*saved, *map(own_name, saved)}
+    tables = {*expected, *(module for module in saved if own_name(module) in expected)}
     for name in config.saved:
         if own_name(name) not in expected and not any(_ends(module, name) for module in tables):
             problems.append(f"{file}: {CONFIG} saves {name!r} as a whole; only {embedding} and {head} may be")
@@ -70,7 +78,8 @@ def whole_tables(
     refuse_all(problems)
     if ties and own:
         own = dict.fromkeys((embedding, head), own[embedding] if embedding in own else own[head])
-    return Tables({expected[head].name: own[head]} if head in own else {}, own.get(embedding))
+    of_head, of_its_base = ({expected[head].name: each[head]} if head in each else {} for each in (own, bases))
+    return Tables(of_head, own.get(embedding), of_its_base, bases.get(embedding))
 
 
 def _trouble(matrix: Factor, w: W, head: bool) -> str:

@@ -38,6 +38,7 @@ class Asked:
         idle_s: how long the host had not been asked before.
         late: whether patience with it has ended.
         busy_s: how long the host says that it has computed what has come.
+        repeats: how often the host has wanted some of it again.
     """
 
     number: int
@@ -49,6 +50,7 @@ class Asked:
     idle_s: float
     late: bool = False
     busy_s: float = 0.0
+    repeats: int = 0
 
     @property
     def late_at(self) -> float:

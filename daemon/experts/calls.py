@@ -45,6 +45,8 @@ STARVED_S = 120.0
 NEARLY = 1.25
 """Hosts take turns that are expected to answer within so many times what the quickest takes."""
 
+REPEATS = 4
+"""A host may want a call so many times again for each expert of it."""
 AHEAD = 4
 """Calls that another rank may be ahead of this one."""
 EARLY = 1024
@@ -294,6 +296,17 @@ class ExpertCalls:
         self._end(host, asked, now)
         self._failed(number, asked, now)
         return self._ask_open(now)
+
+    def repeated(self, number: int, call: int, now: float) -> list[Action]:
+        """A host that owes an answer to call `call` was sent some of it again, with what it lacked: patience with it
+        begins anew, but not for ever."""
+        for asked in self.hosts[number].asked:
+            if asked.number == call:
+                asked.sent_at = asked.heard_at = now
+                asked.repeats += 1
+                if asked.repeats > REPEATS * len(asked.missing):
+                    return self._drop(number, "it lacks again and again what it was sent", now)
+        return []
 
     def garbage(self, number: int, reason: str, now: float) -> list[Action]:
         """A host has said what is wrong: it is not asked again until it has been started anew."""

@@ -11,16 +11,27 @@ import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from motley.daemon.experts.calls import PIECE, Action, Ask, Dial, Drop, ExpertCalls, Starve
+from motley.daemon.experts.factors import ExpertsAdapter, Factors, write_factors
 from motley.daemon.experts.keys import replicas
-from motley.daemon.experts.wire import Answer, Call, ExpertWire, ExpertWireError, Part, Refusal, RefusalCode
+from motley.daemon.experts.wire import (
+    U16,
+    Answer,
+    Call,
+    ExpertWire,
+    ExpertWireError,
+    Part,
+    Refusal,
+    RefusalCode,
+)
 from motley.daemon.pipe.daemon import Tell
 from motley.plugins.engine import F32
-from motley.plugins.mixture import I64, Compute, Sent
+from motley.plugins.mixture import I64, Compute, Sent, Slots
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import MAX_MESSAGE, Connected, Lost, Message, Messenger, PeerLost, TransportError, WireFormat
 
@@ -53,6 +64,7 @@ class Dispatcher:
         wire_format: WireFormat,
         look: Look,
         tell: Tell,
+        adapters: Mapping[int, ExpertsAdapter] = MappingProxyType({}),
     ) -> None:
         """
         Args:
@@ -62,6 +74,7 @@ class Dispatcher:
             hidden: D, the width of a row.
             look: called now and then while a step waits.
             tell: sends `starved` when a step waits for an expert that no host has, and `experts` when a host is lost.
+            adapters: what the adapters in slots add to experts now; whoever changes it does so between two steps.
         """
         self.waited_s = 0.0
         self._size = size
@@ -69,6 +82,7 @@ class Dispatcher:
         self._wire = ExpertWire(hidden, wire_format)
         self._look = look
         self._tell = tell
+        self._adapters = adapters
         self._calls = ExpertCalls(rank, size)
         self._to_all = (1 << size) - 1
         self._to_me = 1 << rank
@@ -76,6 +90,10 @@ class Dispatcher:
         self._layer = 0
         self._x: F32 = np.empty((0, hidden), np.float32)
         self._rows: dict[int, I64] = {}
+        self._slots: dict[int, Slots] = {}
+        """Of the adapters that add to experts, for these rows; empty: they have none."""
+        self._adapted = 0
+        """How many adapters the rows of the current call have."""
         self._loads: defaultdict[int, Counter[int]] = defaultdict(Counter)
         self._bytes_out = 0
         self._bytes_in = 0
@@ -155,9 +173,16 @@ class Dispatcher:
     def _compute(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
         """See `motley.plugins.mixture.Compute`. All rows are under way when it returns."""
         self._layer, self._x = layer, np.asarray(x, np.float32)
-        self._rows = {}
+        self._rows, self._slots = {}, {}
+        adapting = [0, *self._adapters]
+        used = {slot for own in sent if own.slots is not None for slot in np.unique(own.slots).tolist()}
+        self._adapted = len(used.intersection(self._adapters))
         for own in sent:
-            self._rows.update(self._pieces(own))
+            stretches = dict(zip(self._parts_of(own), self._stretches(own), strict=True))
+            self._rows |= {part: own.rows[stretch] for part, stretch in stretches.items()}
+            if self._adapted and own.slots is not None:
+                slots = np.where(np.isin(own.slots, adapting), own.slots, 0)
+                self._slots |= {part: slots[stretch] for part, stretch in stretches.items()}
             if self._calls.is_mine(layer, own.expert):
                 self._loads[layer][own.expert] += len(own.rows)
         routing = _routing(sent) if self._size > 1 else 0
@@ -165,16 +190,18 @@ class Dispatcher:
         self._do(self._calls.begin(layer, counts, routing, time.monotonic()))
         return self._results(sent)
 
-    def _pieces(self, own: Sent) -> dict[int, I64]:
-        """An expert's rows in pieces that fit in a message, by their numbers, see `motley.daemon.experts.calls`."""
-        stretches = self._wire.stretches(len(own.rows), MAX_MESSAGE)
-        return {own.expert + PIECE * piece: own.rows[stretch] for piece, stretch in enumerate(stretches)}
+    def _stretches(self, own: Sent) -> list[slice]:
+        """An expert's rows in pieces that fit in a message."""
+        return self._wire.stretches(len(own.rows), MAX_MESSAGE, self._adapted)
+
+    def _parts_of(self, own: Sent) -> range:
+        """The numbers of these pieces, see `motley.daemon.experts.calls`."""
+        return range(own.expert, own.expert + PIECE * len(self._stretches(own)), PIECE)
 
     def _results(self, sent: Sequence[Sent]) -> Iterator[F32]:
         results: Mapping[int, F32] = self._calls.results
         for own in sent:
-            pieces = len(self._wire.stretches(len(own.rows), MAX_MESSAGE))
-            parts = range(own.expert, own.expert + PIECE * pieces, PIECE)
+            parts = self._parts_of(own)
             for part in parts:
                 if part not in results:
                     self._wait_for(part)
@@ -217,6 +244,8 @@ class Dispatcher:
         match message:
             case Refusal(code=RefusalCode.NOT_HERE):
                 return calls.refused(host, message.number, now)
+            case Refusal(code=RefusalCode.NO_FACTORS):
+                return self._bring(host, message)
             case Refusal():
                 return calls.garbage(host, f"it refuses a call: {message.reason}", now)
             case Answer():
@@ -227,6 +256,22 @@ class Dispatcher:
                         why = f"it answers numbers that are not finite for layer {message.layer}"
                         return calls.garbage(host, why, now)
                 return calls.answered(host, message.number, message.layer, _parts(message), message.busy_s, now)
+
+    def _bring(self, host: int, refusal: Refusal) -> Iterable[Action]:
+        """Send a host what adapters add to the experts of a call, and that again: expert by expert, so that each answer
+        is a sign of life."""
+        keys = [part.expert + PIECE * part.piece for part in refusal.parts]
+        if refusal.number != self._calls.number or not all(key in self._slots for key in keys):
+            return self._calls.refused(host, refusal.number, time.monotonic())
+        for key in keys:
+            for slot in filter(None, np.unique(self._slots[key]).tolist()):
+                adapter, expert = self._adapters[slot], key % PIECE
+                products = adapter.products.get((self._layer, expert), {})
+                data = write_factors(Factors(adapter.name, self._layer, expert, products))
+                self._messenger.send(self._size + host, data)
+                self._bytes_out += sum(map(len, data))
+            self._send(host, [key], self._calls.is_mine(self._layer, key))
+        return self._calls.repeated(host, refusal.number, time.monotonic())
 
     def _is_broken(self, answer: Answer) -> bool:
         """Whether an answer of the current call is about rows that were not finite themselves."""
@@ -258,9 +303,17 @@ class Dispatcher:
             chosen = [self._rows[expert] for expert in together]
             parts = [Part(key % PIECE, len(rows), key // PIECE) for key, rows in zip(together, chosen, strict=True)]
             rows = self._x[np.concatenate(chosen)]
-            data = self._wire.write_call(Call(self._calls.number, self._layer, reply_to, parts, rows))
+            call = Call(self._calls.number, self._layer, reply_to, parts, rows, *self._whose(together))
+            data = self._wire.write_call(call)
             self._messenger.send(self._size + host, data)
-            self._bytes_out += self._wire.message_bytes(len(parts), len(rows))
+            self._bytes_out += self._wire.message_bytes(len(parts), len(rows), len(call.adapters))
+
+    def _whose(self, keys: Sequence[int]) -> tuple[list[bytes], U16]:
+        """The names of the adapters that rows of experts have, and which of these each of the rows has."""
+        if not self._adapted:
+            return [], np.empty(0, np.uint16)
+        slots, own = np.unique(np.concatenate([[0], *(self._slots[key] for key in keys)]), return_inverse=True)
+        return [self._adapters[slot].name for slot in slots[1:].tolist()], own[1:].astype(np.uint16)
 
     def _messages(self, experts: Sequence[int]) -> Iterator[list[int]]:
         """The parts of every message: as many as `MAX_MESSAGE` allows. An answer is as long as its call."""
@@ -268,7 +321,7 @@ class Dispatcher:
         rows = 0
         for expert in experts:
             own = len(self._rows[expert])
-            if together and self._wire.message_bytes(len(together) + 1, rows + own) > MAX_MESSAGE:
+            if together and self._wire.message_bytes(len(together) + 1, rows + own, self._adapted) > MAX_MESSAGE:
                 yield together
                 together, rows = [], 0
             together.append(expert)

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from motley.daemon.experts.factors import read_factors
 from motley.daemon.experts.holding import LOADING_LOOK_S, Holding
 from motley.daemon.experts.wire import (
     Answer,
@@ -23,9 +24,11 @@ from motley.daemon.experts.wire import (
     Call,
     ExpertWire,
     ExpertWireError,
+    Kind,
     Part,
     Refusal,
     RefusalCode,
+    kind_of,
 )
 from motley.daemon.models.cutting.tree import fold, subtrees
 from motley.daemon.pipe.daemon import Commands
@@ -77,9 +80,7 @@ class Group:
             EngineError, MemoryError: this one cannot.
             TransportError: another one is lost, or answers what it was not asked.
         """
-        communicator = self._communicator
-        communicator.broadcast_message(data, self._leader, None)
-        communicator.flush()
+        self.hand_on(data)
         sums: list[dict[range, F32]] = []
         failed: Exception | None = None
         try:
@@ -92,6 +93,15 @@ class Group:
             raise failed
         results = [fold(self._whole, terms, lambda _, left, right: left + right) for terms in sums]
         return results[0] if len(results) == 1 else np.concatenate(results)
+
+    def hand_on(self, data: Buffer) -> None:
+        """Give the other workers a message as it came.
+
+        Raises:
+            TransportError: one is lost.
+        """
+        self._communicator.broadcast_message(data, self._leader, None)
+        self._communicator.flush()
 
     def _collect(self, worker: int, call: Call, sums: Sequence[dict[range, F32]]) -> Refused | None:
         """Take a worker's sums for every expert of a call, or why there are none."""
@@ -162,6 +172,9 @@ class GroupMember:
     def _answer(self, data: bytes) -> None:
         """Send the sums for a call, an expert and a subtree at a time, or a refusal in the place of the next. In FP32
         they may be longer than the call, and more than a message holds: then in several."""
+        if kind_of(data) == Kind.FACTORS:
+            self._holding.adapt(read_factors(data))
+            return
         call, wire = self._call_wire.read_call(data), self._wire
         if (refusal := self._holding.refusal(call)) is None:
             try:

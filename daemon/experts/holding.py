@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from motley.daemon.experts.factors import Factors
 from motley.daemon.experts.keys import ExpertKey, keys_of
 from motley.daemon.experts.loading import ExpertLoader, HeldExpert
 from motley.daemon.experts.wire import Call, Refusal, RefusalCode
 from motley.daemon.loading.progress import Watch
 from motley.daemon.machine.memory import resident_bytes
 from motley.daemon.pipe.daemon import Tell
-from motley.plugins.engine import F32
+from motley.plugins.engine import F32, EngineError
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.worker_pb2 import WorkerCommand
 
@@ -41,6 +44,8 @@ class Holding:
         self._say = tell
         self._wanted = set(wanted)
         self._held: dict[ExpertKey, HeldExpert] = {}
+        self._adapters: dict[bytes, int] = {}
+        """The slots of adapters, by their names; the one that was used longest ago first."""
         self._began = time.monotonic()
         self._ready = False
         self._changed = True
@@ -87,21 +92,56 @@ class Holding:
     def refusal(self, call: Call) -> Refusal | None:
         """Why a call cannot be answered here, if so."""
         missing = [part.expert for part in call.parts if (call.layer, part.expert) not in self._held]
-        if not missing:
-            return None
-        reason = f"this host does not hold layer {call.layer} experts {missing}"
-        return Refusal(call.number, call.layer, RefusalCode.NOT_HERE, reason)
+        if missing:
+            reason = f"this host does not hold layer {call.layer} experts {missing}"
+            return Refusal(call.number, call.layer, RefusalCode.NOT_HERE, reason)
+        slots = {self._adapters.get(name) for name in call.adapters}
+        if not all(slots <= self._held[call.layer, part.expert].adapters for part in call.parts):
+            reason = "this host lacks what an adapter adds to these experts"
+            return Refusal(call.number, call.layer, RefusalCode.NO_FACTORS, reason, call.parts)
+        return None
 
     def sums(self, call: Call) -> Iterator[list[F32]]:
-        """Compute each expert of a call in turn, as `HeldExpert.sums` does; all results are valid until the next call.
+        """Compute each expert of a call, which is not refused, in turn, as `HeldExpert.sums` does; all results are
+        valid until the next call.
 
         Raises:
             EngineError: one cannot be computed.
         """
+        for name in call.adapters:  # used now
+            self._adapters[name] = self._adapters.pop(name)
+        slots = np.array([0, *map(self._adapters.__getitem__, call.adapters)], np.int32)
         start = 0
         for part in call.parts:
-            yield self._held[call.layer, part.expert].sums(call.rows[start : start + part.rows])
+            rows = slice(start, start + part.rows)
+            own = slots[call.own[rows]] if call.adapters else None
+            yield self._held[call.layer, part.expert].sums(call.rows[rows], own)
             start += part.rows
+
+    def adapt(self, factors: Factors) -> None:
+        """Have what an adapter adds to an expert, if that is held: in the slot of the adapter, or in that of the one
+        that was used longest ago.
+
+        Raises:
+            EngineError: it does not fit, or there are no slots, or there is no memory for it.
+        """
+        held = self._held.get((factors.layer, factors.expert))
+        if held is None:
+            return
+        slot = self._adapters.get(factors.adapter) or self._free_slot()
+        held.load_adapter(slot, factors.products)
+        self._adapters[factors.adapter] = slot
+
+    def _free_slot(self) -> int:
+        slots = self._loader.slots
+        if not slots:
+            raise EngineError("the experts of this host have no slots for adapters")
+        if empty := set(range(1, slots + 1)) - {*self._adapters.values()}:
+            return min(empty)
+        slot = self._adapters.pop(next(iter(self._adapters)))
+        for held in self._held.values():
+            held.unload_adapter(slot)
+        return slot
 
     def _want(self, keys: Iterable[ExpertKey]) -> None:
         """Change what is to be held to these experts, and no others."""

@@ -17,9 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from motley.daemon.experts.factors import Factors, read_factors
 from motley.daemon.experts.group import Group, Refused
 from motley.daemon.experts.holding import Holding
-from motley.daemon.experts.wire import Answer, Buffer, Call, ExpertWire, ExpertWireError, Refusal, RefusalCode
+from motley.daemon.experts.wire import (
+    Answer,
+    Buffer,
+    Call,
+    ExpertWire,
+    ExpertWireError,
+    Kind,
+    Refusal,
+    RefusalCode,
+    kind_of,
+)
 from motley.daemon.machine.files import raise_file_limit
 from motley.daemon.pipe.daemon import Commands
 from motley.plugins.engine import F32, EngineError
@@ -89,9 +100,15 @@ class ExpertHost:
             self._drop(message.peer, "it asks for experts before this host is ready")
             return
         try:
+            if kind_of(message.data) == Kind.FACTORS:
+                self._adapt(read_factors(message.data), message.data)
+                return
             call = self._wire.read_call(message.data)
         except ExpertWireError as error:  # nobody knows what is to be answered
             self._drop(message.peer, f"it has sent what is no call: {error}")
+            return
+        except (EngineError, MemoryError) as error:
+            self._drop(message.peer, f"what it has sent of an adapter cannot be had here: {error}")
             return
         if call.reply_to >> self._trunk:
             reason = f"the answer is for ranks {call.reply_to:#b} of {self._trunk}"
@@ -103,6 +120,20 @@ class ExpertHost:
             return
         ranks = [rank for rank in range(self._trunk) if call.reply_to >> rank & 1]
         self._send(ranks, self._wire.write_answer(reply))
+
+    def _adapt(self, factors: Factors, data: Buffer) -> None:
+        """Have what an adapter adds to an expert.
+
+        Args:
+            data: that, as it came.
+
+        Raises:
+            EngineError, MemoryError: this worker cannot.
+            TransportError: a worker of the group is lost.
+        """
+        if self._group is not None:
+            self._group.hand_on(data)
+        self._holding.adapt(factors)
 
     def _reply(self, call: Call, data: Buffer) -> Answer | Refusal:
         """An answer, or why there is none."""

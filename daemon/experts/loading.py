@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
+from motley.daemon.adapters.cutting import Parts, cut_products
+from motley.daemon.experts.factors import Products
 from motley.daemon.experts.gate import examine_expert
 from motley.daemon.experts.keys import ExpertKey
 from motley.daemon.loading.planned import PlannedModel, open_planned
@@ -25,7 +27,8 @@ from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.graph.expert_graph import build_expert_graph
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.engine import F32, EngineOptions
-from motley.plugins.expert_engine import Expert, load_expert_engine
+from motley.plugins.expert_engine import AdaptedExpert, Expert, experts_take_adapters, load_expert_engine
+from motley.plugins.mixture import Slots
 from motley.protocol import mesh_pb2 as pb
 
 
@@ -46,18 +49,47 @@ class HeldExpert:
     weight_bytes: int
     _slices: Mapping[range, Expert]
     """What computes each slice, by its leaf of the tree of sums."""
+    _adapted: Mapping[range, Parts]
+    """What adapters may add to in each."""
     _spans: tuple[range, ...]
     _files: contextlib.ExitStack
+    adapters: set[int] = field(default_factory=set)
+    """The slots that have an adapter."""
 
-    def sums(self, x: F32) -> list[F32]:
+    def sums(self, x: F32, slots: Slots | None = None) -> list[F32]:
         """Compute rows f32[N, D]: what the slices make of them, summed for each subtree of the tree of sums that they
         fill, f32[N, D] each. An expert that is whole has one such result. They are valid until the next call.
+
+        Args:
+            slots: i32[N], of the rows' adapters, all of which are there; None: they have none.
 
         Raises:
             EngineError: it cannot be computed.
         """
-        terms = {leaf: compute(x) for leaf, compute in self._slices.items()}
+        if slots is None:
+            terms = {leaf: compute(x) for leaf, compute in self._slices.items()}
+        else:
+            terms = {leaf: compute(x, slots) for leaf, compute in self._with_slots()}
         return [fold(span, terms, lambda _, left, right: left + right) for span in self._spans]
+
+    def load_adapter(self, slot: int, products: Products) -> None:
+        """Have what an adapter adds to this expert in a slot, in place of what is there.
+
+        Raises:
+            EngineError: it does not fit, or there is no memory for it.
+        """
+        for leaf, expert in self._with_slots():
+            expert.load_adapter(slot, cut_products(products, self._adapted[leaf]))
+        self.adapters.add(slot)
+
+    def unload_adapter(self, slot: int) -> None:
+        """Forget what is in a slot."""
+        self.adapters.discard(slot)
+        for _, expert in self._with_slots():
+            expert.unload_adapter(slot)
+
+    def _with_slots(self) -> Iterator[tuple[range, AdaptedExpert]]:
+        return ((leaf, cast(AdaptedExpert, expert)) for leaf, expert in self._slices.items())
 
     def close(self) -> None:
         """Free its memory; its share stays in the cache."""
@@ -86,7 +118,11 @@ def slices_of(assignment: pb.Assignment) -> tuple[range, int]:
 
 
 class ExpertLoader:
-    """Loads the experts of one assignment. Use as a context; one thread owns it."""
+    """Loads the experts of one assignment. Use as a context; one thread owns it.
+
+    Attributes:
+        slots: for adapters, which each of them has.
+    """
 
     def __init__(self, assignment: pb.Assignment, *, models: Path | None, cache: ShareCache, threads: int) -> None:
         """
@@ -100,6 +136,7 @@ class ExpertLoader:
         """
         self._assignment = assignment
         self._slices, self._all = slices_of(assignment)
+        self.slots = assignment.adapters if experts_take_adapters(assignment.engine) else 0
         self._models = models
         self._cache = cache
         self._engine = load_expert_engine(assignment.engine)(
@@ -193,7 +230,10 @@ class ExpertLoader:
     def _load(self, key: ExpertKey) -> HeldExpert:
         model = self._model.result()
         planned, config = model.planned, model.planned.opened.model
-        slices = {number: build_expert_graph(config, model.cut, *key, number, self._all) for number in self._slices}
+        slices = {
+            number: build_expert_graph(config, model.cut, *key, number, self._all, self.slots)
+            for number in self._slices
+        }
         weight_bytes = self._each = sum(declared.weight_bytes for declared in slices.values())
         self._part = 0.0
         experts: dict[range, Expert] = {}
@@ -213,7 +253,8 @@ class ExpertLoader:
                 experts[range(number, number + 1)] = expert
             self._loaded, self._part = self._loaded + 1, 0.0
             spans = tuple(subtrees(self._slices, self._all))
-            return HeldExpert(tuple(digests), weight_bytes, experts, spans, stack.pop_all())
+            adapted = {range(number, number + 1): declared.adapted for number, declared in slices.items()}
+            return HeldExpert(tuple(digests), weight_bytes, experts, adapted, spans, stack.pop_all())
 
     def _on_fetched(self, done: int, total: int) -> None:
         if self._abandoned:

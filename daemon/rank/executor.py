@@ -48,7 +48,7 @@ from motley.daemon.rank.steps import (
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.engine import F32, CacheBlocks, Engine, Factor, Span, blocks_in_memory
+from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memory
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import StatsSnapshot
 
@@ -106,8 +106,8 @@ class Adapters(Protocol):
         """
         ...
 
-    def embedding(self, slot: int) -> Factor | None:
-        """[vocabulary, D]: the rows that tokens begin with here with the adapter in a slot; None: the model's."""
+    def embed(self, slot: int, rows: F32, tokens: Sequence[int]) -> None:
+        """Have the rows that tokens begin with here, f32[T, D or more], be those of the adapter in a slot."""
         ...
 
 
@@ -410,9 +410,8 @@ class Executor:
         begin = 0
         for span in spans:
             end = begin + span.rows
-            table = self._adapters.embedding(span.adapter) if self._adapters and span.adapter else None
-            if table is not None:
-                hidden[begin:end, : table.shape[1]] = table[tokens[begin:end]]
+            if self._adapters and span.adapter:
+                self._adapters.embed(span.adapter, hidden[begin:end], tokens[begin:end])
             begin = end
 
     def _compute(self, hidden: F32, spans: Sequence[Span], halved: bool) -> F32:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import cast
 
 from motley.daemon.adapters.store import FOLDER as ADAPTERS
 from motley.daemon.adapters.store import AdapterStore
+from motley.daemon.experts.factors import ExpertsAdapter
 from motley.daemon.loading.planned import open_planned
 from motley.daemon.loading.progress import Progress, signs_of_life
 from motley.daemon.machine.gpus import gpus
@@ -63,6 +64,7 @@ class LoadedRank:
         max_rows: the most tokens that a step may have.
         expert_width: elements of the rows that experts on other machines get and send back.
         vocabulary: tokens that the model knows.
+        experts: what adapters in slots add to experts on hosts, by the slots.
         recurrent: its layers keep states of sequences, so that one can begin with what is in the caches only where
             these are remembered.
     """
@@ -75,6 +77,7 @@ class LoadedRank:
     max_rows: int
     expert_width: int
     vocabulary: int
+    experts: Mapping[int, ExpertsAdapter]
     recurrent: bool = False
 
 
@@ -192,7 +195,7 @@ def load_rank(
                         assignment.adapter_rank,
                         AdapterStore(cache.folder / ADAPTERS, cache.limit // KEPT_PART),
                         models,
-                        experts_elsewhere=len(assignment.hosts) > 0,
+                        assignment.expert_engine if assignment.hosts else None,
                     )
                     stack.callback(adapters.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
@@ -224,6 +227,7 @@ def load_rank(
                 max_rows=options.max_rows,
                 expert_width=opened.model.expert_width,
                 vocabulary=opened.model.vocabulary,
+                experts=adapters.experts if adapters else {},
                 recurrent=recurrent,
             )
 

@@ -234,6 +234,7 @@ class Rank:
             wire_format=WireFormat(assignment.wire),
             look=look,
             tell=daemon.tell,
+            adapters=loaded.experts,
         )
         self._dispatcher = dispatcher
         daemon.on_placement = dispatcher.place

@@ -51,6 +51,7 @@ class ExpertMap:
         self.hosts = list(hosts)
         self.replicas = replicas
         """Hosts that every expert should have."""
+        self.profile = profile
         self.layers = list(profile.expert_layers)
         self.keys = [(layer, index) for layer in self.layers for index in range(profile.expert_count)]
         self.loads = ExpertLoads(self.layers, profile.expert_count, profile.experts_per_token)

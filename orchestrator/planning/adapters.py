@@ -9,15 +9,18 @@ ELEMENT_BYTES = 4
 
 
 def with_adapters(profile: ModelProfile, slots: int, rank: int) -> ModelProfile:
-    """A model's costs where every rank has slots for adapters.
+    """A model's costs where every rank, and every expert host, has slots for adapters.
 
     Of most matrices of an adapter a rank needs one factor as a whole and a part of the other; both are counted as a
-    whole here, so the room suffices for whatever share it gets.
+    whole here, so the room suffices for whatever share it gets. What an adapter adds to experts is no more than an
+    adapter may have in all.
 
     Args:
         rank: the largest of an adapter's products.
     """
     costs = ModelProfile()
     costs.CopyFrom(profile)
-    costs.fixed_bytes += slots * rank * ELEMENT_BYTES * profile.adapter_elements
+    room = slots * rank * ELEMENT_BYTES * profile.adapter_elements
+    costs.fixed_bytes += room
+    costs.host_fixed_bytes += room
     return costs

@@ -27,6 +27,7 @@ class _Order:
 
     session: Session
     epoch: int
+    order: AdapterOrder
     event: asyncio.Future[AdapterEvent] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -61,8 +62,12 @@ class Adapters:
         self._check(session, name, event.fingerprint)
         added = NamedAdapter(name, source, event.fingerprint, event.rank, event.bytes, pin)
         if pin:
-            await self._order(session, AdapterOrder(adapter=added.message, pin=True))
-            self._check(session, name, event.fingerprint)  # others may have named one meanwhile
+            await self._pin(session, added)
+            try:
+                self._check(session, name, event.fingerprint)  # others may have named one meanwhile
+            except ServingError:
+                self._let_go(session, added)
+                raise
         if (known := session.adapters.get(name)) is not None and known.pinned:
             added = replace(added, pinned=True)  # added again, it stays loaded
         session.adapters[name] = added
@@ -73,7 +78,7 @@ class Adapters:
         """Keep an adapter loaded, or let it give way again; errors as `add`, and if there is none of that name."""
         adapter = self._known(session, name)
         if pinned:
-            await self._order(session, AdapterOrder(adapter=adapter.message, pin=True))
+            await self._pin(session, adapter)
         else:
             await self._unpin(session, adapter)
         changed = replace(self._known(session, name), pinned=pinned)
@@ -95,6 +100,21 @@ class Adapters:
         self._carrier.carry_out(session, [])
         return adapter
 
+    async def _pin(self, session: Session, adapter: NamedAdapter) -> None:
+        """Keep an adapter loaded; it gives way again if whoever wants that does not wait for it."""
+        try:
+            await self._order(session, AdapterOrder(adapter=adapter.message, pin=True))
+        except (asyncio.CancelledError, ServingError):
+            self._let_go(session, adapter)
+            raise
+
+    def _let_go(self, session: Session, adapter: NamedAdapter) -> None:
+        """Have an adapter give way that nobody has come to know as pinned, without waiting for that."""
+        pinned = {each.fingerprint for each in session.adapters.values() if each.pinned}
+        pinned |= {own.order.adapter.fingerprint for own in self._orders.values() if own.order.pin}
+        if session.answers and adapter.fingerprint not in pinned:
+            self._send(session, AdapterOrder(id=secrets.token_hex(8), adapter=adapter.message, unpin=True))
+
     async def _unpin(self, session: Session, adapter: NamedAdapter) -> None:
         """Let an adapter give way, unless it is pinned under another name too."""
         pinned = [each for each in session.adapters.values() if each.pinned and each.name != adapter.name]
@@ -113,9 +133,8 @@ class Adapters:
         if not session.answers:
             raise unready(session)
         order.id = secrets.token_hex(8)
-        waiting = self._orders[order.id] = _Order(session, session.epoch)
-        command = RankCommand(session=session.id, epoch=session.epoch, rank=session.leader.index, adapter=order)
-        self._control.send(session.leader.node_id, OrchestratorMessage(rank=command))
+        waiting = self._orders[order.id] = _Order(session, session.epoch, order)
+        self._send(session, order)
         try:
             async with asyncio.timeout(ORDER_S):
                 await self._carrier.until(lambda: waiting.settled)
@@ -130,6 +149,10 @@ class Adapters:
         if event.HasField("failure"):
             raise ServingError(Failure(code=event.failure.code, message=event.failure.message))
         return event
+
+    def _send(self, session: Session, order: AdapterOrder) -> None:
+        command = RankCommand(session=session.id, epoch=session.epoch, rank=session.leader.index, adapter=order)
+        self._control.send(session.leader.node_id, OrchestratorMessage(rank=command))
 
     def _check(self, session: Session, name: str, fingerprint: str = "") -> None:
         """Make sure that a session can have an adapter of a name.

@@ -109,7 +109,7 @@ class Upkeep:
             if node.joined < session.planned or node.name in bound or index == MAX_RANKS:
                 continue
             free = self._room(session)
-            host = expert_host(session.profile, [node], [experts.slices], len(experts.hosts), index, free)
+            host = expert_host(experts.profile, [node], [experts.slices], len(experts.hosts), index, free)
             if host.memory_limit >= host.least_bytes and not gave_up(experts.hosts, host):
                 self._grow(session, host, now)
 
@@ -129,7 +129,7 @@ class Upkeep:
         able = able_hosts(session.request, self._nodes)
         bound = bound_nodes(experts.hosts, {node.name: node.id for node in able}, complete=True)
         idle = [node for node in able if node.name not in bound]
-        hosts = more_groups(session.profile, experts, missing, idle, len(session.ranks), room)
+        hosts = more_groups(experts.profile, experts, missing, idle, len(session.ranks), room)
         if not any(gave_up(experts.hosts, host) for host in hosts):
             for host in hosts:
                 self._grow(session, host, now)

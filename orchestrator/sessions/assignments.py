@@ -87,6 +87,7 @@ class Assignments:
             snapshots=SNAPSHOTS,
             adapters=request.adapters,
             adapter_rank=request.adapter_rank if request.adapters else 0,
+            expert_engine=request.engine if experts else "",
         )
         """What the assignments of all workers have in common."""
         self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks) + len(holders))

@@ -149,4 +149,5 @@ def tables_of(
                 f"engine 'cuda' wants all experts of a layer held alike ({node.name}); use engine 'onnxruntime'"
             )
         tables.append(ExpertTable(first, send(table)))
-    return LayerExperts(*tables, bodies[0][1].glu)
+    gate_up, down = tables
+    return LayerExperts(gate_up, down, bodies[0][1].glu)

@@ -406,9 +406,8 @@ class _Step:
         self._multiply_chosen(node.input[0], x, count, layer.gate_up, chosen, both)
         gate, up = View(both.address, wide // 2, wide), View(both.address + 2 * wide, wide // 2, wide)
         gated = graph.buffer(f"{node.output[0]}.gated", wide // 2, room)
-        glu, numbers = layer.glu, ()
-        if glu != Glu():
-            numbers = (ctypes.c_float(glu.alpha), ctypes.c_float(glu.limit), ctypes.c_float(glu.addend))
+        glu = layer.glu
+        numbers = [] if glu == Glu() else [*map(ctypes.c_float, (glu.alpha, glu.limit, glu.addend))]
         graph.launch(
             "clamped_swish_mul" if numbers else "swish_mul",
             tokens * gated.width,

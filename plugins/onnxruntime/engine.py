@@ -55,7 +55,7 @@ from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
 from motley.plugins.onnxruntime.held import HeldAttention
 from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_blocks
 from motley.plugins.onnxruntime.lowering import lower
-from motley.plugins.onnxruntime.packing import pack_adapter
+from motley.plugins.onnxruntime.packing import clear_slot, fill_slot, pack_adapter
 from motley.plugins.onnxruntime.recurrences import allocated_slots
 from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
@@ -182,18 +182,13 @@ class OnnxRuntimeEngine:
 
     def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
         self._slots.check(slot)
-        for each in self._adapts:
-            each.factors.unload(slot)
-            for number, part in enumerate(each.parts):
-                if part in adapter.parts:
-                    each.factors.load(slot, number, adapter.parts[part])
+        fill_slot(self._adapts, slot, adapter)
         self._slots.taken.add(slot)
 
     def unload_adapter(self, slot: int) -> None:
         self._slots.check(slot)
         self._slots.taken.discard(slot)
-        for each in self._adapts:
-            each.factors.unload(slot)
+        clear_slot(self._adapts, slot)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         holder, near = self._graph.holder, self._graph.blocks.count
@@ -449,10 +444,9 @@ class OnnxRuntimeEngine:
             chosen=places[mixture.chosen],
             totals=totals,
             begin=[(total, base) for total, base in zip(totals, bases, strict=True) if not _same_place(total, base)],
-            compute=partial(here, self._slots_of_rows[number])
-            if here
-            else as_terms(partial(self._elsewhere, mixture.layer)),
+            compute=here or as_terms(partial(self._elsewhere, mixture.layer)),
             asks=here is None,
+            slots=self._slots_of_rows[number],
         )
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:

@@ -14,19 +14,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from motley.plugins.adapters import rows_by_slot
 from motley.plugins.engine import F32
-from motley.plugins.mixture import I64, Sent, Terms, add_mixture, deal
+from motley.plugins.mixture import I64, Sent, Slots, Terms, add_mixture, deal
 from motley.plugins.native.adapted import StepRows
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.sessions import Store, Workshop, compute
 from motley.plugins.segments import cut_into_segments
 
-Slots = npt.NDArray[np.int32]
-"""Of the adapters of some rows; 0: none."""
 MOST_BOUND = 16
 """Rows of an expert that stay bound: as many as there are sequences in a step."""
 
@@ -40,6 +37,7 @@ class BoundMixture:
         begin: totals that must first be set, each with what it is set to: zero, or what the sum is added to.
         compute: what computes the experts.
         asks: whether it asks other machines to.
+        slots: i32[T], of the adapters of the rows.
     """
 
     x: F32
@@ -49,11 +47,12 @@ class BoundMixture:
     begin: Sequence[tuple[F32, F32 | float]]
     compute: Terms
     asks: bool
+    slots: Slots
 
     def add(self) -> None:
         for total, value in self.begin:
             np.copyto(total, value)
-        add_mixture(self.totals, self.x, self.weights, deal(self.chosen), self.compute)
+        add_mixture(self.totals, self.x, self.weights, deal(self.chosen, self.slots), self.compute)
 
 
 class LocalExperts:
@@ -81,13 +80,9 @@ class LocalExperts:
         self.adapts = [adapt for expert in self._experts for adapt in expert.adapts]
         """What adapters add to the products of the experts."""
 
-    def __call__(self, slots: Slots, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
-        """`slots`: of the adapters of the rows of x."""
-        self._adapted.set({})
-        adapts = bool(self.adapts and slots.any())
+    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
         for own in sent:
-            if adapts:
-                self._adapted.set(rows_by_slot(slots[own.rows]))
+            self._adapted.set(rows_by_slot(own.slots))
             expert, count = self._experts[own.expert], len(own.rows)
             np.take(x, own.rows, axis=0, out=self._rows[:count])
             run = count if len(x) == 1 else expert.run_for(count)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from motley.plugins.engine import AdapterProduct, EngineMemoryError, Factor, PreparedAdapter
 from motley.plugins.huge_pages import huge_pages
 from motley.plugins.native.adapted import PackedFactors, down_bytes, pack_down, pack_up, up_bytes
 from motley.plugins.native.library import U8
+from motley.plugins.onnxruntime.kernels import Adapt
 
 
 def pack_adapter(
@@ -48,3 +49,18 @@ def pack_adapter(
             width = len(ups[part]) if part in ups else rank
             parts[part] = PackedFactors(rank, columns, width, downs[part], packed.get(part))
     return PreparedAdapter(parts, total)
+
+
+def fill_slot(adapts: Iterable[Adapt], slot: int, adapter: PreparedAdapter) -> None:
+    """Have an adapter in a slot of all products, in place of what is there."""
+    for each in adapts:
+        each.factors.unload(slot)
+        for number, part in enumerate(each.parts):
+            if part in adapter.parts:
+                each.factors.load(slot, number, adapter.parts[part])
+
+
+def clear_slot(adapts: Iterable[Adapt], slot: int) -> None:
+    """Forget what is in a slot of all products."""
+    for each in adapts:
+        each.factors.unload(slot)

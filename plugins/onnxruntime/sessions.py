@@ -221,7 +221,6 @@ class Workshop:
             attend, widths = attention(segment.then, self._weight, self._threads.pool, self._graph.context)
             part = Part(segment, run, attend=attend)
         elif is_adapted(segment.then.node):
-            assert isinstance(self._graph, RankGraph)  # experts have no adapters
             added, widths = adapt(segment.then, self._graph.adapters, self._threads.pool)
             part = Part(segment, run, adapt=added)
         elif segment.then.node.op_type in RECURRENT:

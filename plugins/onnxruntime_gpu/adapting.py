@@ -70,12 +70,14 @@ class AdaptedRows:
     Attributes:
         kept: places for groups, by slot and number of rows.
         groups: those of the step under way.
+        slots: the rows of each slot's adapter in it.
         products: what is added to, and by which actions in the step under way.
     """
 
     def __init__(self) -> None:
         self.kept: OrderedDict[tuple[int, int], _Group] = OrderedDict()
         self.groups: list[_Group] = []
+        self.slots: dict[int, list[int]] = {}
         self.products: list[tuple[Adapt, Mapping[str, ort.OrtValue], list[Action]]] = []
 
     def clear(self) -> None:
@@ -162,7 +164,7 @@ class Adapting:
         Raises:
             EngineError: a span's slot has no adapter.
         """
-        found = self._slots.rows(spans, head)
+        found = rows.slots = self._slots.rows(spans, head)
         groups = [self._group(rows, slot, own) for slot, own in found.items()]
         while len(rows.kept) > max(GROUPS_KEPT, len(found)):
             rows.kept.popitem(last=False)

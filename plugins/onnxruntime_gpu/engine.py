@@ -22,7 +22,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
-from motley.plugins.adapters import is_adapted, unadapted
+from motley.plugins.adapters import is_adapted, slots_of_rows, unadapted
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
@@ -368,7 +368,8 @@ class WebGpuEngine:
                 np.copyto(total, at[base])
         compute = self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer))
         x, weights, chosen = (at[name] for name in (mixture.x, mixture.weights, mixture.chosen))
-        add_mixture(totals, x, weights, deal(chosen), compute)
+        slots = slots_of_rows(chunk.adapted.slots, len(chosen))
+        add_mixture(totals, x, weights, deal(chosen, slots), compute)
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)

@@ -12,7 +12,7 @@ engine's do, so the float64 yardstick is a single rank, where nothing is rounded
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import onnx
 import onnx.helper
 import onnx.inliner
 
-from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of, rows_by_slot, slots_of_rows
+from motley.plugins.adapters import AdapterSlots, is_adapted, rows_by_slot, slots_of_rows
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
@@ -37,9 +37,10 @@ from motley.plugins.engine import (
     micro_chunks,
 )
 from motley.plugins.expert_engine import ExpertGraph
-from motley.plugins.mixture import Sent, Terms, add_mixture, deal
+from motley.plugins.mixture import Sent, Slots, Terms, add_mixture, deal
 from motley.plugins.nodes import attributes_of, is_collective, is_experts
 from motley.plugins.recurrent import ROWS_READ
+from motley.plugins.reference.adapting import adapted, columns_of_parts, transposed
 from motley.plugins.reference.caches import BlockedCache
 from motley.plugins.reference.device import CPU, Array, ArrayModule, Device, open_device
 from motley.plugins.reference.interpreter import Interpreter, Node
@@ -106,8 +107,6 @@ class ReferenceEngine(Interpreter):
         self._adapters = AdapterSlots("reference", graph, experts=True)
         self._adapted: dict[str, dict[int, list[int]]] = {}
         """The rows that each slot's adapter computes: of this step, of those that get logits, of an expert's."""
-        self._slots_of_rows = np.zeros(0, np.int32)
-        """Of the rows whose experts are being computed."""
         self._at = STEP
         """Which of these rows nodes have that are being made ready."""
         self._factors: dict[int, Mapping[str, tuple[Array, ...]]] = {}
@@ -171,9 +170,7 @@ class ReferenceEngine(Interpreter):
         matrices: dict[str, tuple[Factor, ...]] = {**self._adapters.fitting(products)}
         matrices |= {name: (matrix,) for name, matrix in self._adapters.fitting_whole(whole).items()}
         with self.device.errors_told():
-            factors = {
-                name: tuple(self.floats(each.astype(np.float32).T) for each in own) for name, own in matrices.items()
-            }
+            factors = {name: tuple(map(self.floats, transposed(own))) for name, own in matrices.items()}
         return PreparedAdapter(factors, sum(4 * each.size for own in matrices.values() for each in own))
 
     def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
@@ -203,11 +200,8 @@ class ReferenceEngine(Interpreter):
         if is_collective(node):
             return self._prepared_collective(node)
         if is_adapted(node):
-            places, end = {}, 0
-            for part, width, _ in parts_of(node):
-                places[part] = slice(end, end + width)
-                end += width
-            return Node(partial(self._adapt, places, self._at), list(node.input), list(node.output), {})
+            adapt = partial(self._adapt, columns_of_parts(node), self._at)
+            return Node(adapt, list(node.input), list(node.output), {})
         if is_experts(node):
             attributes = attributes_of(node)
             compute = (
@@ -302,21 +296,7 @@ class ReferenceEngine(Interpreter):
 
     def _adapt(self, places: Mapping[str, slice], at: str, xp: ArrayModule, x: Array, y: Array) -> Array:
         """What adapters make of a product y of x, given the columns of each of its parts."""
-        rows_of = self._adapted[at]
-        if not rows_of:
-            return y
-        adapted = y.copy()
-        for slot, numbers in rows_of.items():
-            rows = xp.asarray(numbers)
-            for part, columns in places.items():
-                if part in self._factors[slot]:
-                    first, *up = self._factors[slot][part]
-                    made = x[rows] @ first
-                    if up:
-                        added, own = made @ up[0], y[rows, columns]
-                        made = xp.where(added == 0, own, own + added)
-                    adapted[rows, columns] = made
-        return adapted
+        return adapted(self._adapted[at], self._factors, places, xp, x, y)
 
     # -- experts -----------------------------------------------------------------------------------------------------
 
@@ -327,8 +307,11 @@ class ReferenceEngine(Interpreter):
         totals = [base.copy() for base in bases] or [xp.zeros_like(x) for _ in range(results)]
         choices = self.device.to_host(chosen)
         for chunk in self._micro_chunks:
-            self._slots_of_rows = slots_of_rows(self._adapted[STEP], len(x))[chunk]
-            sent = [Sent(own.expert, xp.asarray(own.rows), xp.asarray(own.places)) for own in deal(choices[chunk])]
+            slots = slots_of_rows(self._adapted[STEP], len(x))[chunk]
+            sent = [
+                replace(own, rows=xp.asarray(own.rows), places=xp.asarray(own.places))
+                for own in deal(choices[chunk], slots)
+            ]
             add_mixture([total[chunk] for total in totals], x[chunk], weights[chunk], sent, compute)
         return totals if results > 1 else totals[0]
 
@@ -340,7 +323,7 @@ class ReferenceEngine(Interpreter):
             for own in sent:
                 expert = experts[own.expert]
                 values = {expert.x: x[own.rows]}
-                self._adapted[EXPERT] = rows_by_slot(self._slots_of_rows[self.device.to_host(own.rows)])
+                self._adapted[EXPERT] = rows_by_slot(own.slots)
                 self.run(expert.nodes, values)
                 yield [values[name] for name in expert.results]
 
@@ -359,7 +342,7 @@ class ReferenceEngine(Interpreter):
         compute, to_host = self._collectives.experts(layer), self.device.to_host
 
         def asked(x: Array, sent: Sequence[Sent]) -> Iterator[list[Array]]:
-            there = [Sent(own.expert, to_host(own.rows), to_host(own.places)) for own in sent]
+            there = [replace(own, rows=to_host(own.rows), places=to_host(own.places)) for own in sent]
             return ([self.floats(result)] for result in compute(self._on_host(x), there))
 
         return asked
@@ -395,6 +378,8 @@ class ReferenceExperts:
         EngineError: an option; it has none, nor an exact mode.
     """
 
+    takes_adapters = True
+
     def __init__(self, options: EngineOptions) -> None:
         options.check_extra("reference")
         if options.exact:
@@ -408,14 +393,37 @@ class ReferenceExperts:
 
 
 class ReferenceExpert(Interpreter):
-    """See `motley.plugins.expert_engine.Expert`."""
+    """See `motley.plugins.expert_engine.AdaptedExpert`."""
 
     def __init__(self, graph: ExpertGraph) -> None:
         whole = graph.proto.graph
+        self._slots = AdapterSlots("reference", graph)
+        self._factors: dict[int, Mapping[str, tuple[Array, ...]]] = {}
+        self._rows: dict[int, list[int]] = {}
         super().__init__(whole, graph.share_file, np.dtype(np.float32), CPU)
         self._x, self._y = whole.input[0].name, whole.output[0].name
 
-    def __call__(self, x: F32) -> F32:
+    def prepared(self, node: onnx.NodeProto) -> Node:
+        """A node, made ready, with what adapters add to products."""
+        if not is_adapted(node):
+            return super().prepared(node)
+        columns = columns_of_parts(node)
+
+        def adapt(xp: ArrayModule, x: Array, y: Array) -> Array:
+            return adapted(self._rows, self._factors, columns, xp, x, y)
+
+        return Node(adapt, list(node.input), list(node.output), {})
+
+    def load_adapter(self, slot: int, products: Mapping[str, AdapterProduct]) -> None:
+        self._slots.check(slot)
+        self._factors[slot] = {part: transposed(own) for part, own in self._slots.fitting(products).items()}
+
+    def unload_adapter(self, slot: int) -> None:
+        self._slots.check(slot)
+        self._factors.pop(slot, None)
+
+    def __call__(self, x: F32, slots: Slots | None = None) -> F32:
+        self._rows = rows_by_slot(slots)
         values: dict[str, Array] = {self._x: x}
         self.run(self.nodes, values)
         result: F32 = values[self._y]

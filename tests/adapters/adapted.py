@@ -22,11 +22,12 @@ from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Experts, Linear
 from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
+from motley.daemon.rank.adapters.beginnings import Beginnings, beginnings
 from motley.daemon.weights.places import Tensor
 from motley.daemon.weights.quantise import ZERO_POINT, quantise, unpack
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import F32, EngineFactory, EngineOptions, Span
+from motley.plugins.engine import F32, AdapterProduct, EngineFactory, EngineOptions, Span
 from tests.models.cases import LocalSession
 
 
@@ -66,6 +67,7 @@ def write_adapter(
     head: bool = False,
     experts: bool = False,
     whole: Collection[str] = (),
+    rows: bool = False,
     **config: Any,
 ) -> Path:
     """Write a random adapter of a model, in PEFT's format.
@@ -75,6 +77,7 @@ def write_adapter(
         head: the head is adapted, too.
         experts: all routed experts are.
         whole: the modules in place of whose matrices it has others, of ``model.embed_tokens`` and ``lm_head``.
+        rows: the rows that tokens begin with are added to.
         change: is called with the tensors before they are written.
         config: other keys of its config.
     """
@@ -89,12 +92,18 @@ def write_adapter(
             a, b = random.normal(size=(rank, inner)) / inner**0.5, random.normal(size=(out, rank)) * 0.3
             tensors[f"base_model.model.{module}.lora_A.weight"] = a.astype(dtype)
             tensors[f"base_model.model.{module}.lora_B.weight"] = b.astype(dtype)
+    if rows:
+        vocabulary, width = model.embedding.shape
+        module = model.embedding.name.removesuffix(".weight")
+        a, b = random.normal(size=(rank, vocabulary)), random.normal(size=(width, rank)) * 0.3
+        tensors[f"base_model.model.{module}.lora_embedding_A"] = a.astype(dtype)
+        tensors[f"base_model.model.{module}.lora_embedding_B"] = b.astype(dtype)
     for module in whole:
         matrix = random.normal(size=model.embedding.shape) * (1.0 if module.startswith("model") else 0.1)
         tensors[f"base_model.model.{module}.weight"] = matrix.astype(dtype)
         config |= {"modules_to_save": [name.rpartition(".")[2] for name in whole]} | config
     change(tensors)
-    targets = sorted({name.split(".")[-3] for name in tensors if ".lora_" in name})
+    targets = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in tensors if ".lora_" in name})
     keys = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": targets} | config
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(keys))
@@ -135,8 +144,12 @@ class Baked:
 
     def rows(self, name: str, ids: Sequence[int]) -> F32:
         own = self._adapter.embedding
-        rows: F32 = self._source.rows(name, ids) if own is None or "embed_tokens." not in name else own[ids]
-        return rows.astype(np.float32)
+        rows: F32 = self._source.rows(name, ids).astype(np.float32)
+        if own is None or "embed_tokens." not in name:
+            return rows
+        if isinstance(own, AdapterProduct):
+            return rows + (own.up.astype(np.float64) @ own.down[:, ids]).T.astype(np.float32)
+        return own[ids].astype(np.float32)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -175,7 +188,7 @@ class AdaptedSession(LocalSession):
         exact: bool = False,
     ) -> None:
         self.declared: list[Declared] = []
-        self._embeddings: dict[int, npt.NDArray[Any] | None] = {}
+        self._embeddings: dict[int, Beginnings | None] = {}
         """Of the adapters in slots."""
 
         def declare(*of: Any, **more: Any) -> Declared:
@@ -187,17 +200,17 @@ class AdaptedSession(LocalSession):
     def load(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter in a slot of every rank."""
         for engine, declared in zip(self.engines, self.declared, strict=True):
-            prepared = engine.prepare_adapter(*cut_adapter(adapter, declared))  # type: ignore[attr-defined]
+            prepared = engine.prepare_adapter(*cut_adapter(adapter, declared.adapted))  # type: ignore[attr-defined]
             engine.load_adapter(slot, prepared)  # type: ignore[attr-defined]
-        self._embeddings[slot] = adapter.embedding
+        self._embeddings[slot] = beginnings(adapter.embedding)
 
     def rows(self, spans: Sequence[Span], tokens: Sequence[int]) -> F32:
         hidden = super().rows(spans, tokens)
         begin = 0
         for span in spans:
             own = slice(begin, begin + span.rows)
-            if (table := self._embeddings.get(span.adapter)) is not None:
-                hidden[own, : table.shape[1]] = table[tokens[own]]
+            if (embedding := self._embeddings.get(span.adapter)) is not None:
+                embedding.change(hidden[own], tokens[own])
             begin += span.rows
         return hidden
 

@@ -41,13 +41,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "modules_to_save": ["embed_tokens"],
         "ensure_weight_tying": True,
     },
+    "embeddings": {"r": 3, "lora_alpha": 30, "target_modules": ["q_proj", "embed_tokens"]},
+    "embeddings and head": {"r": 3, "lora_alpha": 30, "target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    "embeddings, tied": {
+        "r": 3,
+        "lora_alpha": 30,
+        "target_modules": ["q_proj", "embed_tokens"],
+        "ensure_weight_tying": True,
+    },
     "some layers": {"r": 2, "lora_alpha": 3, "target_modules": ["gate_proj", "k_proj"], "layers_to_transform": [1]},
 }
 """Of adapters, by names of ours."""
 
 
-def make_adapter(model: Path, folder: Path, settings: dict[str, Any], seed: int, dtype: torch.dtype) -> None:
-    """Write a random adapter of a model, as PEFT saves one."""
+def make_adapter(
+    model: Path, folder: Path, settings: dict[str, Any], seed: int, dtype: torch.dtype, bases: bool = False
+) -> None:
+    """Write a random adapter of a model, as PEFT saves one; `bases`: with the tables that matrices are added to."""
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     adapted = get_peft_model(base, LoraConfig(**settings))
     generator = torch.Generator().manual_seed(seed)
@@ -59,7 +69,7 @@ def make_adapter(model: Path, folder: Path, settings: dict[str, Any], seed: int,
                 value.data = value.data.to(dtype)
             elif ".modules_to_save." in name:
                 value.add_(value.std() * torch.randn(value.shape, generator=generator))
-    adapted.save_pretrained(folder, save_embedding_layers=False)
+    adapted.save_pretrained(folder, save_embedding_layers=bases)
 
 
 def peft_logits(model: Path, folder: Path, tokens: list[int]) -> F32:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -143,11 +144,13 @@ def test_the_head_may_be_adapted(name: str, engine: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "quantisation"), [("llama-mha", "fp32"), ("qwen2-some-windows", "int8")])
-def test_embeddings_and_a_head_of_an_adapter_s_own(name: str, quantisation: str, engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tables", [{"whole": ("model.embed_tokens", "lm_head")}, {"rows": True, "head": True}])
+def test_embeddings_and_a_head_of_an_adapter_s_own(
+    name: str, quantisation: str, engine: str, tables: dict[str, Any], tmp_path: Path
+) -> None:
     """At any split as if the base had them, tied and quantised, too; a row beside others has the bits it has alone."""
     case = golden_case(name)
-    whole = ("model.embed_tokens", "lm_head")
-    adapters = [random_adapter(tmp_path / str(seed), case.model, seed, whole=whole) for seed in (8, 9)]
+    adapters = [random_adapter(tmp_path / str(seed), case.model, seed, **tables) for seed in (8, 9)]
     lora = random_adapter(tmp_path / "lora", case.model, 3, head=True)
     expected = logits_in_weights(case, adapters[0], quantisation, tmp_path / "baked")
     for ranks in (1, 3):

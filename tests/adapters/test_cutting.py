@@ -27,7 +27,7 @@ def test_parts_tile_what_an_adapter_adds(case: object, ranks: int, exact: bool, 
     found = {w.name: np.full(w.shape, np.nan) for w in whole}
     for rank in range(ranks):
         declared = build_rank_graph(model, shares, rank, "fp32", 32, 64, exact=exact, adapters=1)
-        cut, _ = cut_adapter(adapter, declared)
+        cut, _ = cut_adapter(adapter, declared.adapted)
         nodes = filter(is_adapted, declared.proto.graph.node)
         parts = {part: (width, columns) for node in nodes for part, width, columns in parts_of(node)}
         assert [*parts] == [*declared.adapted] == [*cut]
@@ -49,7 +49,7 @@ def test_what_an_adapter_leaves_alone_is_absent(tmp_path: Path) -> None:
     model = golden_case("llama-mqa").model
     adapter = random_adapter(tmp_path, model, seed=0, only=("v_proj",))
     shares = uneven_shares(units(model, "fp32", 32), 1)
-    cut, _ = cut_adapter(adapter, build_rank_graph(model, shares, 0, "fp32", 32, 64, adapters=1))
+    cut, _ = cut_adapter(adapter, build_rank_graph(model, shares, 0, "fp32", 32, 64, adapters=1).adapted)
     assert [*cut] == [f"{name}[:, 0:{model.hidden}]" for name in adapter.products]
     for own, whole in zip(cut.values(), adapter.products.values(), strict=True):
         assert np.shares_memory(own.down, whole.down)

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from motley.daemon.adapters.reading import WEIGHTS, read_adapter
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.plugins.engine import AdapterProduct
 from tests.adapters.adapted import write_adapter
 from tests.models.cases import Case, golden_case
 from tests.models.to_gguf import INTERLEAVED, gguf_name, interleaved, text_config
@@ -35,6 +36,9 @@ def to_gguf(
     change(writer)
     for name, values in load_file(peft / WEIGHTS).items():
         module, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
+        if side == "embedding_A":  # as llama.cpp looks rows up in it
+            values = np.ascontiguousarray(values.T)
+        side = side.removeprefix("embedding_")
         last = module.split(".")[-1]
         if side == "B" and architecture in INTERLEAVED and last in heads:
             values = interleaved(values, heads[last])
@@ -51,13 +55,15 @@ def to_gguf(
 @pytest.mark.parametrize("name", ["llama-mqa", "qwen2", "granite"])
 def test_a_converted_adapter_is_the_same(name: str, type_: Type, tmp_path: Path) -> None:
     case = golden_case(name)
-    peft = write_adapter(tmp_path / "peft", case.model, seed=1, rank=4, lora_alpha=ALPHA)
+    peft = write_adapter(tmp_path / "peft", case.model, seed=1, rank=4, lora_alpha=ALPHA, rows=True)
     expected = read_adapter(peft, case.model)
     got = read_adapter(to_gguf(case, peft, tmp_path / "adapter.gguf", type_), case.model)
     assert got.products.keys() == expected.products.keys()
     assert got.ranks == (4,)
-    for tensor, product in expected.products.items():
-        for ours, theirs in zip(got.products[tensor], product, strict=True):
+    pairs = [(got.products[tensor], product) for tensor, product in expected.products.items()]
+    for product, other in [*pairs, (got.embedding, expected.embedding)]:
+        assert isinstance(product, AdapterProduct)
+        for ours, theirs in zip(product, other, strict=True):  # type: ignore[arg-type]
             limit = {Type.F32: 0.0, Type.F16: 2**-10, Type.BF16: 2**-7}[type_]
             theirs = theirs.astype(np.float32)
             assert (np.abs(ours.astype(np.float32) - theirs) <= limit * np.abs(theirs) + 1e-7 * (limit > 0)).all()

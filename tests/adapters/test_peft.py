@@ -59,7 +59,7 @@ def test_every_family_with_a_fresh_adapter(case: Case, tmp_path: Path) -> None:
     elif case.model.family == "phi3":
         names = ["all", "fused"]
     else:
-        others = sorted(name for name in {*SETTINGS} - {"all", "fused", "stacked"} if not name.startswith("saved"))
+        others = ["attention", "pattern", "some layers", "uneven"]
         names = ["all", others[golden_cases().index(case) % len(others)]]
     for name in names:
         adapter = tmp_path / name
@@ -79,10 +79,18 @@ def test_every_family_with_a_fresh_adapter(case: Case, tmp_path: Path) -> None:
         ("gemma3-softcaps", "saved head"),
         ("qwen2-some-windows", "saved, tied"),
         ("gemma2", "saved, tied"),
+        ("llama-mha", "embeddings"),
+        ("gemma3-softcaps", "embeddings"),
+        ("qwen2-some-windows", "embeddings"),
+        ("granite", "embeddings and head"),
+        ("llama-mqa", "embeddings and head"),
+        ("llama-mqa", "embeddings, tied"),
+        ("gemma2", "embeddings, tied"),
     ],
 )
-def test_embeddings_and_heads_that_were_trained_as_a_whole(model: str, name: str, tmp_path: Path) -> None:
-    """Tied ones, too: where PEFT was not told to keep them so, one of both is the base's."""
+def test_embeddings_and_heads(model: str, name: str, tmp_path: Path) -> None:
+    """Tied ones, too: where PEFT was not told to keep them so, one of both is the base's. What is added to them may be
+    saved with them."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     import torch
@@ -91,9 +99,10 @@ def test_embeddings_and_heads_that_were_trained_as_a_whole(model: str, name: str
 
     case = golden_case(model)
     assert case.model.tied == (model not in ("llama-mha", "granite", "olmo2"))
-    adapter = tmp_path / "adapter"
-    make_adapter(case.folder, adapter, SETTINGS[name], 2026, torch.float32)
-    expected = peft_logits(case.folder, adapter, case.tokens)
-    assert np.abs(expected[:-1] - case.logits).max() > 0.1 * np.abs(case.logits).max()
-    for engine in (ReferenceEngine, OnnxRuntimeEngine):
-        assert_close(ours(case, adapter, engine, 3, tmp_path / f"{engine.__name__}"), expected)
+    for bases in (False, True) if name.startswith("embeddings") else (False,):
+        adapter = tmp_path / f"adapter {bases}"
+        make_adapter(case.folder, adapter, SETTINGS[name], 2026, torch.float32, bases)
+        expected = peft_logits(case.folder, adapter, case.tokens)
+        assert np.abs(expected[:-1] - case.logits).max() > 0.1 * np.abs(case.logits).max()
+        for engine in (ReferenceEngine, OnnxRuntimeEngine):
+            assert_close(ours(case, adapter, engine, 3, tmp_path / f"{engine.__name__} {bases}"), expected)

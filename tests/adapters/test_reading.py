@@ -9,10 +9,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from motley.daemon.adapters.reading import WEIGHTS, read_adapter
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
+from motley.plugins.engine import AdapterProduct
 from tests.adapters.adapted import matrices, random_adapter, write_adapter
 from tests.models.cases import golden_case
 
@@ -113,12 +115,18 @@ def put(name: str, *shape: int, value: float = 1.0, kind: type = np.float32) -> 
     [
         (without("self_attn.q_proj.lora_A.weight"), r"layers\.0\.self_attn\.q_proj\.lora_A\.weight' is absent"),
         (without("self_attn.q_proj.lora_B.weight"), r"layers\.0\.self_attn\.q_proj\.lora_B\.weight' is absent"),
-        (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 3, LLAMA.hidden), r"up_proj\.lora_A.* has shape \[3, 64\]"),
+        (
+            put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 3, LLAMA.hidden),
+            "of 'model.layers.0.mlp.up_proj' do not fit each other: A has rank 3, B has rank 4",
+        ),
+        (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, 63), r"up_proj\.lora_A.* has shape \[4, 63\]"),
         (put(f"{PREFIX}.mlp.up_proj.lora_B.weight", 5, 4), r"up_proj\.lora_B.* has shape \[5, 4\]; the model"),
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, value=np.nan), "lora_A.* no finite numbers"),
         (put(f"{PREFIX}.mlp.up_proj.lora_A.weight", 4, LLAMA.hidden, kind=np.int8), "is I8; supported: F32"),
         (put(f"{PREFIX}.self_attn.q_proj.lora_magnitude_vector", 32), "lora_magnitude_vector' is no matrix of LoRA"),
-        (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "no low-rank matrices of embeddings"),
+        (put("base_model.model.model.embed_tokens.lora_embedding_A", 4, 32), "lora_embedding_B' is absent"),
+        (put("base_model.model.model.embed_tokens.lora_A.weight", 4, 32), "lora_embedding_A' is absent"),
+        (put(f"{PREFIX}.mlp.up_proj.base_layer.weight", 4, 4), r"base_layer\.weight' is whole; of an adapter, only"),
         (put("base_model.model.lm_head.weight", 9, 9), r"lm_head\.weight' is not among what .* \(modules_to_save\)"),
         (put(f"{PREFIX}.input_layernorm.weight", 64), r"input_layernorm\.weight' is whole; of an adapter, only those"),
         (put("base_model.model.lm_head.lora_A.weight", 4, 64), r"lm_head\.lora_B\.weight' is absent"),
@@ -142,6 +150,48 @@ def test_whole_tables(tmp_path: Path) -> None:
     assert both.embedding.shape == head.whole["lm_head.weight"].shape == LLAMA.embedding.shape
     assert [each.bytes - plain.bytes for each in (head, both)] == [both.embedding.nbytes, 2 * both.embedding.nbytes]
     assert {*both.products} == {*plain.products}
+
+
+def test_what_is_added_to_embeddings(tmp_path: Path) -> None:
+    """Its scale and rank are as those of other matrices, and it counts."""
+    plain = random_adapter(tmp_path / "plain", LLAMA, seed=0)
+    adapter = random_adapter(tmp_path / "rows", LLAMA, seed=0, rows=True, rank_pattern={"embed_tokens": 4})
+    tensors = load_file(tmp_path / "rows" / WEIGHTS)
+    assert isinstance(adapter.embedding, AdapterProduct)
+    a, b = (tensors[f"base_model.model.model.embed_tokens.lora_embedding_{side}"] for side in "AB")
+    np.testing.assert_array_equal(adapter.embedding.down, a)
+    np.testing.assert_array_equal(adapter.embedding.up, 2 * b)
+    assert {*adapter.products} == {*plain.products}
+    assert adapter.bytes - plain.bytes == a.nbytes + b.nbytes
+    write_adapter(tmp_path / "half", LLAMA, seed=0, target_modules=["embed_tokens", "q_proj"], only=["q_proj"])
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.lora_embedding_A' is absent, which"):
+        read_adapter(tmp_path / "half", LLAMA)
+    random_adapter(tmp_path / "all", LLAMA, seed=0, target_modules="all-linear")  # of which embeddings are none
+    write_adapter(tmp_path / "both", LLAMA, seed=0, rows=True, whole=["model.embed_tokens"])
+    with pytest.raises(CheckpointError, match="the embeddings are whole, and LoRA's"):
+        read_adapter(tmp_path / "both", LLAMA)
+
+
+def test_tables_that_were_saved_with_what_is_added_to_them(tmp_path: Path) -> None:
+    """As PEFT does by itself: they take the place of the model's, as it has them do."""
+    bases = {
+        name: np.random.default_rng(1).normal(size=LLAMA.embedding.shape).astype(np.float32)
+        for name in ("model.embed_tokens", "lm_head")
+    }
+
+    def save(tensors: Tensors) -> None:
+        tensors |= {f"base_model.model.{name}.base_layer.weight": base for name, base in bases.items()}
+
+    added = random_adapter(tmp_path / "added", LLAMA, 0, rows=True, head=True)
+    whole = random_adapter(tmp_path / "whole", LLAMA, 0, rows=True, head=True, change=save)
+    rows, head = added.embedding, added.products["lm_head.weight"]
+    assert isinstance(rows, AdapterProduct)
+    np.testing.assert_allclose(whole.embedding, bases["model.embed_tokens"] + (rows.up @ rows.down).T, atol=1e-5)
+    np.testing.assert_allclose(whole.whole["lm_head.weight"], bases["lm_head"] + head.up @ head.down, atol=1e-5)
+    assert added.products.keys() - whole.products.keys() == {"lm_head.weight"}
+    write_adapter(tmp_path / "alone", LLAMA, 0, change=save)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.base_layer\.weight' is not among what .* targets"):
+        read_adapter(tmp_path / "alone", LLAMA)
 
 
 def test_tied_tables_are_replaced_together_only_where_peft_ties_them(tmp_path: Path) -> None:
@@ -236,9 +286,20 @@ def test_targets_that_the_base_does_not_have(tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_another_model(tmp_path: Path) -> None:
-    write_adapter(tmp_path, golden_case("qwen3").model, seed=0)
-    with pytest.raises(CheckpointError, match=r"has shape .*; the model and the config make it"):
+    write_adapter(tmp_path / "near", golden_case("qwen3").model, seed=0)
+    with pytest.raises(CheckpointError, match=r"has shape .*; the model and the config make it") as told:
+        read_adapter(tmp_path / "near", LLAMA)
+    assert "another model" not in str(told.value), "some of its matrices fit"
+    write_adapter(tmp_path / "far", golden_case("llama-mqa").model, seed=0)
+    with pytest.raises(CheckpointError, match=r"(?s)is an adapter of another model: .*\(llama\).*has shape"):
+        read_adapter(tmp_path / "far", LLAMA)
+
+
+def test_a_config_that_says_another_rank(tmp_path: Path) -> None:
+    write_adapter(tmp_path, LLAMA, seed=0, r=6)
+    with pytest.raises(CheckpointError, match=r"q_proj' have rank 4, and adapter_config\.json says 6") as told:
         read_adapter(tmp_path, LLAMA)
+    assert "another model" not in str(told.value)
 
 
 def test_an_adapter_with_a_part_of_the_experts(tmp_path: Path) -> None:

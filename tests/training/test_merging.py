@@ -107,7 +107,7 @@ def write(folder: Path, name: str, seed: int, alpha: float = 6) -> Path:
 def test_folders_are_merged_with_their_scales(tmp_path: Path) -> None:
     first, second = write(tmp_path, "a", 1), write(tmp_path, "b", 2, alpha=2)
     merge([first, second], How.LINEAR, tmp_path / "both", weights=[1, 3])
-    _, merged = read_adapter(tmp_path / "both")
+    merged = read_adapter(tmp_path / "both").changes
     expected = 0.25 * 3 * change(1).dense + 0.75 * change(2).dense
     np.testing.assert_allclose(merged["model.q"].dense, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(TrainingError, match="exists already"):
@@ -121,7 +121,7 @@ def test_by_loss_as_measured_beside_the_adapters(tmp_path: Path) -> None:
     for folder, loss in zip(folders, (1.0, 3.0), strict=True):
         Curve(folder.parent / "losses.jsonl").add(Point(4, 1.0, held_out=loss))
     merge(folders, How.LOSS, tmp_path / "both")
-    _, merged = read_adapter(tmp_path / "both")
+    merged = read_adapter(tmp_path / "both").changes
     heavy, light = weights_of_losses([1.0, 3.0])
     expected = heavy * change(0).dense + light * change(1).dense
     np.testing.assert_allclose(merged["model.q"].dense, expected, rtol=1e-4, atol=1e-5)
@@ -132,7 +132,7 @@ def test_an_adapter_of_what_has_any_rank_says_what_it_misses(how: How, tmp_path:
     folders = [write(tmp_path, name, seed) for seed, name in enumerate("ab")]
     assert merge(folders, how, tmp_path / "whole", density=0.5, rank=5) < 1e-5
     assert 0.05 < merge(folders, how, tmp_path / "small", density=0.5, rank=1) < 1
-    _, whole = read_adapter(tmp_path / "whole")
+    whole = read_adapter(tmp_path / "whole").changes
     scaled = [{"m": Change(change(seed).a, 3 * change(seed).b)} for seed in range(2)]
     if how is How.TIES:
         np.testing.assert_allclose(whole["model.q"].dense, ties(scaled, [0.5, 0.5], 0.5, "m"), atol=1e-4)

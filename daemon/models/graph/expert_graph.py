@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -10,6 +10,7 @@ import onnx
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Axis, Kind
 from motley.daemon.models.description.model import Model
+from motley.daemon.models.graph.adapted_parts import Parts
 from motley.daemon.models.graph.nodes import Nodes
 from motley.daemon.models.graph.protos import whole_model
 from motley.daemon.models.graph.rank_graph import expert_body
@@ -29,6 +30,10 @@ class DeclaredExpert:
     """The share file's size."""
     hidden: int
     """D, elements of the residual."""
+    adapters: int = 0
+    """See `ExpertGraph.adapters`."""
+    adapted: Parts = field(default_factory=dict)
+    """What is here of the matrices that adapters may add to, by the parts' names in the graph's Adapted nodes."""
 
     @property
     def weight_bytes(self) -> int:
@@ -38,7 +43,7 @@ class DeclaredExpert:
     def bind(self, share_file: Path) -> ExpertGraph:
         """The graph with its weights in `share_file`, which is called `SHARE_FILE` in a folder of its own."""
         assert share_file.name == SHARE_FILE, share_file
-        return ExpertGraph(self.proto, share_file, self.hidden)
+        return ExpertGraph(self.proto, share_file, self.hidden, self.adapters)
 
 
 class _SliceHolding:
@@ -58,13 +63,14 @@ class _SliceHolding:
 
 
 def build_expert_graph(
-    model: Model, cut: Units, layer: int, index: int, slice_: int = 0, slices: int = 1
+    model: Model, cut: Units, layer: int, index: int, slice_: int = 0, slices: int = 1, adapters: int = 0
 ) -> DeclaredExpert:
     """Declare one expert, f32[N, D] -> f32[N, D], or one slice of it, whose result is a term of a sum over all slices.
 
     Args:
         cut: how the model's matrices are held, as `units` gives it: values and blocks are those of any slice.
         slice_, slices: the number of the slice, and into how many the expert is cut: at most `cut.mlp`.
+        adapters: how many slots for adapters there are, which may add to each of its products.
 
     Raises:
         ConfigError: the model has no such expert, or it has fewer units than slices.
@@ -76,9 +82,10 @@ def build_expert_graph(
         raise ConfigError(f"an expert of {cut.mlp} units cannot be cut in {slices} slices ({model.family})")
     units = range(cut.mlp * slice_ // slices, cut.mlp * (slice_ + 1) // slices)
     nodes = Nodes(_SliceHolding(cut, units), cut.held, index)
+    nodes.adapts = adapters > 0
     graph = expert_body(nodes, experts)
     if slices > 1:
         graph.name += f".slice.{slice_}.of.{slices}"
     placed, share_bytes = lay_out(nodes.weights)
     graph.initializer.extend(nodes.initializers(placed))
-    return DeclaredExpert(whole_model(graph), placed, share_bytes, model.expert_width)
+    return DeclaredExpert(whole_model(graph), placed, share_bytes, model.expert_width, adapters, nodes.adapted)

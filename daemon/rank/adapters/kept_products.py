@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from motley.plugins.engine import Factor, PreparedAdapter
+from motley.daemon.experts.factors import ExpertsAdapter
+from motley.daemon.rank.adapters.beginnings import Beginnings
+from motley.plugins.engine import PreparedAdapter
 
 
 class AdapterShare(NamedTuple):
@@ -15,16 +17,19 @@ class AdapterShare(NamedTuple):
 
     Attributes:
         prepared: what its engine has.
-        embedding: the rows that tokens begin with here, [vocabulary, D]; None: those of the model.
+        embedding: what becomes of the rows that tokens begin with here; None: they are those of the model.
+        experts: what it adds to experts that are on hosts; None: nothing.
     """
 
     prepared: PreparedAdapter
-    embedding: Factor | None = None
+    embedding: Beginnings | None = None
+    experts: ExpertsAdapter | None = None
 
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
-        return self.prepared.nbytes + (0 if self.embedding is None else self.embedding.nbytes)
+        beside = [each.nbytes for each in (self.embedding, self.experts) if each is not None]
+        return self.prepared.nbytes + sum(beside)
 
 
 class KeptProducts:

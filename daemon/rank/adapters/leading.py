@@ -62,6 +62,9 @@ class LeadingAdapters:
         """Do what somebody wants of an adapter; what becomes of it is told."""
         if order.unpin:
             self.table.unpin(order.adapter.fingerprint)
+            for other in self._orders.values():  # one that came before, and is not carried out yet
+                if other.adapter.fingerprint == order.adapter.fingerprint:
+                    other.pin = False
             self._tell(adapter=pb.AdapterEvent(id=order.id, fingerprint=order.adapter.fingerprint))
             return
         self._orders[order.id] = order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import NamedTuple
 from motley.daemon.adapters.cutting import cut_adapter
 from motley.daemon.adapters.fetching import fetched_adapter
 from motley.daemon.adapters.reading import Adapter, expert_tensors, read_adapter
-from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, read_piece, size_of
+from motley.daemon.adapters.store import AdapterStore, AdapterStoreError, is_adapter, lacks, read_piece, size_of
+from motley.daemon.experts.factors import ExpertsAdapter
+from motley.daemon.experts.keys import ExpertKey
 from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.graph.rank_graph import Declared
 from motley.daemon.models.keys import ConfigError
+from motley.daemon.rank.adapters.beginnings import Beginnings, beginnings
 from motley.daemon.rank.adapters.kept_products import AdapterShare, KeptProducts
 from motley.daemon.rank.adapters.lookups import Alive, Lookups
 from motley.daemon.rank.adapters.messages import (
@@ -29,7 +33,9 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import is_network_path, stays_inside
-from motley.plugins.engine import AdaptedEngine, Factor
+from motley.plugins.engine import F32, AdaptedEngine, AdapterProduct
+from motley.plugins.expert_engine import experts_take_adapters
+from motley.transport import MAX_MESSAGE
 
 ELEMENT_BYTES = 4
 """For so many of each element of an adapter the planner has left room."""
@@ -78,7 +84,8 @@ class RankAdapters:
         rank: the largest that a product of an adapter may have.
         store: has what other ranks have sent.
         models: the folder in which sources are looked up, if there is one.
-        experts_elsewhere: routed experts are on hosts.
+        expert_engine: computes routed experts on their hosts; None: they are not on hosts.
+        experts: what adapters in slots add to experts on hosts.
     """
 
     engine: AdaptedEngine
@@ -89,7 +96,8 @@ class RankAdapters:
     rank: int
     store: AdapterStore
     models: Path | None
-    experts_elsewhere: bool = False
+    expert_engine: str | None = None
+    experts: dict[int, ExpertsAdapter] = field(default_factory=dict)
     _places: dict[str, Path] = field(default_factory=dict)
     """Where the files of adapters are, as far as they have been looked for."""
     _found: dict[str, FoundAdapter] = field(default_factory=dict)
@@ -99,7 +107,7 @@ class RankAdapters:
     _pieces: Lookups[tuple[Path, int], bytes] = field(init=False)
     _answers: OrderedDict[_Sought, FoundAdapter] = field(default_factory=OrderedDict)
     """What was said last of what was looked for."""
-    _embeddings: dict[int, Factor | None] = field(default_factory=dict)
+    _embeddings: dict[int, Beginnings | None] = field(default_factory=dict)
     """Of the adapters in slots."""
 
     def __post_init__(self) -> None:
@@ -133,9 +141,10 @@ class RankAdapters:
                     raise StepError(f"an adapter is for slot {slot}; there are {self.slots}")
                 return self._load(fingerprint, slot)
 
-    def embedding(self, slot: int) -> Factor | None:
-        """[vocabulary, D]: the rows that tokens begin with here with the adapter in a slot; None: the model's."""
-        return self._embeddings.get(slot)
+    def embed(self, slot: int, rows: F32, tokens: Sequence[int]) -> None:
+        """Have the rows that tokens begin with here, f32[T, D or more], be those of the adapter in a slot."""
+        if (own := self._embeddings.get(slot)) is not None:
+            own.change(rows, tokens)
 
     def close(self) -> None:
         """Forget what has come of an adapter of which the rest does not come."""
@@ -176,7 +185,11 @@ class RankAdapters:
         trouble: Exception = AdapterStoreError(
             f"no node of this session has a folder {sought.source!r} with an adapter"
         )
-        for place in [fetched_adapter(sought.source, alive)] if sought.fetch else self._candidates(sought):
+        candidates = [fetched_adapter(sought.source, alive)] if sought.fetch else self._candidates(sought)
+        for place in candidates:
+            if lacking := lacks(place):
+                trouble = AdapterStoreError(f"{place} has no {lacking}, so it is no adapter in PEFT's format")
+                continue
             alive()
             try:
                 adapter = self._read(place, alive)
@@ -188,12 +201,13 @@ class RankAdapters:
                 trouble = AdapterStoreError(f"{place} has changed: it is another adapter than it was; add it again")
                 continue
             told = FoundAdapter(adapter.fingerprint, max(adapter.ranks, default=0), adapter.bytes, size)
-            prepared = self.engine.prepare_adapter(*cut_adapter(adapter, self.declared))
-            return _Read(told, place, AdapterShare(prepared, adapter.embedding if self.declared.stage.first else None))
+            prepared = self.engine.prepare_adapter(*cut_adapter(adapter, self.declared.adapted))
+            embedding = beginnings(adapter.embedding) if self.declared.stage.first else None
+            return _Read(told, place, AdapterShare(prepared, embedding, self._for_hosts(adapter)))
         raise trouble
 
     def _candidates(self, sought: _Sought) -> list[Path]:
-        """The folders in which an adapter may be."""
+        """The folders and files that may be an adapter."""
         source = sought.source
         kept = self.store.find(sought.fingerprint) if sought.fingerprint else None
         places = [each for each in (self._places.get(sought.fingerprint), kept) if each]
@@ -201,7 +215,7 @@ class RankAdapters:
             places.append(Path(source).absolute())
             if self.models is not None and stays_inside(source):
                 places.append((self.models / source).absolute())
-        return [place for place in dict.fromkeys(places) if is_adapter(place)]
+        return [place for place in dict.fromkeys(places) if is_adapter(place) or place.is_dir()]
 
     def _read(self, place: Path, alive: Alive) -> Adapter:
         """An adapter that fits the model and a slot.
@@ -216,11 +230,18 @@ class RankAdapters:
                 f"{place} has matrices of rank {largest}; this session has room for adapters of rank {self.rank}: start"
                 f" it with --adapter-rank {largest}"
             )
-        if self.experts_elsewhere and (hosted := adapter.products.keys() & expert_tensors(self.model)):
-            raise AdapterStoreError(
-                f"{place} adds to {min(hosted)!r}; this session has its experts on hosts, which get rows and not whose"
-                " they are: start it with experts 'sliced', or leave experts out of the adapter"
-            )
+        if (hosted := self._for_hosts(adapter)) is not None:
+            instead = "start it with experts 'sliced', or leave experts out of the adapter"
+            if not experts_take_adapters(self.expert_engine or ""):
+                raise AdapterStoreError(
+                    f"{place} adds to experts; this session has them on hosts, whose engine {self.expert_engine!r}"
+                    f" cannot compute with adapters: start it with engine 'onnxruntime'; or {instead}"
+                )
+            if hosted.largest > MAX_MESSAGE:
+                raise AdapterStoreError(
+                    f"{place} has {hosted.largest} bytes for an expert; this session has experts on hosts, which are"
+                    f" sent {MAX_MESSAGE} at most: {instead}"
+                )
         if adapter.bytes > self._room:
             enough = ceil(adapter.bytes / (ELEMENT_BYTES * adapter_elements(self.model)))
             raise AdapterStoreError(
@@ -228,6 +249,14 @@ class RankAdapters:
                 f" room for {self._room} bytes of an adapter: start it with --adapter-rank {enough}"
             )
         return adapter
+
+    def _for_hosts(self, adapter: Adapter) -> ExpertsAdapter | None:
+        """What an adapter adds to experts that are on hosts; None: nothing."""
+        own: dict[ExpertKey, dict[str, AdapterProduct]] = {}
+        for tensor, key in expert_tensors(self.model).items() if self.expert_engine is not None else ():
+            if tensor in adapter.products:
+                own.setdefault(key, {})[tensor] = adapter.products[tensor]
+        return ExpertsAdapter(bytes.fromhex(adapter.fingerprint), own) if own else None
 
     @property
     def _room(self) -> int:
@@ -261,5 +290,8 @@ class RankAdapters:
             return Moved(f"adapter {fingerprint[:12]} is not in memory any more")
         self.engine.load_adapter(slot, share.prepared)
         self._embeddings[slot] = share.embedding
+        self.experts.pop(slot, None)
+        if share.experts is not None:
+            self.experts[slot] = share.experts
         self._kept.loaded(slot, fingerprint)
         return Moved()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from motley.orchestrator.mesh.nodes import NodeTable
@@ -84,8 +84,8 @@ class Fitting:
         request = session.request
         everywhere = " on every node" if request.quantisations else ""
         ways, most = [], 0
-        if fewer := await self._most_adapters(session, spec, profiles, caches, draft):
-            ways.append(f"with room for {counted(fewer, 'adapter')} of rank {request.adapter_rank}")
+        if request.adapters and (fewer := await self._fewer_adapters(session, spec, profiles, caches, draft)):
+            ways.append(fewer)
         for narrower in (None, *NARROWER.get(request.quantisation, ())):
             trial = request
             # Models and nodes that cannot do that.
@@ -103,22 +103,32 @@ class Fitting:
                     ways.append(narrowed if narrower else smaller)
         return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
 
-    async def _most_adapters(
+    async def _fewer_adapters(
         self, session: Session, spec: ModelSpec, profiles: Profiles, caches: Caches, draft: Draft | None
-    ) -> int:
-        """How many adapters there could be room for, of those that a session asks for."""
+    ) -> str:
+        """How many adapters there could be room for, of those that a session asks for, or of which rank for a single
+        one; empty: it does not fit without any."""
         request = session.request
-        low, high = 0, request.adapters
-        while high - low > 1:
-            await asyncio.sleep(0)  # between two layouts it is everybody's turn
-            middle = (low + high) // 2
-            try:
-                await self._layouts.lay_out(session, replace(request, adapters=middle), spec, profiles, caches, draft)
-            except (PlanError, PlacementError):
-                high = middle
-            else:
-                low = middle
-        return low
+
+        async def most(below: int, trial: Callable[[int], SessionRequest]) -> int:
+            """The largest number with which it fits; 0: none."""
+            low, high = 0, below
+            while high - low > 1:
+                await asyncio.sleep(0)  # between two layouts it is everybody's turn
+                middle = (low + high) // 2
+                try:
+                    await self._layouts.lay_out(session, trial(middle), spec, profiles, caches, draft)
+                except (PlanError, PlacementError):
+                    high = middle
+                else:
+                    low = middle
+            return low
+
+        if fewer := await most(request.adapters, lambda count: replace(request, adapters=count)):
+            return f"with room for {counted(fewer, 'adapter')} of rank {request.adapter_rank}"
+        if rank := await most(request.adapter_rank, lambda rank: replace(request, adapters=1, adapter_rank=rank)):
+            return f"with room for {counted(1, 'adapter')} of rank {rank}"
+        return "without room for adapters" if await most(2, lambda _: replace(request, adapters=0)) else ""
 
     async def _most_tokens(
         self,

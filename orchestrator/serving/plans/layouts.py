@@ -11,6 +11,7 @@ from motley.orchestrator.experts.questions import Answer
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import NodeTable
+from motley.orchestrator.planning.adapters import with_adapters
 from motley.orchestrator.planning.cache_holders import HOLDER_BYTES, choose_nodes, far_bytes
 from motley.orchestrator.planning.caches import Caches, blocks_of
 from motley.orchestrator.planning.choosing.stages import own_profile
@@ -91,7 +92,8 @@ class Layouts:
                     break
                 able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]
                 nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
-                hosting = Hosting(request, profile, nodes, partial(self._memory.beside, request.engine))
+                costs = with_adapters(profile, request.adapters, request.adapter_rank)
+                hosting = Hosting(request, costs, nodes, partial(self._memory.beside, request.engine))
                 try:
                     trunks = await plan_trunks(request, profiles, caches, able, hosting, self._memory, self._planner)
                     ranks = trunks[0]

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
+from motley.daemon.experts.factors import read_factors
+from motley.daemon.experts.wire import Answer, Call, ExpertWire, Kind, Part, Refusal, RefusalCode, kind_of
 from motley.daemon.weights.stored import Source
 from motley.plugins.engine import F32
 from motley.transport import Listener, Membership, Message, Messenger, Plain, WireFormat
@@ -96,6 +97,7 @@ class Server:
         pause_s: float = 0.0,
         dies_at: int = 0,
         leaves: Leaves = never,
+        forgets: bool = False,
         port: int = 0,
     ) -> None:
         """
@@ -103,8 +105,14 @@ class Server:
             holds: (layer, expert); None: all there are.
             pause_s: what a call takes besides.
             dies_at: the number of the call that its process ends at, without an answer; 0: none.
+            forgets: what adapters add, with each answer.
         """
         self.calls: list[Call] = []
+        self.lacked = 0
+        """Calls that were to be made again with what adapters add."""
+        self._added: dict[tuple[bytes, int, int], float] = {}
+        """By adapter, layer and expert; to each element of a result."""
+        self._forgets = forgets
         self.listener = Listener("127.0.0.1", port)
         self.address = f"127.0.0.1:{self.listener.port}"
         self._wire = ExpertWire(hidden, wire_format)
@@ -131,6 +139,11 @@ class Server:
         self.listener.close()
 
     def _answer(self, message: Message) -> None:
+        if kind_of(message.data) == Kind.FACTORS:
+            factors = read_factors(message.data)
+            value = sum(float(each.down[0, 0]) for each in factors.products.values())
+            self._added[factors.adapter, factors.layer, factors.expert] = value
+            return
         call = self._wire.read_call(message.data)
         self.calls.append(call)
         if len(self.calls) == self._dies_at:
@@ -143,11 +156,24 @@ class Server:
             if message.peer in self._messenger.connected:
                 self._messenger.send(message.peer, self._wire.write_refusal(refusal))
             return
+        needed = {(name, call.layer, part.expert) for name in call.adapters for part in call.parts}
+        if not needed <= self._added.keys():
+            self.lacked += 1
+            refusal = Refusal(call.number, call.layer, RefusalCode.NO_FACTORS, "", call.parts)
+            if message.peer in self._messenger.connected:
+                self._messenger.send(message.peer, self._wire.write_refusal(refusal))
+            return
         stops = np.cumsum([part.rows for part in call.parts])
         results = [
             self._compute(call.layer, part.expert, rows)
             for part, rows in zip(call.parts, np.split(call.rows, stops[:-1]), strict=True)
         ]
+        if call.adapters:
+            for part, result, own in zip(call.parts, results, np.split(call.own, stops[:-1]), strict=True):
+                added = [0.0] + [self._added[name, call.layer, part.expert] for name in call.adapters]
+                result += np.array(added, np.float32)[own][:, None]
+            if self._forgets:
+                self._added.clear()
         answer = Answer(
             call.number,
             call.layer,

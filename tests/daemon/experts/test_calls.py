@@ -23,6 +23,7 @@ from motley.daemon.experts import asked_host
 from motley.daemon.experts.asked_host import PATIENCE_S, SILENT_S
 from motley.daemon.experts.calls import (
     PIECE,
+    REPEATS,
     RESEND_S,
     STARVED_S,
     Action,
@@ -443,6 +444,21 @@ def test_a_late_host_is_hedged_then_avoided_and_dropped_in_silence() -> None:
     answer(core, 1, {3: 1, 4: 1}, 1.5)
     assert core.tick(1.0 + SILENT_S) == [Drop(0, "it has owed an answer for 5.0 s in silence")]
     assert core.due == pytest.approx(2.0 + SILENT_S), "it is dialled again"
+
+
+def test_a_host_that_lacks_something_is_given_the_time_to_get_it_but_not_for_ever() -> None:
+    core = one_rank(2)
+    core.begin(0, {3: 1}, 0, 1.0)
+    now = 1.0
+    for _ in range(REPEATS):
+        now += PATIENCE_S / 2
+        assert core.repeated(0, core.number, now) == []
+    assert core.due == pytest.approx(now + PATIENCE_S)
+    assert core.repeated(0, core.number + 1, now) == [], "of another call"
+    assert core.repeated(0, core.number, now) == [
+        Drop(0, "it lacks again and again what it was sent"),
+        Ask(1, (3,), True),
+    ]
 
 
 def test_a_late_host_that_answers_is_asked_again() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 from motley.daemon.experts import asked_host, calls, dispatch
 from motley.daemon.experts.calls import ExpertsMissing
 from motley.daemon.experts.dispatch import Dispatcher
+from motley.daemon.experts.factors import ExpertsAdapter
 from motley.daemon.experts.keys import replicas
 from motley.daemon.experts.wire import EXPERT_BYTES, HEADER_BYTES, Answer, ExpertWire, Part
 from motley.daemon.models.cutting.units import units
@@ -96,6 +97,7 @@ class Trunk:
         wire_format: WireFormat = WireFormat.FP32,
         look: Callable[[Trunk, int], None] = lambda trunk, rank: None,
         hosts: int = 0,
+        adapters: Mapping[int, ExpertsAdapter] | None = None,
     ) -> None:
         """`hosts`: that there may be, where more than those of the first placement."""
         self.told: list[list[dict[str, Any]]] = [[] for _ in range(size)]
@@ -109,6 +111,7 @@ class Trunk:
                 wire_format=wire_format,
                 look=lambda seconds, rank=rank: look(self, rank),
                 tell=lambda rank=rank, **body: self.told[rank].append(body),
+                adapters=adapters or {},
             )
             for rank in range(size)
         ]

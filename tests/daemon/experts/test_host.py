@@ -23,7 +23,7 @@ from motley.daemon.experts.keys import ExpertKey, keys_of
 from motley.daemon.experts.wire import Answer, Call, ExpertWire, Part, Refusal, RefusalCode
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.files import open_model
+from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.models.graph.expert_graph import build_expert_graph
 from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.weights.cache import ShareCache
@@ -183,18 +183,23 @@ def a_call(number: int, layer: int, parts: Sequence[tuple[int, int]], reply_to: 
 
 def right(call: Call, folder: Path, quantisation: str = "fp32", case: Case = CASE) -> F32:
     """What the reference makes of a call."""
-    results, start = [], 0
     with open_model(case.folder) as opened:
-        cut = units(opened.model, quantisation, 32, opened.stored)
-        for index, count, _ in call.parts:
-            declared = build_expert_graph(opened.model, cut, call.layer, index)
-            file = folder / f"{quantisation} {call.layer} {index}" / SHARE_FILE
-            if not file.exists():
-                file.parent.mkdir(parents=True)
-                write_share(opened.source, declared.weights, declared.share_bytes, file)
-            expert = ReferenceExperts(EngineOptions()).open(declared.bind(file))
-            results.append(expert(call.rows[start : start + count]))
-            start += count
+        return made_of(opened, call, folder, quantisation)
+
+
+def made_of(opened: OpenModel, call: Call, folder: Path, quantisation: str = "fp32") -> F32:
+    """What the reference makes of a call, by the experts of an open model, which are written to a folder of its own."""
+    results, start = [], 0
+    cut = units(opened.model, quantisation, 32, opened.stored)
+    for index, count, _ in call.parts:
+        declared = build_expert_graph(opened.model, cut, call.layer, index)
+        file = folder / f"{quantisation} {call.layer} {index}" / SHARE_FILE
+        if not file.exists():
+            file.parent.mkdir(parents=True)
+            write_share(opened.source, declared.weights, declared.share_bytes, file)
+        expert = ReferenceExperts(EngineOptions()).open(declared.bind(file))
+        results.append(expert(call.rows[start : start + count]))
+        start += count
     return np.concatenate(results)
 
 

@@ -27,7 +27,6 @@ from motley.plugins.engine import F32, EngineError, EngineOptions
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.onnxruntime.experts import Chain
 from motley.plugins.onnxruntime.hosted_experts import OnnxRuntimeExperts
-from motley.plugins.onnxruntime.sessions import Store
 from motley.plugins.reference.engine import ReferenceExperts
 from tests.daemon.experts.test_host import CASE, assignment, every_expert
 
@@ -107,9 +106,9 @@ def test_an_exact_session_has_exact_experts(tmp_path: Path, monkeypatch: pytest.
         given = []
         bind = Chain.bind
 
-        def spy(self: Chain, x: F32, store: Store, bind: Any = bind, given: list[int] = given) -> Any:
+        def spy(self: Chain, x: F32, *more: Any, bind: Any = bind, given: list[int] = given) -> Any:
             given.append(len(x))
-            return bind(self, x, store)
+            return bind(self, x, *more)
 
         with monkeypatch.context() as patched, loader(tmp_path, exact=exact) as loading:
             patched.setattr(Chain, "bind", spy)

@@ -11,17 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.experts.factors import ExpertsAdapter, Factors, read_factors, write_factors
 from motley.daemon.experts.wire import (
     EXPERT_BYTES,
     HEADER_BYTES,
+    NAME_BYTES,
     Answer,
     Call,
     ExpertWire,
     ExpertWireError,
+    Kind,
     Part,
     Refusal,
     RefusalCode,
+    kind_of,
 )
+from motley.plugins.adapters import FACTOR_TYPES
+from motley.plugins.engine import AdapterProduct
 from motley.transport import WireFormat
 
 numbers = st.integers(0, 2**64 - 1)
@@ -80,10 +86,67 @@ def test_an_answer_comes_as_it_was(
     np.testing.assert_array_equal(read.rows, as_it_travels(rows, wire_format))
 
 
-@given(numbers, layers, st.sampled_from(RefusalCode), st.text(max_size=200))
-def test_a_refusal_comes_as_it_was(number: int, layer: int, code: RefusalCode, reason: str) -> None:
+@given(numbers, layers, st.integers(1, 2**32 - 1), parts_of_a_call, widths, formats, st.integers(1, 3))
+def test_a_call_with_adapters_comes_as_it_was(
+    number: int, layer: int, reply_to: int, parts: list[Part], hidden: int, wire_format: WireFormat, adapters: int
+) -> None:
+    wire, rows = ExpertWire(hidden, wire_format), rows_of(parts, hidden)
+    names = [bytes([own]) * NAME_BYTES for own in range(adapters)]
+    own = np.random.default_rng(number).integers(0, adapters + 1, len(rows)).astype(np.uint16)
+    data = b"".join(wire.write_call(Call(number, layer, reply_to, parts, rows, names, own)))
+    assert len(data) == wire.message_bytes(len(parts), len(rows), adapters)
+    read = wire.read_call(memoryview(bytearray(data)))
+    assert (read.number, read.layer, read.reply_to, read.parts, read.adapters) == (
+        number,
+        layer,
+        reply_to,
+        parts,
+        names,
+    )
+    np.testing.assert_array_equal(read.own, own)
+    np.testing.assert_array_equal(read.rows, as_it_travels(rows, wire_format))
+    most = wire.most_rows(10**5, adapters)
+    assert wire.message_bytes(1, most, adapters) <= 10**5 < wire.message_bytes(1, most + 4, adapters)
+
+
+def test_a_call_whose_adapters_make_no_sense_is_refused() -> None:
+    wire, parts = ExpertWire(4, WireFormat.FP32), [Part(1, 2)]
+    for names, own in (([bytes(32)], [0, 2]), ([bytes(32)] * 2, [1, 2])):
+        call = Call(7, 3, 1, parts, rows_of(parts, 4), names, np.array(own, np.uint16))
+        data = b"".join(wire.write_call(call))
+        with pytest.raises(ExpertWireError, match=r"rows of adapter 2 of \d, or one named twice"):
+            wire.read_call(data)
+        with pytest.raises(ExpertWireError, match="bytes"):
+            wire.read_call(data[:-16])
+
+
+matrices = st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.sampled_from(FACTOR_TYPES))
+
+
+@given(st.binary(min_size=32, max_size=32), layers, layers, st.dictionaries(st.text(max_size=9), matrices, max_size=3))
+def test_what_an_adapter_adds_comes_as_it_was(
+    name: bytes, layer: int, expert: int, shapes: dict[str, tuple[int, int, int, np.dtype]]
+) -> None:
+    products = {
+        tensor: AdapterProduct(np.full((rank, columns), 0.5, dtype), np.full((rows, rank), 2, np.float32))
+        for tensor, (rank, columns, rows, dtype) in shapes.items()
+    }
+    data = b"".join(write_factors(Factors(name, layer, expert, products)))
+    assert kind_of(data) == Kind.FACTORS
+    assert len(data) == ExpertsAdapter(name, {(layer, expert): products}).largest
+    read = read_factors(memoryview(data))
+    assert (read.adapter, read.layer, read.expert, list(read.products)) == (name, layer, expert, list(products))
+    for tensor, product in products.items():
+        for own, other in zip(read.products[tensor], product, strict=True):
+            assert (own.dtype, own.tobytes(), own.shape) == (other.dtype, other.tobytes(), other.shape)
+    with pytest.raises(ExpertWireError):
+        read_factors(data + b"x")
+
+
+@given(numbers, layers, st.sampled_from(RefusalCode), st.text(max_size=200), parts_of_a_call)
+def test_a_refusal_comes_as_it_was(number: int, layer: int, code: RefusalCode, reason: str, parts: list[Part]) -> None:
     wire = ExpertWire(8, WireFormat.FP32)
-    refusal = Refusal(number, layer, code, reason)
+    refusal = Refusal(number, layer, code, reason, parts if code is RefusalCode.NO_FACTORS else [])
     assert wire.read_answer(b"".join(wire.write_refusal(refusal))) == refusal
 
 
@@ -148,6 +211,6 @@ def test_what_is_no_answer_is_refused(data: bytes, why: str) -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
     wire = ExpertWire(4, WireFormat.FP32)
-    for read in (wire.read_call, wire.read_answer):
+    for read in (wire.read_call, wire.read_answer, read_factors):
         with contextlib.suppress(ExpertWireError):
             read(data)

@@ -120,7 +120,7 @@ async def test_what_does_not_fit_is_refused_by_name(there: Mesh, tmp_path: Path)
         for change, words in (
             (lambda: None, "has matrices of rank 4; this session has room for adapters of rank 2"),
             (lambda: _cut(adapter), "truncated"),
-            (lambda: (adapter / "adapter_config.json").unlink(), "no node of this session has a folder"),
+            (lambda: (adapter / "adapter_config.json").unlink(), "has no adapter_config.json, so it is no adapter"),
         ):
             change()
             with pytest.raises(CliError, match=words):
@@ -155,9 +155,9 @@ async def test_bad_adapters_are_refused_in_the_terminal_and_over_http(there: Mes
     weights.write_bytes(weights.read_bytes()[:-1])
     folders = {
         cut: "truncated",
-        changed("differ", differ): f"tensor '{prefix}.up_proj.lora_B.weight' has shape",
+        changed("differ", differ): "of 'model.layers.0.mlp.up_proj' do not fit each other: A has rank 4, B has rank 3",
         changed("unknown", unknown): f"'{prefix}.c_fc.lora_A.weight': this model (llama) has no such matrix",
-        changed("other", other): f"tensor '{prefix}.up_proj.lora_A.weight' has shape",
+        changed("other", other): "is an adapter of another model: nothing in it fits this one (llama)",
     }
     room = {"model": str(model), "nodes": ["a", "b"], "adapter_rank": 1024}
     async with Client(there.url) as client:

@@ -6,10 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from motley.bench.random_models.writing import synthesise
-from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
 from motley.daemon.models.files import open_model
 from motley.orchestrator.known_models.shapes import SHAPES
@@ -32,7 +29,7 @@ async def text_of(there: Mesh, adapter: str, victim: str = "") -> str:
     return "".join(pieces)
 
 
-async def test_what_is_not_on_hosts_may_be_adapted(tmp_path: Path) -> None:
+async def test_experts_on_hosts_are_adapted_as_those_of_ranks_are(tmp_path: Path) -> None:
     model = tmp_path / "moe"
     synthesise(SHAPES["mixtral-quarter"] | SMALL, model)
     with open_model(model) as opened:
@@ -40,8 +37,9 @@ async def test_what_is_not_on_hosts_may_be_adapted(tmp_path: Path) -> None:
             name: write_adapter(tmp_path / name, opened.model, seed, RANK)
             for seed, name in enumerate(("songs", "poems"))
         }
-        experts = write_adapter(tmp_path / "experts", opened.model, 3, RANK, experts=True)
-    room: dict[str, Any] = {"adapters": 1, "adapter_rank": RANK}
+        adapters["experts"] = write_adapter(tmp_path / "experts", opened.model, 3, 1, experts=True)
+        adapters["up"] = write_adapter(tmp_path / "up", opened.model, 4, 1, experts=True, only=["up_proj"])
+    room: dict[str, Any] = {"adapters": 2, "adapter_rank": 16}
     texts: dict[str, list[str]] = {}
     async with mesh(tmp_path, *"abc") as there:
         for layout in (
@@ -59,17 +57,13 @@ async def test_what_is_not_on_hosts_may_be_adapted(tmp_path: Path) -> None:
             async with Client(there.url) as client:
                 for name, folder in adapters.items():
                     await client.add_adapter("moe", name, str(folder))
-                if "experts" in layout:
-                    words = r"adds to 'model.layers.0.*experts.*has its experts on hosts.*experts 'sliced'"
-                    with pytest.raises(CliError, match=words):
-                        await client.add_adapter("moe", "experts", str(experts))
-            victim = "c" if "experts" in layout else ""
-            together = asyncio.gather(text_of(there, ""), text_of(there, "poems"))
-            texts[made["experts"]] = [await text_of(there, "songs"), *await together, await text_of(there, "songs")]
-            if victim:
-                assert await text_of(there, "poems", victim) == texts["sliced"][2]
+            named = ["", "songs", "poems", "experts", "up"]
+            together = await asyncio.gather(*(text_of(there, name) for name in named))
+            texts[made["experts"]] = [*together, *[await text_of(there, name) for name in reversed(named)]]
+            if "experts" in layout:
+                assert await text_of(there, "experts", victim="c") == texts["sliced"][3]
             else:
                 await close(there, made)
-        assert await text_of(there, "songs") == texts["sliced"][0]
+        assert await text_of(there, "up") == texts["sliced"][4]
     assert texts["parallel"] == texts["sliced"]
-    assert len({*texts["sliced"]}) == 3, "each adapter shows"
+    assert len({*texts["sliced"]}) == 5, "each adapter shows"

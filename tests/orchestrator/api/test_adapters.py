@@ -162,6 +162,35 @@ async def test_a_pinned_adapter_that_is_added_again_stays_pinned(mesh: Any, lead
     assert not (await add(mesh, "poems", "/poems"))["pinned"]
 
 
+async def test_a_pin_that_nobody_waits_for_is_undone(mesh: Any, leader: Any) -> None:
+    """But not one that somebody else waits for, or has."""
+
+    async def pins_wait(command: Any) -> None:
+        if not command.adapter.pin:
+            await leader.obey(command)
+
+    def unpins() -> list[str]:
+        return [each.adapter.adapter.fingerprint for each in of_kind(leader, "adapter") if each.adapter.unpin]
+
+    def pins() -> int:
+        return sum(each.adapter.pin for each in of_kind(leader, "adapter"))
+
+    leader.on_rank = pins_wait
+    adding = [asyncio.create_task(add(mesh, name, "/poems", pinned=True)) for name in ("poems", "verses")]
+    await leader.until(lambda: pins() == 2)
+    for task in adding:
+        task.cancel()
+    await leader.until(lambda: unpins() == [print_of("/poems")])
+    await asyncio.gather(*adding, return_exceptions=True)
+    await add(mesh, "songs", "/songs")
+    pinning = asyncio.create_task(mesh.call("POST", "/api/adapters/bard/songs/pin", {}))
+    await leader.until(lambda: pins() == 3)
+    pinning.cancel()
+    await leader.until(lambda: unpins() == [print_of("/poems"), print_of("/songs")])
+    (only,) = (await mesh.call("GET", "/api/adapters"))[1]["adapters"]
+    assert (only["name"], only["pinned"]) == ("songs", False)
+
+
 async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, leader: Any) -> None:
     for name in ("poems", "verses"):
         await add(mesh, name, "/poems", pinned=True)
@@ -171,8 +200,8 @@ async def test_what_is_pinned_under_two_names_stays_for_the_other(mesh: Any, lea
     assert of_kind(leader, "adapter")[-1].adapter.unpin
 
 
-async def test_a_trunk_whose_experts_are_elsewhere_has_room_for_adapters(mesh: Any, new_node: Any, moe: Any) -> None:
-    """Each takes 400 kB of the trunk; where nothing is said of experts, all are where adapters may add to them."""
+async def test_a_trunk_and_its_expert_hosts_have_room_for_adapters(mesh: Any, new_node: Any, moe: Any) -> None:
+    """Each takes 400 kB of each; where nothing is said of experts, they are in slices."""
     moe.adapter_elements = 1_000
     nodes = [await mesh.join(new_node(name, memory=4_000_000)) for name in ("a", "b")]
     for node in nodes:
@@ -182,9 +211,9 @@ async def test_a_trunk_whose_experts_are_elsewhere_has_room_for_adapters(mesh: A
         body = {"model": "bard", "adapters": adapters, "adapter_rank": 100, "experts": "parallel", "nodes": ["a", "b"]}
         status, told = await mesh.call("POST", "/api/sessions", body)
         assert (status, told["experts"]) == (201, "parallel"), told
-        planned.append(told["ranks"][0]["memory"]["planned_bytes"])
+        planned.append([told[kind][0]["memory"]["planned_bytes"] for kind in ("ranks", "hosts")])
         await mesh.call("DELETE", f"/api/sessions/{told['id']}")
-    assert planned[1] - planned[0] == 2 * 400_000
+    assert [more - before for before, more in zip(*planned, strict=True)] == [2 * 400_000] * 2
     del body["experts"], body["nodes"]
     status, told = await mesh.call("POST", "/api/sessions", body)
     assert (status, told["experts"]) == (201, "sliced"), told
@@ -212,6 +241,13 @@ async def test_too_little_memory_says_for_how_many_adapters_there_is_room(
     status, told = await mesh.call("POST", "/api/sessions", body)
     assert (status, told["error"]["code"]) == (422, "insufficient_memory")
     assert "It fits with room for 2 adapters of rank 100" in told["error"]["message"]
+    for adapters in (1, 3):
+        _, told = await mesh.call("POST", "/api/sessions", body | {"adapters": adapters, "adapter_rank": 1000})
+        assert "It fits with room for 1 adapter of rank 201" in told["error"]["message"]
+    profile.adapter_elements = 10**9
+    _, told = await mesh.call("POST", "/api/sessions", body)
+    assert "It fits without room for adapters" in told["error"]["message"]
+    profile.adapter_elements = 1_000
     assert (await mesh.call("POST", "/api/sessions", body | {"adapters": 2}))[0] == 201
 
 

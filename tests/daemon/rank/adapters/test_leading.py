@@ -22,7 +22,7 @@ from motley.daemon.rank.adapters.messages import (
 )
 from motley.daemon.rank.scheduling import scheduler
 from motley.daemon.rank.steps import Moved
-from motley.plugins.engine import CacheBlocks
+from motley.plugins.engine import F32, CacheBlocks
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from tests.daemon.rank.test_scheduler import Draft, Eager, Session, alone, drawn_requests, request
@@ -62,7 +62,7 @@ class Disk:
     coming: bytes = b""
     asked: int = 0
 
-    def embedding(self, slot: int) -> None:
+    def embed(self, slot: int, rows: F32, tokens: Sequence[int]) -> None:
         """All begin with the model's rows."""
 
     def do(self, message: FindAdapter | ReadAdapter | WriteAdapter | LoadAdapter) -> FoundAdapter | Piece | Moved:
@@ -231,6 +231,14 @@ def test_what_was_sent_is_looked_at_before_anybody_is_told_that_it_is_there() ->
     session = Session((16, 16), adapted=both, slots=1)
     session.run([], orders=[(0, order("a"))])
     assert session.adapter_events["a"].failure.message == "rank 1: no folder /somewhere"
+
+
+def test_a_pin_is_undone_that_is_not_carried_out_yet() -> None:
+    session = Session(adapted=disks({1, 2}), slots=2)
+    undone = [(0, order("a", 1, pin=True)), (0, order("b", 1, unpin=True))]
+    session.run([], orders=[*undone, (0, order("c", 2, pin=True))])
+    assert not any(event.HasField("failure") for event in session.adapter_events.values())
+    assert loaded(session) == [name_of(2)]
 
 
 def test_a_pin_that_fails_is_none() -> None:

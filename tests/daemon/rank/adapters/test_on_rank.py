@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import huggingface_hub
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from motley.daemon.adapters import store
 from motley.daemon.adapters.config import CONFIG
-from motley.daemon.adapters.reading import WEIGHTS
+from motley.daemon.adapters.reading import WEIGHTS, expert_tensors
 from motley.daemon.adapters.store import AdapterStore
 from motley.daemon.models.cutting.profile import adapter_elements
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
-from motley.daemon.rank.adapters import lookups
+from motley.daemon.rank.adapters import lookups, on_rank
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -113,19 +114,32 @@ def test_an_adapter_goes_from_one_rank_to_the_other_and_is_loaded_by_both(
     assert not list((tmp_path / "kept-0").glob("*"))
 
 
-def test_adapters_of_experts_that_are_on_hosts_are_refused_and_others_are_not(tmp_path: Path) -> None:
+def test_adapters_of_experts_are_kept_for_their_hosts_if_these_can_compute_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = golden_case("olmoe").model
     shares = uneven_shares(units(model, "fp32", 32), 1)
     declared = build_rank_graph(model, shares, 0, "fp32", 32, 64, adapters=2, experts_elsewhere=True)
     kept = AdapterStore(tmp_path / "kept", A_LOT)
-    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, experts_elsewhere=True)
     of_experts = write_adapter(tmp_path / "experts", model, seed=3, rank=2, experts=True)
+    attention = write_adapter(tmp_path / "attention", model, seed=3, rank=2)
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, "webgpu")
     told = found(rank, "", str(of_experts))
-    assert (
-        "adds to 'model.layers.0.mlp.experts.0.down_proj.weight'; this session has its experts on hosts" in told.trouble
-    )
+    assert "on hosts, whose engine 'webgpu' cannot compute with adapters" in told.trouble
     assert "start it with experts 'sliced'" in told.trouble
-    assert found(rank, "", str(write_adapter(tmp_path / "attention", model, seed=3, rank=2))).fingerprint
+    assert found(rank, "", str(attention)).fingerprint
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, "onnxruntime")
+    names = [found(rank, "", str(each)).fingerprint for each in (of_experts, attention)]
+    for slot, name in enumerate(names, 1):
+        assert rank.do(LoadAdapter(name, slot)) == Moved()
+    assert [*rank.experts] == [1]
+    assert rank.experts[1].name.hex() == names[0]
+    assert {*rank.experts[1].products} == {*expert_tensors(model).values()}
+    assert rank.do(LoadAdapter(names[1], 1)) == Moved()
+    assert not rank.experts
+    monkeypatch.setattr(on_rank, "MAX_MESSAGE", 1000)
+    rank = RankAdapters(cast(Any, Engine()), model, declared, 0, 2, 64, kept, None, "onnxruntime")
+    assert "bytes for an expert" in found(rank, "", str(of_experts)).trouble
 
 
 def test_whole_tables_are_where_their_rows_are_needed(tmp_path: Path) -> None:
@@ -141,9 +155,11 @@ def test_whole_tables_are_where_their_rows_are_needed(tmp_path: Path) -> None:
         there = found(rank, "", str(folder))
         assert (there.rank, there.weights) == (2, 4 * needed)
         assert rank.do(LoadAdapter(there.fingerprint, 2)) == Moved()
-        table = rank.embedding(2)
-        assert table is not None
-        assert (table.shape, rank.embedding(1)) == (MODEL.embedding.shape, None)
+        table = load_file(folder / WEIGHTS)["base_model.model.model.embed_tokens.weight"]
+        for slot, expected in ((2, table[[3, 7]]), (1, np.zeros((2, MODEL.hidden)))):
+            begin = np.zeros((2, MODEL.hidden), np.float32)
+            rank.embed(slot, begin, [3, 7])
+            np.testing.assert_array_equal(begin, expected)
         own = sum(len(each) for each in engine.slots[2].parts.values() if not isinstance(each, AdapterProduct))
         assert own == len(rank.declared.words)
         rows += own
@@ -164,6 +180,12 @@ def test_what_cannot_be_had_is_told(folder: Path, tmp_path: Path) -> None:
     rank, engine = a_rank(tmp_path, rank=1)
     assert "rank 2; this session has room for adapters of rank 1" in found(rank, "", str(folder)).trouble
     assert "no node" in found(rank, "", "//server/share").trouble
+    for name in (WEIGHTS, CONFIG):
+        half = tmp_path / f"half of {name}"
+        half.mkdir()
+        (half / name).touch()
+        lacking = CONFIG if name == WEIGHTS else WEIGHTS
+        assert found(rank, "", str(half)).trouble == f"{half} has no {lacking}, so it is no adapter in PEFT's format"
     rank, engine = a_rank(tmp_path)
     name = found(rank, "", str(folder)).fingerprint
     again, engine = a_rank(tmp_path)
