@@ -60,6 +60,7 @@ BENCH = {
 """By room, which others it may import."""
 
 ORCHESTRATOR = (
+    {"docstrings"},
     {"session_request", "mesh", "trust", "store", "adapters", "traces", "usual_sampling", "known_models"},
     {"planning"},
     {"workers"},

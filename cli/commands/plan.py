@@ -16,7 +16,7 @@ from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_of_one
 from motley.cli.shown.show import console, forecast_line, results, table
 from motley.cli.typed.options import Context, Engines, Quantisation, Quants, Stages, by_node, parse_stages
-from motley.orchestrator.session_request import MAX_SEQUENCES
+from motley.protocol import MAX_SEQUENCES
 
 KINDS = {
     "tensor": "every layer on all of them",

@@ -137,28 +137,29 @@ def up(
         advertise=advertise,
         rebalance_at=rebalance_at,
     )
-    local = daemon_config(
-        name=name,
-        memory=memory,
-        threads=threads,
-        models=models,
-        cache=cache,
-        cache_limit=cache_limit,
-        advertise=advertise,
-        data_ports=data_ports,
-        zone=zone,
-        gpu_memory=gpu_memory,
-        lease_limit=lease_limit,
-        yield_to=yield_to,
-    )
-    run(_serve(orchestrator, local if node else None, announce, log), end_with_stdin=end_with_stdin)
+    local = None
+    if node:
+        local = daemon_config(
+            name=name,
+            memory=memory,
+            threads=threads,
+            models=models,
+            cache=cache,
+            cache_limit=cache_limit,
+            advertise=advertise,
+            data_ports=data_ports,
+            zone=zone,
+            gpu_memory=gpu_memory,
+            lease_limit=lease_limit,
+            yield_to=yield_to,
+        )
+    run(_serve(orchestrator, local, announce, log), end_with_stdin=end_with_stdin)
 
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool, log: LogFormat) -> None:
     from motley.cli.reaching.home import meshes
     from motley.cli.shown.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
-    from motley.daemon.node.app import run_daemon
     from motley.daemon.node.joining.membership import forget
     from motley.orchestrator.app import Orchestrator
     from motley.orchestrator.traces import export_traces
@@ -181,6 +182,8 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
         if local is None:
             await asyncio.Event().wait()
             return
+        from motley.daemon.node.app import run_daemon  # takes a moment, which a mesh without a node here needs not
+
         node = replace(local, orchestrator=orchestrator.local_target, token=orchestrator.join_token)
         measuring = console.status("measuring this machine")
         stack.callback(measuring.stop)

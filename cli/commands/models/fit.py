@@ -13,7 +13,7 @@ from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.reaching.mesh_of_one import mesh_of_one
 from motley.cli.shown.show import console, counting_bar, results, table
 from motley.cli.typed.options import Context
-from motley.orchestrator.session_request import MAX_SEQUENCES
+from motley.protocol import MAX_SEQUENCES
 from motley.protocol.wording import short_bytes
 
 READABLE_MS = 200.0
