@@ -34,6 +34,7 @@ from motley.cli.typed.node_options import (
     Zone,
     daemon_config,
 )
+from motley.daemon.machine.importing import imports_that_stay
 from motley.protocol.address import parse_address
 from motley.protocol.announcing import Announced, announced, is_address
 
@@ -116,8 +117,9 @@ def up(
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
-    from motley.cli.reaching.home import home
-    from motley.orchestrator.app import OrchestratorConfig
+    with imports_that_stay():
+        from motley.cli.reaching.home import home
+        from motley.orchestrator.app import OrchestratorConfig
 
     if (certificate is None) != (key is None):
         raise CliError("--certificate and --key belong together: give both, or none")

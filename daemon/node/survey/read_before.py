@@ -39,7 +39,7 @@ class ReadBefore:
     def chats(self) -> bool | None:
         """Whether it has a chat template; None: nobody has read it."""
         with contextlib.suppress(OSError):
-            return self._note and self._note.read_bytes() == b"chats"
+            return None if self._note is None else self._note.read_bytes() == b"chats"
         return None
 
     def keep(self, chats: bool) -> None:
