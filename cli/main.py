@@ -7,6 +7,7 @@ import os
 import sys
 
 from motley.cli.errors import EXIT_INTERRUPTED, explain
+from motley.daemon.machine.importing import imports_that_stay
 
 
 def main() -> None:
@@ -16,7 +17,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
     try:
-        from motley.cli.app import app  # takes a moment, in which Ctrl-C is as good as later
+        with imports_that_stay():
+            from motley.cli.app import app  # takes a moment, in which Ctrl-C is as good as later
 
         app()
     except KeyboardInterrupt:

@@ -13,7 +13,17 @@ from pydantic import AfterValidator, ConfigDict, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from pydantic_core import PydanticCustomError
 
-from motley.protocol import MAX_RANKS, MAX_TRUNK
+from motley.orchestrator.docstrings import add_docstrings
+from motley.protocol import (
+    MAX_ADAPTER_RANK,
+    MAX_ADAPTERS,
+    MAX_QUEUE,
+    MAX_RANKS,
+    MAX_SEQUENCES,
+    MAX_TRUNK,
+    QUEUE,
+    SEQUENCES,
+)
 
 Quantisation = Literal["fp32", "fp16", "int8", "int4", "stored"]
 Layout = Literal["auto", "sliced", "parallel"]
@@ -24,11 +34,6 @@ CacheFormat = Literal["fp32", "fp16", "int8"]
 Embeddings = Literal["", "mean", "last"]
 Block = Literal[16, 32, 64, 128, 256]
 CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
-MAX_SEQUENCES = 256
-MAX_QUEUE = 4096
-MAX_ADAPTERS = 256
-"""Of a session, at a time."""
-MAX_ADAPTER_RANK = 1024
 INEXACT = (
     *("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "reference"),
     *("tensorrt", "tensorrt-whole", "webgpu"),
@@ -80,7 +85,7 @@ Weight = Annotated[float, Field(strict=True, ge=0, le=1e9)]
 Tokens = Annotated[int, Field(strict=True, ge=0, le=2**31)]
 
 
-_CHECKED = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True)
+_CHECKED = ConfigDict(extra="forbid", allow_inf_nan=False, defer_build=True, json_schema_extra=add_docstrings)
 
 
 @dataclass(frozen=True, config=_CHECKED)
@@ -124,9 +129,9 @@ class SessionRequest:
     embeddings: Embeddings = ""
     """Embed texts in the place of answering: an embedding is the mean of what the model makes of a text's tokens behind
     its last norm, or that of the last token, with length 1. Empty: the session answers."""
-    sequences: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCES)] = 64
+    sequences: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCES)] = SEQUENCES
     """Requests that are under way at a time; others wait."""
-    queue: Annotated[int, Field(strict=True, ge=0, le=MAX_QUEUE)] = 256
+    queue: Annotated[int, Field(strict=True, ge=0, le=MAX_QUEUE)] = QUEUE
     """Requests that may wait beside those; what comes then is refused."""
     engine: str = "onnxruntime"
     quantisations: Mapping[str, Quantisation] = Field(default_factory=dict)

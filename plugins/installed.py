@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from motley.plugins.engine import CACHE_FORMATS, EngineError, EngineFactory
@@ -28,7 +29,7 @@ class EngineKind(Generic[T]):
     what: str
 
     def names(self) -> list[str]:
-        return sorted(point.name for point in entry_points(group=self.group))
+        return sorted(_installed(self.group))
 
     def load(self, name: str) -> T:
         """Find one by its entry-point name.
@@ -36,13 +37,19 @@ class EngineKind(Generic[T]):
         Raises:
             EngineError: no such engine, or it lacks a package it needs.
         """
-        for point in entry_points(group=self.group, name=name):
-            try:
-                factory: T = point.load()
-            except ImportError as error:
-                raise EngineError(f"{self.what} {name!r} needs a package that is missing: {error}") from error
-            return factory
-        raise EngineError(f"no {self.what} is called {name!r}; installed: {', '.join(self.names()) or 'none'}")
+        if (point := _installed(self.group).get(name)) is None:
+            raise EngineError(f"no {self.what} is called {name!r}; installed: {', '.join(self.names()) or 'none'}")
+        try:
+            factory: T = point.load()
+        except ImportError as error:
+            raise EngineError(f"{self.what} {name!r} needs a package that is missing: {error}") from error
+        return factory
+
+
+@cache
+def _installed(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group, by name; to find them, the metadata of everything that is installed are read."""
+    return {point.name: point for point in reversed([*entry_points(group=group)])}  # of two, the first that is found
 
 
 ENGINES: EngineKind[EngineFactory] = EngineKind("motley.engines", "engine")

@@ -9,6 +9,13 @@ MAX_RANKS = 64
 """Ranks and expert hosts of a session at most; far above what tensor parallelism over a network can use."""
 MAX_TRUNK = 32
 """Ranks at most in a session with expert hosts, in whose calls 32 bits name them."""
+SEQUENCES, MAX_SEQUENCES = 64, 256
+"""Requests of a session that are under way at a time, unless it is asked for with more or fewer; and at most."""
+QUEUE, MAX_QUEUE = 256, 4096
+"""Requests that may wait beside those."""
+MAX_ADAPTERS = 256
+"""Of a session, at a time."""
+MAX_ADAPTER_RANK = 1024
 BLOCKS = (16, 32, 64, 128, 256)
 """How many weights along K may share a scale, where they are quantised while loading."""
 CACHE_BLOCK = 32

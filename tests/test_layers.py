@@ -82,6 +82,7 @@ ROOMS = {
 """By folder and by room, which other rooms of the folder it may import, beside the files on top of them."""
 
 ORCHESTRATOR = (
+    {"docstrings"},
     {"session_request", "mesh", "trust", "store", "adapters", "traces", "usual_sampling", "known_models"},
     {"planning"},
     {"workers"},

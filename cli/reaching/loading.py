@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
@@ -15,7 +15,9 @@ from motley.cli.reaching.client import POLL_S, Client, Refused
 from motley.cli.shown.show import console, forecast_line
 from motley.cli.typed.wanted import Wanted, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
-from motley.orchestrator.session_request import SessionRequest
+
+if TYPE_CHECKING:
+    from motley.orchestrator.session_request import SessionRequest
 
 CLOSE_S = 20.0
 """Closing a session may take so long; longer than an orchestrator waits for its ranks."""

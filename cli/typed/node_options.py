@@ -12,6 +12,7 @@ from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
 from motley.cli.shown.show import console
 from motley.cli.typed.options import duration, one_of, size
+from motley.daemon.machine.importing import imports_that_stay
 from motley.daemon.machine.json_log import VARIABLE
 from motley.protocol.wording import short_bytes
 
@@ -114,12 +115,13 @@ def daemon_config(
             holds nothing, `gpu_memory` is no size, `advertise` is no address, `keep`, `wait` or `lease_limit` no
             duration, `yield_to` says nothing that is known, or `data_ports` no ports.
     """
-    from motley.cli.reaching.home import meshes
-    from motley.daemon.lease.rules import YieldTo
-    from motley.daemon.machine.memory import available_memory
-    from motley.daemon.models.cutting.profile import RUNTIME_BYTES
-    from motley.daemon.node.app import DaemonConfig
-    from motley.daemon.weights.cache import ShareCache
+    with imports_that_stay():
+        from motley.cli.reaching.home import meshes
+        from motley.daemon.lease.rules import YieldTo
+        from motley.daemon.machine.memory import available_memory
+        from motley.daemon.models.cutting.profile import RUNTIME_BYTES
+        from motley.daemon.node.app import DaemonConfig
+        from motley.daemon.weights.cache import ShareCache
 
     if name is not None and not name.strip():
         raise CliError("--name is blank; leave it out to take the host's name")

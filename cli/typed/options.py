@@ -14,7 +14,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.typed.durations import seconds
-from motley.orchestrator.session_request import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
+from motley.protocol import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
 
 if TYPE_CHECKING:
     pass

@@ -6,17 +6,20 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from motley.cli.errors import CliError
 from motley.cli.typed.options import ENGINES_ON, Device
-from motley.orchestrator.session_request import Place, SessionRequest
+from motley.protocol import QUEUE, SEQUENCES
 from motley.protocol.wording import counted
+
+if TYPE_CHECKING:
+    from motley.orchestrator.session_request import SessionRequest
 
 OPTIONS = {"quantisation": "--quant", "quantisations": "--quant", "engines": "--engine", "engine_options": "--device"}
 """The option for a field of a request, where they are not called alike."""
 
-LIMITS = {"sequences": SessionRequest.sequences, "queue": SessionRequest.queue}
+LIMITS = {"sequences": SEQUENCES, "queue": QUEUE}
 """Fields that say how many requests a session takes, with what they are unless somebody asks otherwise."""
 
 
@@ -54,6 +57,8 @@ class Wanted:
         Raises:
             CliError: which option it is not loaded by, and what to do.
         """
+        from motley.orchestrator.session_request import Place, SessionRequest
+
         request = self.request
         layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
         if planned and layout is None and request.wants_parallel:
@@ -175,6 +180,8 @@ def stop_command(session: dict[str, Any]) -> str:
 def start_command(session: dict[str, Any]) -> str:
     """The command that starts a session anew as it was, for a shell; but for `block`, `wire`, `threads` and engine
     options other than the device, which only the API knows."""
+    from motley.orchestrator.session_request import SessionRequest
+
     words = ["motley", "run", session["model"], "PROMPT"]
     for option, kind, default in (
         ("--quant", "quantisation", SessionRequest.quantisation),

@@ -14,18 +14,21 @@ import os
 import sys
 import time
 
-from motley.daemon.machine.ending import end_process
-from motley.daemon.machine.json_log import VARIABLE, JsonLog
-from motley.daemon.machine.processor import pin_to_core
-from motley.daemon.machine.trouble_log import TroubleLog
-from motley.daemon.pipe.daemon import Daemon, Released
-from motley.daemon.pipe.settings import WorkerSettings
-from motley.daemon.pipe.worker_end import PipeClosed, PipeStalled, WorkerPipe
-from motley.daemon.worker.cache_holder import run_cache_holder
-from motley.daemon.worker.host import run_host
-from motley.daemon.worker.rank import Rank
-from motley.daemon.worker.worker import Network, Worker
-from motley.protocol import mesh_pb2 as pb
+from motley.daemon.machine.importing import imports_that_stay
+
+with imports_that_stay():
+    from motley.daemon.machine.ending import end_process
+    from motley.daemon.machine.json_log import VARIABLE, JsonLog
+    from motley.daemon.machine.processor import pin_to_core
+    from motley.daemon.machine.trouble_log import TroubleLog
+    from motley.daemon.pipe.daemon import Daemon, Released
+    from motley.daemon.pipe.settings import WorkerSettings
+    from motley.daemon.pipe.worker_end import PipeClosed, PipeStalled, WorkerPipe
+    from motley.daemon.worker.cache_holder import run_cache_holder
+    from motley.daemon.worker.host import run_host
+    from motley.daemon.worker.rank import Rank
+    from motley.daemon.worker.worker import Network, Worker
+    from motley.protocol import mesh_pb2 as pb
 
 logger = logging.getLogger(__name__)
 

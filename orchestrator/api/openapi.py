@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from aiohttp import web
@@ -79,11 +80,11 @@ _ANTHROPIC_ERROR = {
 
 def openapi_route(routes: Iterable[web.RouteDef]) -> web.RouteDef:
     """The route that tells of these."""
-    document = openapi_document(routes)
+    document = cache(lambda: openapi_document(routes))  # which takes a moment, and few ask for it
 
     async def openapi(_: web.Request) -> web.Response:
         """Tell what this server takes."""
-        return web.json_response(document)
+        return web.json_response(document())
 
     return web.get("/openapi.json", openapi)
 

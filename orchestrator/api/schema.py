@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.docstrings import add_docstrings
 
 BODY_S = 30.0
 """A request's body is here this soon after its headers; it has 2 MiB at most."""
@@ -56,7 +57,12 @@ class Body(BaseModel):
     """A JSON object whose keys are known. A key that is null counts as absent, but for those of `nulls`."""
 
     model_config = ConfigDict(
-        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        defer_build=True,
+        json_schema_extra=add_docstrings,
     )
     nulls: ClassVar[frozenset[str]] = frozenset()
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from motley.orchestrator.session_request import Quantisation, SessionRequest
+if TYPE_CHECKING:
+    from motley.orchestrator.session_request import Quantisation, SessionRequest
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ class Gpu:
         )
         options = ort.SessionOptions()
         options.log_severity_level = 4
+        options.intra_op_num_threads = 1  # the GPU computes
         if folder:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

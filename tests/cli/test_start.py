@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-HEAVY = ("numpy", "onnx", "onnxruntime", "grpc", "aiohttp", "sqlalchemy", "cryptography")
+HEAVY = ("numpy", "onnx", "onnxruntime", "grpc", "aiohttp", "sqlalchemy", "cryptography", "pydantic")
 
 
 def test_all_commands_are_known_without_heavy_libraries() -> None:

@@ -52,7 +52,7 @@ from motley.cli.typed.options import (
     parse_stages,
 )
 from motley.cli.typed.wanted import Wanted, nodes_of, option_of, stop_command
-from motley.orchestrator.session_request import SessionRequest
+from motley.protocol import QUEUE, SEQUENCES
 from motley.protocol.wording import counted
 
 OF_ANSWERS = ("raw", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
@@ -86,8 +86,8 @@ def run(
     cache_format: CacheFormats = None,
     draft_model: DraftModel = None,
     draft_engine: DraftEngine = None,
-    sequences: Sequences = SessionRequest.sequences,
-    queue: Queue = SessionRequest.queue,
+    sequences: Sequences = SEQUENCES,
+    queue: Queue = QUEUE,
     nodes: Nodes = "",
     shares: Shares = "",
     stages: Stages = "",

@@ -15,8 +15,7 @@ from motley.cli.commands.bench.tables import show_adapters
 from motley.cli.interrupt import run
 from motley.cli.shown.show import loading_bars
 from motley.cli.typed.options import Quant, Quantisation, parse_counts, parse_link
-from motley.orchestrator.session_request import MAX_ADAPTER_RANK
-from motley.protocol import CACHE_BLOCK
+from motley.protocol import CACHE_BLOCK, MAX_ADAPTER_RANK
 
 ADAPTERS_EXAMPLE = "Example: motley bench adapters --model ./tinyllama --ranks 2 --adapters 1,16 --rank 16"
 

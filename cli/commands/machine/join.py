@@ -28,6 +28,7 @@ from motley.cli.typed.node_options import (
     Zone,
     daemon_config,
 )
+from motley.daemon.machine.importing import imports_that_stay
 
 
 def register(app: typer.Typer) -> None:
@@ -68,10 +69,11 @@ def join(
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
-    from motley.cli.reaching.joining import find_mesh
-    from motley.cli.shown.narrator import narrator, start_log
-    from motley.daemon.machine.files import raise_file_limit
-    from motley.daemon.node.app import run_daemon
+    with imports_that_stay():
+        from motley.cli.reaching.joining import find_mesh
+        from motley.cli.shown.narrator import narrator, start_log
+        from motley.daemon.machine.files import raise_file_limit
+        from motley.daemon.node.app import run_daemon
 
     config = daemon_config(
         name=name,

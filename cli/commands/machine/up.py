@@ -34,6 +34,7 @@ from motley.cli.typed.node_options import (
     Zone,
     daemon_config,
 )
+from motley.daemon.machine.importing import imports_that_stay
 from motley.protocol.address import parse_address
 from motley.protocol.announcing import Announced, announced, is_address
 
@@ -116,8 +117,9 @@ def up(
     end_with_stdin: Annotated[bool, typer.Option("--end-with-stdin", hidden=True)] = False,
 ) -> None:
     """Start an orchestrator, with this machine as its first node, until Ctrl-C."""
-    from motley.cli.reaching.home import home
-    from motley.orchestrator.app import OrchestratorConfig
+    with imports_that_stay():
+        from motley.cli.reaching.home import home
+        from motley.orchestrator.app import OrchestratorConfig
 
     if (certificate is None) != (key is None):
         raise CliError("--certificate and --key belong together: give both, or none")
@@ -137,28 +139,29 @@ def up(
         advertise=advertise,
         rebalance_at=rebalance_at,
     )
-    local = daemon_config(
-        name=name,
-        memory=memory,
-        threads=threads,
-        models=models,
-        cache=cache,
-        cache_limit=cache_limit,
-        advertise=advertise,
-        data_ports=data_ports,
-        zone=zone,
-        gpu_memory=gpu_memory,
-        lease_limit=lease_limit,
-        yield_to=yield_to,
-    )
-    run(_serve(orchestrator, local if node else None, announce, log), end_with_stdin=end_with_stdin)
+    local = None
+    if node:
+        local = daemon_config(
+            name=name,
+            memory=memory,
+            threads=threads,
+            models=models,
+            cache=cache,
+            cache_limit=cache_limit,
+            advertise=advertise,
+            data_ports=data_ports,
+            zone=zone,
+            gpu_memory=gpu_memory,
+            lease_limit=lease_limit,
+            yield_to=yield_to,
+        )
+    run(_serve(orchestrator, local, announce, log), end_with_stdin=end_with_stdin)
 
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool, log: LogFormat) -> None:
     from motley.cli.reaching.home import meshes
     from motley.cli.shown.narrator import narrator, start_log
     from motley.daemon.machine.files import raise_file_limit
-    from motley.daemon.node.app import run_daemon
     from motley.daemon.node.joining.membership import forget
     from motley.orchestrator.app import Orchestrator
     from motley.orchestrator.traces import export_traces
@@ -181,6 +184,8 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
         if local is None:
             await asyncio.Event().wait()
             return
+        from motley.daemon.node.app import run_daemon  # takes a moment, which a mesh without a node here needs not
+
         node = replace(local, orchestrator=orchestrator.local_target, token=orchestrator.join_token)
         measuring = console.status("measuring this machine")
         stack.callback(measuring.stop)

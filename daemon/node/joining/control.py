@@ -20,7 +20,7 @@ from motley.daemon.node.lending import lend
 from motley.daemon.node.network.probing import Unreachable, probe_link
 from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.survey.describe import DescribeError, describe_apart, look
+from motley.daemon.node.survey.describe import answer, look
 from motley.daemon.node.workers.leasing import Leasing
 from motley.daemon.node.workers.ranks import Ranks
 from motley.daemon.node.workers.training import Trainings
@@ -321,9 +321,7 @@ class Control:
             if request.only_here:
                 described = await asyncio.to_thread(look, request.model, self._settings.models, self._settings.cache)
             else:
-                described = await describe_apart(request, self._settings.models, self._settings.cache)
-        except DescribeError as error:
-            described = pb.Described(failure=pb.Failure(code=error.code, message=str(error)))
+                described = await answer(request, self._settings.models, self._settings.cache)
         except Exception as error:
             logger.exception("describing %s", request.model.source)
             failure = pb.Failure(code="internal_error", message=f"{type(error).__name__}: {error}")

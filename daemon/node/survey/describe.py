@@ -1,6 +1,7 @@
 """What a model costs, told to the planner: the node that has the files reads their headers, the orchestrator plans.
 
-A process of its own does it, because it may mean a download of many minutes, which Ctrl-C must be able to end.
+A process of its own does it, because it may mean a download of many minutes, which Ctrl-C must be able to end, and
+because libraries that are not ours read what strangers wrote. A model that was read here before needs neither.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe as read_config
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.node.survey.read_before import ReadBefore
 from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError
 from motley.daemon.text.usual_sampling import usual_sampling
@@ -29,14 +31,6 @@ from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
 
 
-class DescribeError(Exception):
-    """The model cannot be served; `code` is ``model_missing`` or ``invalid_model`` unless it is our fault."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def describe(
     model: pb.ModelSpec,
     models: Path | None,
@@ -44,6 +38,7 @@ def describe(
     cache: ShareCache | None = None,
     *,
     in_part: bool = False,
+    chats: bool | None = None,
 ) -> pb.Described:
     """Download a model if need be and read its config, its tokenizer and the headers of its weights; or tell what one
     costs by a config alone.
@@ -53,6 +48,7 @@ def describe(
         tokens_of: another model, whose tokenizer it must have; empty: none.
         cache: beside whose shares there is what was pulled of models in part; None: the usual one.
         in_part: download no more of the model than this reads.
+        chats: whether it has a chat template, where its tokenizer need not be read; None: read it.
 
     Returns:
         What it costs in each quantisation that the session may hold it in.
@@ -81,13 +77,16 @@ def describe(
             for each in every
         ]
         fingerprint = opened.source.fingerprint()
-        tokenizer, usual = load_tokenizer(folder), usual_sampling(folder)
+        tokenizer = load_tokenizer(folder) if chats is None else None
+        usual = usual_sampling(folder)
     name = _name(model.source, folder, pulled)
-    if tokens_of:
+    if tokenizer:
+        chats = tokenizer.template is not None
+    if tokenizer and tokens_of:
         with found(tokens_of, models, kept, lambda done, total: None) as (whole, part):
             check_alike(tokenizer, name, load_tokenizer(whole), _name(tokens_of, whole, part))
     for profiled in profiles:
-        profiled.name, profiled.fingerprint, profiled.chats = name, fingerprint, tokenizer.template is not None
+        profiled.name, profiled.fingerprint, profiled.chats = name, fingerprint, bool(chats)
         profiled.sampling.CopyFrom(usual)
     return pb.Described(profile=profiles[0], beside=profiles[1:])
 
@@ -123,12 +122,40 @@ def _failure(error: Exception) -> pb.Failure:
     return pb.Failure(code=codes.get(type(error), "invalid_model"), message=str(error))
 
 
-async def describe_apart(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
-    """`describe` in a process of its own, killed if this is cancelled.
+async def answer(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
+    """What a node says that is asked to describe a model: `describe`, or why the model cannot be served.
 
-    Raises:
-        DescribeError: the model cannot be served.
+    Args:
+        models, cache: as `describe` has them.
     """
+    if request.model.config_json:
+        return await asyncio.to_thread(_answer, request, models, cache)
+    before = await asyncio.to_thread(ReadBefore, request.model.source, models, cache)
+    if not request.tokens_of and (chats := before.chats()) is not None:
+        return await asyncio.to_thread(_answer, request, models, cache, chats)
+    told = await _answer_apart(request, models, cache)
+    if not told.HasField("failure"):
+        await asyncio.to_thread(before.keep, told.profile.chats)
+    return told
+
+
+def _answer(request: pb.Describe, models: Path | None, cache: ShareCache, chats: bool | None = None) -> pb.Described:
+    try:
+        return describe(request.model, models, request.tokens_of, cache, in_part=request.in_part, chats=chats)
+    except (
+        LoadError,
+        LendingError,
+        ModelNotFound,
+        ConfigError,
+        CheckpointError,
+        TokenizerError,
+        UnlikeTokenizersError,
+    ) as error:
+        return pb.Described(failure=_failure(error))
+
+
+async def _answer_apart(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
+    """`_answer` of a process of its own, killed if this is cancelled."""
     process = await start_child("motley.daemon.node.survey.describe", stdout=asyncio.subprocess.PIPE)
     order = {
         "describe": request.SerializeToString().hex(),
@@ -144,42 +171,22 @@ async def describe_apart(request: pb.Describe, models: Path | None, cache: Share
         await process.wait()
     finally:
         await kill_child(process)
-    try:
-        said = json.loads(out)
-    except ValueError:
-        raise DescribeError(
-            "internal_error", f"describing {request.model.source!r} ended with status {process.returncode}"
-        ) from None
-    if "described" not in said:
-        raise DescribeError(said["code"], said["message"])
-    return pb.Described.FromString(bytes.fromhex(said["described"]))
+    if process.returncode:
+        message = f"describing {request.model.source!r} ended with status {process.returncode}"
+        return pb.Described(failure=pb.Failure(code="internal_error", message=message))
+    return pb.Described.FromString(out)
 
 
 def main() -> None:
-    """One order on stdin, one answer on stdout, both JSON; the end of stdin ends this, a download under way too."""
+    """One order on stdin, in JSON, one `Described` on stdout; the end of stdin ends this, a download under way too."""
     order = json.loads(sys.stdin.readline() or "null")
     if order is None:
         return
     end_with_owner()
-    said: dict[str, str]
-    try:
-        asked = pb.Describe.FromString(bytes.fromhex(order["describe"]))
-        models = Path(order["models"]) if order["models"] else None
-        cache = ShareCache(Path(order["shares"]), order["limit"])
-        told = describe(asked.model, models, asked.tokens_of, cache, in_part=asked.in_part)
-        said = {"described": told.SerializeToString().hex()}
-    except (
-        LoadError,
-        LendingError,
-        ModelNotFound,
-        ConfigError,
-        CheckpointError,
-        TokenizerError,
-        UnlikeTokenizersError,
-    ) as error:
-        failure = _failure(error)
-        said = {"code": failure.code, "message": failure.message}
-    json.dump(said, sys.stdout)
+    asked = pb.Describe.FromString(bytes.fromhex(order["describe"]))
+    models = Path(order["models"]) if order["models"] else None
+    told = _answer(asked, models, ShareCache(Path(order["shares"]), order["limit"]))
+    sys.stdout.buffer.write(told.SerializeToString())
 
 
 if __name__ == "__main__":

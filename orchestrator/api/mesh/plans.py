@@ -21,8 +21,8 @@ from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan
 from motley.orchestrator.planning.machines import DEVICES, Machine, what_if
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.plans.forecasts import Forecasts, Planned
-from motley.orchestrator.session_request import MAX_SEQUENCES, SessionRequest
-from motley.protocol import MAX_RANKS
+from motley.orchestrator.session_request import SessionRequest
+from motley.protocol import MAX_RANKS, MAX_SEQUENCES
 
 UNSERVABLE = 422
 """A model that a node cannot describe."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -87,14 +89,50 @@ def control(tmp_path: Path) -> Control:
     return Control(settings, ranks, leasing, Relays(), Trainings(settings, leasing, Path("tickets")))
 
 
+async def described(control: Control, source: Path | str, tokens_of: str = "") -> pb.Described:
+    """What the node says of a model."""
+    model = pb.ModelSpec(source=str(source), quantisation="fp32")
+    control._obey(pb.OrchestratorMessage(describe=pb.Describe(model=model, tokens_of=tokens_of)))
+    async with asyncio.timeout(60):
+        return (await control._outbox.get()).described
+
+
 ASKED = pb.OrchestratorMessage(describe=pb.Describe(request_id="7", model=pb.ModelSpec(source="m")))
+
+
+async def test_a_tokenizer_that_ends_its_reader_does_not_end_the_node(control: Control, tmp_path: Path) -> None:
+    """The library that reads it panics at this one."""
+    model = shutil.copytree(SHAKESPEARE, tmp_path / "odd")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["continuing_subword_prefix"] = "#" * 9
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    failure = (await described(control, model)).failure
+    assert (failure.code, failure.message) == ("internal_error", f"describing '{model}' ended with status 1")
+
+
+async def test_a_tokenizer_is_read_by_a_process_of_its_own_until_it_is_known(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shutil.copytree(SHAKESPEARE, tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    first = await described(control, model)
+
+    def start(*_: object, **__: object) -> None:
+        raise OSError("a process was started")
+
+    monkeypatch.setattr("motley.daemon.node.survey.describe.start_child", start)
+    again = await described(control, model)
+    assert (again, again.profile.chats) == (first, True)
+    (model / "chat_template.jinja").write_text("{{ messages }}!")
+    for asked in ((model,), (SHAKESPEARE, str(model)), ("owner/name",)):
+        assert (await described(control, *asked)).failure.message == "OSError: a process was started"
 
 
 async def test_trouble_that_nobody_foresaw_is_told(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
         raise OSError("too many open files")
 
-    monkeypatch.setattr("motley.daemon.node.joining.control.describe_apart", broken)
+    monkeypatch.setattr("motley.daemon.node.joining.control.answer", broken)
     control._obey(ASKED)
     async with asyncio.timeout(5):
         said = await control._outbox.get()
@@ -113,7 +151,7 @@ async def test_what_nobody_waits_for_any_more_is_stopped(control: Control, monke
             ended.set()
         return pb.Described()
 
-    monkeypatch.setattr("motley.daemon.node.joining.control.describe_apart", slow)
+    monkeypatch.setattr("motley.daemon.node.joining.control.answer", slow)
     control._obey(ASKED)
     async with asyncio.timeout(5):
         await began.wait()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from motley.daemon.node.survey import engines
 from motley.plugins.engine import CACHE_FORMATS
-from motley.plugins.installed import engine_names
+from motley.plugins.installed import _installed, engine_names
 
 PACKAGE = """
 import os
@@ -40,7 +40,7 @@ class Unasked: ...
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Puts a distribution with these engines where Python looks for packages, for this process and its children."""
 
     def act(**wanted: str) -> None:
@@ -52,8 +52,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         (info / "entry_points.txt").write_text("\n".join(["[motley.engines]", *lines]) + "\n")
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        _installed.cache_clear()
 
-    return act
+    yield act
+    _installed.cache_clear()
 
 
 async def test_all_are_asked(install: Callable[..., None]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
-from motley.daemon.node.survey import speeds
+from motley.daemon.node.survey import read_before, speeds
 from motley.daemon.weights.cache import ShareCache
 from tests.e2e.node import measure_less
 from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, chatting_model, command, mesh
@@ -326,7 +326,12 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
     assert await up.end(how) == 130
     assert not [process for process in family if process.is_running()]
     (share,) = ShareCache(tmp_path / "cache").entries()
-    assert {file.name for file in (tmp_path / "cache").iterdir()} == {share.key, speeds.FILE, speeds.LOCK}
+    assert {file.name for file in (tmp_path / "cache").iterdir()} == {
+        share.key,
+        speeds.FILE,
+        speeds.LOCK,
+        read_before.FOLDER,
+    }
 
 
 @pytest.mark.soak

@@ -193,7 +193,9 @@ async def test_markdown_becomes_elements_and_nothing_else(browser: Browser, ther
     assert made[:-1] == [html for _, html in MARKDOWN]
 
 
-PACES = [  # tokens, the pieces of text with when they come, mean ms per token, what is said
+PACES: list[
+    tuple[int, list[str], float | None, str]
+] = [  # tokens, the pieces of text with when they come, mean ms per token, what is said
     (1, ["", "Yes"], None, r"^1 token · first after [\d.]+ ms$"),
     (3, ["", "Yes"], None, r"^3 tokens · first after [\d.]+ ms$"),
     (5, ["", "Yes", ", ", "no"], 250.0, r"^5 tokens · 4\.0 tokens/s · first after [\d.]+ ms$"),
@@ -201,28 +203,37 @@ PACES = [  # tokens, the pieces of text with when they come, mean ms per token, 
 ]
 
 
-@pytest.mark.parametrize(("tokens", "pieces", "mean", "told"), PACES)
-async def test_the_pace_of_an_answer_is_of_its_tokens(
-    tokens: int, pieces: list[str], mean: float | None, told: str, browser: Browser, there: Mesh
-) -> None:
-    """Not of its pieces, of which the first opens the stream, and which here come all at once."""
-    await there.session(nodes=["a"])
+def answered(tokens: int, pieces: list[str], mean: float | None) -> str:
+    """What a server sends that answers with some pieces of text."""
     deltas = [{"role": "assistant", "content": pieces[0]}, *({"content": piece} for piece in pieces[1:]), {}]
     events: list[dict[str, object]] = [
         {"choices": [{"delta": delta, "text": delta.get("content", ""), "finish_reason": None}]} for delta in deltas
     ]
     events[-1]["timings"] = {"ttft_ms": 1.0, "ms_per_token": mean}
     events.append({"choices": [], "usage": {"completion_tokens": tokens}})
-    body = "".join(f"data: {data}\n\n" for data in (*map(json.dumps, events), "[DONE]"))
+    return "".join(f"data: {data}\n\n" for data in (*map(json.dumps, events), "[DONE]"))
+
+
+async def test_the_pace_of_an_answer_is_of_its_tokens(browser: Browser, there: Mesh) -> None:
+    """Not of its pieces, of which the first opens the stream, and which here come all at once."""
+    await there.session(nodes=["a"])
+    bodies = [answered(tokens, pieces, mean) for tokens, pieces, mean, _ in PACES]
+
+    async def answer(route: Route) -> None:
+        await route.fulfill(body=bodies.pop(0), content_type="text/event-stream")
+
     async with page_of(browser, there) as page:
         for path in ("completions", "chat/completions"):
-            await page.route(f"**/v1/{path}", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
-        await page.locator("#send:not([disabled])").wait_for()
-        await page.locator("#prompt").fill("KING:")
-        await page.locator("#prompt").press("Enter")
-        await page.locator("#log .assistant").wait_for()
-        await page.locator("#send").wait_for()
-        assert re.match(told, await text_of(page, "#log .assistant .note"))
+            await page.route(f"**/v1/{path}", answer)
+        for *_, told in PACES:
+            await page.locator("#send:not([disabled])").wait_for()
+            await page.locator("#prompt").fill("KING:")
+            await page.locator("#prompt").press("Enter")
+            await page.locator("#log .assistant").wait_for()
+            await page.locator("#send").wait_for()
+            assert re.match(told, await text_of(page, "#log .assistant .note"))
+            await page.reload()
+    assert not bodies
 
 
 async def test_a_refusal_is_shown_and_the_message_is_there_to_be_sent_again(browser: Browser, there: Mesh) -> None:

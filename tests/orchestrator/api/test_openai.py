@@ -612,6 +612,8 @@ async def test_what_is_served_is_published(mesh: Any) -> None:
     chat = document["components"]["schemas"][taken["$ref"].rpartition("/")[2]]
     assert {"messages", "model"} == set(chat["required"])
     assert chat["properties"]["temperature"]["anyOf"][0]["maximum"] == 2
+    described = document["components"]["schemas"]["JsonSchema"]["properties"]["schema"]["description"]
+    assert described == "Features that are not supported are refused by name."
     refs = re.findall(r"#/components/schemas/(\w+)", json.dumps(document))
     assert set(refs) <= set(document["components"]["schemas"])
     assert "/api/sessions/{id}" in document["paths"]
