@@ -139,11 +139,11 @@ def test_adapters_are_merged(tmp_path: Path) -> None:
     out = tmp_path / "both"
     said = CliRunner().invoke(app, ["adapters", "merge", *folders, "--weights", "3,1", "-o", str(out)])
     assert said.exit_code == 0, said.output
-    _, merged = read_adapter(out)
+    merged = read_adapter(out).changes
     np.testing.assert_allclose(merged["model.q"].dense, np.full((2, 3), 2.0))
     ties = [*folders, "--how", "ties", "--density", "1", "-o", str(tmp_path / "ties")]
     assert CliRunner().invoke(app, ["adapters", "merge", *ties]).exit_code == 0
-    _, merged = read_adapter(tmp_path / "ties")
+    merged = read_adapter(tmp_path / "ties").changes
     np.testing.assert_allclose(merged["model.q"].dense, np.full((2, 3), 3.0), rtol=1e-6)
 
 
