@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
-from onnx import GraphProto, NodeProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from motley.plugins.adapters import is_adapted, unadapted
 from motley.plugins.engine import (
@@ -44,6 +44,7 @@ from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime.sessions import Crossing
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
+from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS
 from motley.plugins.onnxruntime_gpu.bound import (
     Bound,
     Chunk,
@@ -128,6 +129,7 @@ class WebGpuEngine:
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
+        self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing(1, TensorProto.INT64))
         self._on_host = names_on_host(segments)
         self._attending = Attending(self._device, graph)
         self._adapting = Adapting(self._device, name, graph)
@@ -224,8 +226,7 @@ class WebGpuEngine:
         sinks = self._weight(then.node.input[6]) if len(then.node.input) > 6 else None
         attention = self._attending.add(then, sinks)
         heads = attention.sessions.heads
-        self._crossing[attention.qkv] = Crossing(heads.width * (heads.heads + 2 * heads.kv_heads))
-        self._crossing[attention.y] = Crossing(heads.width * heads.heads)
+        self._crossing |= dict.fromkeys((attention.queries, attention.y), Crossing(heads.width * heads.heads))
         return attention
 
     def _adapt(self, then: Kernel) -> Adapt:
@@ -268,7 +269,7 @@ class WebGpuEngine:
             mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
             places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
             of_rows = self._attending.rows(mirrors["hidden"])
-            places |= products_in_place(self._layers, places)
+            places |= self._attending.places(of_rows) | products_in_place(self._layers, places)
             adapted = self._adapting.rows()
             steps = self._bound_layers(places, mirrors, of_rows, adapted)
             self._chunks[key] = Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
