@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -122,6 +122,7 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
+        self._errors_told = ErrorsTold(name)
         self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
         """By the first of their rows and the one after the last."""
         lowered = lowered_for(self.provider, graph.proto)
@@ -156,7 +157,7 @@ class WebGpuEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
-        with errors_told(self.provider.engine):
+        with self._errors_told:
             chunks = []
             for rows in micro_chunks(len(hidden), halved):
                 chunk = self._chunk(rows)
@@ -165,7 +166,7 @@ class WebGpuEngine:
                 self._attending.begin(chunk.rows, own)
                 if self._graph.adapters:
                     self._adapting.begin(chunk.adapted, [span for _, span in own])
-                np.copyto(chunk.hidden, hidden[rows])
+                chunk.hidden[:] = hidden[rows]
             if len(chunks) == 1:
                 self._run(chunks[0])
             else:
@@ -292,37 +293,42 @@ class WebGpuEngine:
         """The layers bound to places of their values."""
         steps = []
         actions: list[Sequence[Action]] = [rows.actions]
+        first: list[Action] = []
         for part in self._layers:
             then = part.segment.then
-            actions += self._bound_part(part, places, mirrors, rows, adapted)
+            actions += self._bound_part(first, part, places, mirrors, rows, adapted)
+            first = []
             if isinstance(then, Reduction):
                 steps.append(Bound(actions, summed=mirrors[then.partial].host))
-                actions = [[upload([mirrors[then.partial]])]]
+                actions, first = [], [upload([mirrors[then.partial]])]
             elif isinstance(then, Mixture):
                 steps.append(Bound(actions, mixture=then))
-                actions = [[upload([mirrors[name] for name in then.totals])]]
+                actions, first = [], [upload([mirrors[name] for name in then.totals])]
             else:
                 assert then is None or isinstance(then, Kernel), "gatherings are of exact mode, which is refused"
-        return [*steps, Bound(actions)]
+        return [*steps, Bound([*actions, first])]
 
     def _bound_part(
         self,
+        first: Iterable[Action],
         part: Part,
         places: Mapping[str, ort.OrtValue],
         mirrors: Mapping[str, Mirror],
         rows: StepRows,
         adapted: AdaptedRows,
     ) -> list[Sequence[Action]]:
-        """A part of the layers bound to places of its values."""
+        """A part of the layers bound to places of its values, after what is first to be done."""
         then = part.segment.then
         summed = then.partial if isinstance(then, Reduction) else None
-        actions: list[Action] = [partial(mirrors[name].host.fill, 0) for name in part.zeros]
+        actions = [*first, *(partial(mirrors[name].host.fill, 0) for name in part.zeros)]
         if read_here := [mirrors[name] for name in part.zeros if name != summed]:
             actions.append(upload(read_here))
         if part.session is not None:
-            actions.append(self._bind(part, part.session, places))
-        if part.read:
-            actions.append(download([mirrors[name] for name in part.read]))
+            # A sum goes to the host with the run that makes it: nothing else reads it.
+            here = {summed: mirrors[summed].host} if summed in part.read else {}
+            actions.append(self._bind(part, part.session, {**places, **here}))
+        if back := [mirrors[name] for name in part.read if name != summed]:
+            actions.append(download(back))
         lists: list[Sequence[Action]] = [actions]
         if part.attention is not None:
             lists.append(self._attending.actions(rows, part.attention, places))
@@ -455,12 +461,16 @@ class _LocalExperts:
             yield self._device.run(session, {name: x[own.rows]})
 
 
-@contextmanager
-def errors_told(engine: str) -> Iterator[None]:
-    """Raise errors of the runtime as those of an engine."""
-    try:
-        yield
-    except Exception as error:  # the runtime's own classes share no other base
-        if type(error).__module__.startswith("onnxruntime") or type(error) is RuntimeError:
-            raise told(error, engine, "failed in a step") from error
-        raise
+class ErrorsTold:
+    """A context in which errors of the runtime are raised as those of an engine."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is RuntimeError or (kind and kind.__module__.startswith("onnxruntime")):  # which share no other base
+            assert isinstance(error, Exception)
+            raise told(error, self._engine, "failed in a step") from error
