@@ -31,7 +31,7 @@ gpu: $(VENV)/installed-dev
 	$(BIN)/python -m motley.bench.reports.gpu
 
 # The same for a machine without a network that has CuPy, cuda-bindings, pytest and their company under Python GPU_PYTHON:
-# makes build/gpu, some 23 MB. Take the tree there with it and with the C libraries, and in the tree:
+# makes build/gpu, some 18 MB. Take the tree there with it and with the C libraries, and in the tree:
 #   python3 -m pip install --quiet --no-index --no-deps --target build/gpu build/gpu/*.whl
 #   PYTHONPATH=build/gpu python3 -m motley.bench.reports.gpu --out SOMEWHERE
 # Its steps "webgpu ..." want onnxruntime there, NVIDIA's driver with its Vulkan part, and libvulkan.so.1, which may be

@@ -319,13 +319,13 @@ class WebGpuEngine:
     ) -> list[Sequence[Action]]:
         """A part of the layers bound to places of its values, after what is first to be done."""
         then = part.segment.then
-        summed = then.partial if isinstance(then, Reduction) else None
-        actions = [*first, *(partial(mirrors[name].host.fill, 0) for name in part.zeros)]
+        summed = then.partial if isinstance(then, Reduction) else ""
+        actions: list[Action] = [*first, *(partial(mirrors[name].host.fill, 0) for name in part.zeros)]
         if read_here := [mirrors[name] for name in part.zeros if name != summed]:
             actions.append(upload(read_here))
         if part.session is not None:
             # A sum goes to the host with the run that makes it: nothing else reads it.
-            here = {summed: mirrors[summed].host} if summed in part.read else {}
+            here: dict[str, Place] = {summed: mirrors[summed].host} if summed in part.read else {}
             actions.append(self._bind(part, part.session, {**places, **here}))
         if back := [mirrors[name] for name in part.read if name != summed]:
             actions.append(download(back))
