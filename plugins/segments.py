@@ -28,6 +28,8 @@ ROWS = "rows"
 #                                                                           attributes: bits, block, heads, first
 # `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
 #                   ``motley.CachedAttention`` has
+# `ATTEND`          queries, turned, f32[T, heads * d], and the rest; the   y
+#                   rows' keys and values are in the caches
 # `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x + skip; x + skip
 # `GATED`           gate and up side by side f32[T, 2 F], or gate f32[T, F]  silu(gate) * up, or by another activation;
 #                   and up f32[T, F]                                        attributes: columns (F), activation
@@ -43,6 +45,7 @@ ROWS = "rows"
 PRODUCT = "QuantisedProduct"
 HEAD_PRODUCT = "QuantisedHeadProduct"
 ATTENTION = "AttentionOfSlots"
+ATTEND = "AttendToSlots"
 NORM = "Norm"
 GATED = "Gated"
 DELTA = "DeltaOfSlots"
@@ -238,7 +241,7 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
         return _collective(node)
     if is_experts(node):
         return _mixture(node)
-    if node.domain == DOMAIN and node.op_type == ATTENTION:
+    if node.domain == DOMAIN and node.op_type in (ATTENTION, ATTEND):
         return Kernel(node, (node.input[0],), (node.output[0],))
     if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, HEAD_PRODUCT, NORM, GATED, *RECURRENT)):
         rows = tuple(name for name in node.input if name and name not in initializers)

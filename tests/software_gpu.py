@@ -9,11 +9,13 @@ import os
 import sys
 import tempfile
 from functools import cache
+from glob import glob
 from pathlib import Path
 
 DRIVERS = ("/usr/lib/chromium", "/usr/lib/chromium-browser", "/opt/google/chrome", "/usr/lib64/chromium-browser")
 """Folders in which distributions put Chromium with its drivers."""
-DEVICES = Path("/sys/class/drm")
+DEVICES = ("/sys/class/drm/card*", "/dev/nvidia[0-9]*", "/dev/dxg")
+"""Files that there are where there is a GPU; a container may have the second alone."""
 ALLOWED = "MOTLEY_SOFTWARE_GPU"
 """With this variable set to 1, Motley takes a software driver for a GPU."""
 ALLOWED_BY_PROVIDER = "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER"
@@ -29,7 +31,7 @@ def show_software_gpu() -> str:
     """
     if sys.platform != "linux":
         return "software GPUs are shown on Linux only"
-    if DEVICES.is_dir() and any(DEVICES.glob("card*")):
+    if any(map(glob, DEVICES)):
         return ""
     found = [Path(folder) / "vk_swiftshader_icd.json" for folder in DRIVERS]
     driver = next((path for path in found if path.is_file()), None)

@@ -35,7 +35,11 @@ TOLD = 6000
 """Characters that are kept of what a failed step has said."""
 SLOWEST = 5
 """Tests of a step whose seconds are told."""
-PACKAGES = ("numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cublas", "torch")
+PACKAGES = (
+    *("numpy", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cublas", "torch"),
+    *("onnxruntime", "onnxruntime-ep-webgpu"),
+)
+WEBGPU_TESTS = "tests/plugins/onnxruntime_gpu/test_engine.py"
 
 MARK = "result: "
 """What the line with a step's result begins with; profilers write to the same place."""
@@ -66,7 +70,7 @@ def device() -> Result:
 
 
 def run_tests(chosen: Sequence[str], under: Sequence[str] = ()) -> Result:
-    """Whether some tests of `tests/gpu` pass here, the last line, and why some failed or were skipped.
+    """Whether some tests pass here, the last line, and why some failed or were skipped.
 
     Args:
         chosen: arguments of pytest.
@@ -142,6 +146,14 @@ STEPS: Mapping[str, Step] = {
     ),
     "qwen3-30b-a3b int4, 6 of 48 layers": Step(
         partial(gpu_contact.tokens, "qwen3-30b-a3b", "int4", ("1",), 6), 150, "ms per token, 8 of 128 experts a row"
+    ),
+    "webgpu logits": Step(
+        partial(gpu_contact.on_webgpu, partial(run_tests, [WEBGPU_TESTS, "-k", "golden_models", "-m", "not soak"])),
+        120,
+        "golden models by Vulkan, within 1e-4; or what is missing here",
+    ),
+    "webgpu tokens": Step(
+        partial(gpu_contact.on_webgpu, gpu_contact.webgpu_tokens), 240, "ms per token by Vulkan, beside CUDA"
     ),
     "others": Step(
         partial(run_tests, ["tests/gpu/test_engine.py", "-k", "reference or tensorrt"]), 120, "skipped without TensorRT"

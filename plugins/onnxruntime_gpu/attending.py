@@ -12,7 +12,7 @@ import onnxruntime as ort
 from motley.plugins.engine import RankGraph, Span
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime_gpu.attention import AttentionSessions, Heads, mask_session
+from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS, AttentionSessions, Heads, mask_session
 from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, upload
 from motley.plugins.onnxruntime_gpu.groups import Group, Piece, Pieces, slots_of
 from motley.plugins.segments import Kernel
@@ -26,22 +26,19 @@ class Attention:
     """A layer's attention: its sessions, and the names of what it reads and makes.
 
     Attributes:
-        qkv: queries, keys and values side by side, f32[T, E].
+        queries: turned, f32[T, heads * d].
         y: what it makes, f32[T, heads * d].
         keys: the layer's cache of keys.
         values: the same of values.
-        cos: the tables that it turns by are `cos` and `sin`.
         window: positions that a row sees; 0: all.
         sinks: in the GPU's memory; None: there are none.
     """
 
     sessions: AttentionSessions
-    qkv: str
+    queries: str
     y: str
     keys: str
     values: str
-    cos: str
-    sin: str
     window: int
     sinks: ort.OrtValue | None
 
@@ -75,14 +72,14 @@ class _Layer:
     """A layer's attention bound to rows of a step.
 
     Attributes:
+        queries: where these are.
         y: where its result goes.
-        write: turns the rows, and caches their keys and values.
-        actions: that, and what has the groups of the step under way attend.
+        actions: what has the groups of the step under way attend.
     """
 
     attention: Attention
+    queries: ort.OrtValue
     y: ort.OrtValue
-    write: Action
     actions: list[Action]
 
 
@@ -111,10 +108,8 @@ class StepRows:
     Attributes:
         count: T.
         hidden: their embeddings.
-        order: i64[1, T], the numbers of the rows.
         slots: i64[T, 1], where their keys and values go, by whether the layer has blocks of layers with a window.
         tables: of each table that rows turn by, f32[T, r/2].
-        queries: f32[T, heads * d], turned, by that width.
         windows: the groups of the step under way, by the window of the layers that they are for.
         actions: what has all this go up, and makes the masks of the groups.
     """
@@ -135,10 +130,8 @@ class StepRows:
         """
         self.count = count = len(hidden.host)
         self.hidden = hidden
-        self.order = device.array(np.arange(count)[None])
         self.slots = {kind: device.mirror(np.zeros((count, 1), np.int64)) for kind in kinds}
         self.tables = {name: device.mirror(np.zeros((count, width), np.float32)) for name, width in tables.items()}
-        self.queries: dict[int, ort.OrtValue] = {}
         self.windows = {window: _WindowGroups(pieces) for window, pieces in windows.items()}
         self.actions = [upload([hidden])]
 
@@ -178,32 +171,33 @@ class Attending:
         Raises:
             EngineError: the provider lacks what it needs.
         """
-        attributes = attributes_of(then.node)
-        qkv, keys, values, _, cos, sin, *_ = then.node.input
-        heads = Heads(
-            heads=attributes["q_heads"],
-            kv_heads=attributes["kv_heads"],
-            width=attributes["head_dim"],
-            rotary=attributes["rotary_dim"],
-            scale=attributes["scale"],
-            soft_cap=attributes["soft_cap"],
-            sinks=sinks is not None,
-        )
+        queries, keys, values, _, cos, sin, *_ = then.node.input
+        heads = Heads.of(then.node)
         if heads not in self._sessions:
             self._sessions[heads] = AttentionSessions(self._device, heads)
         self._most_heads = max(self._most_heads, heads.heads)
         if heads.rotary:
             self._tables |= dict.fromkeys((cos, sin), heads.rotary // 2)
-        window = attributes["window"]
+        window = attributes_of(then.node)["window"]
         if window not in self._masks:
             self._masks[window] = mask_session(self._device, window)
         placed = None if sinks is None else self._device.array(sinks)
-        return Attention(self._sessions[heads], qkv, then.results[0], keys, values, cos, sin, window, placed)
+        return Attention(self._sessions[heads], queries, then.results[0], keys, values, window, placed)
 
     def rows(self, hidden: Mirror) -> StepRows:
         """Make the places for steps of as many rows as `hidden` has."""
         pieces = {window: self._pieces(window) for window in self._masks}
         return StepRows(self._device, hidden, self._tables, {each.own_blocks for each in pieces.values()}, pieces)
+
+    def places(self, rows: StepRows) -> dict[str, ort.OrtValue]:
+        """Where the values are that nodes read and make of all rows, or of the caches, by name."""
+        slots = {
+            WINDOW_SLOTS if window else SLOTS: rows.slots[kept.pieces.own_blocks].there
+            for window, kept in rows.windows.items()
+        }
+        tables = {name: table.there for name, table in rows.tables.items()}
+        written = {f"{name}.out": cache for name, cache in self.caches.items()}
+        return {ORDER: self._device.array(np.arange(rows.count)[None]), **slots, **tables, **self.caches, **written}
 
     def begin(self, rows: StepRows, spans: Sequence[tuple[int, Span]]) -> None:
         """Prepare what goes up for a step: the rotary tables of its rows, their slots, and its groups.
@@ -229,8 +223,7 @@ class Attending:
             if placed != kept.groups or in_order != kept.in_order:
                 kept.groups = []  # none of them, should what follows fail
                 for layer in kept.layers:
-                    attending = (self._attend(rows, group, layer, in_order) for group in placed)
-                    layer.actions[:] = [layer.write, *attending]
+                    layer.actions[:] = [self._attend(group, layer, in_order) for group in placed]
                 kept.groups, kept.in_order, changed = placed, in_order, True
         if changed:
             groups_now = [group for kept in rows.windows.values() for group in kept.groups]
@@ -239,13 +232,12 @@ class Attending:
             rows.actions[:] = [put, *(group.make_mask for group in groups_now)]
 
     def actions(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Sequence[Action]:
-        """What caches the keys and values of a step's rows in one layer, and has its groups attend: `begin` changes it.
+        """What has the groups of a step attend in one layer: `begin` changes it.
 
         Args:
             places: of what the attention reads and makes, by name.
         """
-        write = self._bind_write(rows, attention, places)
-        layer = _Layer(attention, places[attention.y], write, [])
+        layer = _Layer(attention, places[attention.queries], places[attention.y], [])
         rows.windows[attention.window].layers.append(layer)
         return layer.actions
 
@@ -265,38 +257,22 @@ class Attending:
         nothing = (blocks.windowed if own else blocks.count) * blocks.tokens
         return Pieces(blocks.tokens, self._most_heads, nothing, window, own)
 
-    def _cached(self, attention: Attention) -> dict[str, ort.OrtValue]:
-        return {"keys": self.caches[attention.keys], "values": self.caches[attention.values]}
-
-    def _bind_write(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Action:
-        """Bind what turns rows in one layer, and caches their keys and values."""
-        heads, cached = attention.sessions.heads, self._cached(attention)
-        width = heads.heads * heads.width
-        if width not in rows.queries:
-            rows.queries[width] = self._device.empty((rows.count, width))
-        slots = rows.slots[self._has_own_blocks(attention.window)]
-        inputs = {"qkv": places[attention.qkv], "slots": slots.there, **cached}
-        if heads.rotary:
-            inputs |= {"cos": rows.tables[attention.cos].there, "sin": rows.tables[attention.sin].there}
-            inputs["order"] = rows.order
-        outputs = {"queries": rows.queries[width]} | {f"{name}.out": cache for name, cache in cached.items()}
-        return self._device.bind(attention.sessions.write, inputs, outputs)
-
-    def _attend(self, rows: StepRows, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
+    def _attend(self, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
         """What has a group attend in one layer."""
         key = layer.attention.y, in_order
         if key not in group.runs:
-            group.runs[key] = self._bind_attend(rows, group, layer, in_order)
+            group.runs[key] = self._bind_attend(group, layer, in_order)
         return group.runs[key]
 
-    def _bind_attend(self, rows: StepRows, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
+    def _bind_attend(self, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
         attention, y, sessions = layer.attention, layer.y, layer.attention.sessions
         inputs = {
-            "queries": rows.queries[sessions.heads.heads * sessions.heads.width],
+            "queries": layer.queries,
             "rows": group.rows.there,
             "slots": group.slots.there,
             "mask": group.mask,
-            **self._cached(attention),
+            "keys": self.caches[attention.keys],
+            "values": self.caches[attention.values],
         }
         if attention.sinks is not None:
             inputs["sinks"] = attention.sinks

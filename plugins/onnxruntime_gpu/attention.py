@@ -1,22 +1,30 @@
-"""The sessions that compute attention to keys and values in blocks, by operators that any GPU has.
+"""What computes attention to keys and values in blocks, by operators that any GPU has.
 
-First a step writes its rows' keys and values to their slots, then its groups (`motley.plugins.onnxruntime_gpu.groups`)
-attend: one call gathers the slots of all positions that a group sees.
+First a step writes its rows' keys and values to their slots, by nodes that run with those before them; then its groups
+(`motley.plugins.onnxruntime_gpu.groups`) attend by sessions of their own, as a step may have several: one call gathers
+the slots of all positions that a group sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from motley.plugins.engine import DOMAIN
+from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime_gpu.device import Gpu, declared
+from motley.plugins.segments import ATTEND
 
+ORDER = "step.order"
+"""What nodes read: i64[1, T], the numbers of the rows."""
+SLOTS, WINDOW_SLOTS = "step.slots", "step.slots.windowed"
+"""The same: i64[T, 1], where the rows' keys and values go; in layers with a window, the latter."""
 NEVER = np.float32(-3e38)
 """What is added to the score of a position that is not seen."""
 
@@ -43,73 +51,40 @@ class Heads:
     soft_cap: float
     sinks: bool
 
+    @classmethod
+    def of(cls, node: NodeProto) -> Heads:
+        """Those of a `motley.plugins.segments.ATTENTION` or `ATTEND`."""
+        attributes = attributes_of(node)
+        return cls(
+            heads=attributes["q_heads"],
+            kv_heads=attributes["kv_heads"],
+            width=attributes["head_dim"],
+            rotary=attributes["rotary_dim"],
+            scale=attributes["scale"],
+            soft_cap=attributes["soft_cap"],
+            sinks=len(node.input) > 6,
+        )
+
 
 class AttentionSessions:
     """The sessions for attentions of some `Heads`.
 
     Attributes:
-        write: (qkv f32[T, E], cos and sin f32[T, r/2], order i64[1, T], slots i64[T, 1], keys, values) -> queries,
-            turned, f32[T, heads * d], keys, values; the last two in place.
-        attend: (queries, rows, slots, mask f32[S, 1, 1, R, C], keys, values) -> y f32[S * R, heads * d], if the group
-            is the whole step and its rows are in their order.
+        attend: (queries f32[T, heads * d], rows, slots, mask f32[S, 1, 1, R, C], keys, values) -> y f32[S * R,
+            heads * d], if the group is the whole step and its rows are in their order.
         attend_some: the same with y f32[T, heads * d] and places i64[S, R, 1], which are `rows`, as more operands:
             those of its rows are written in place.
     """
 
     def __init__(self, device: Gpu, heads: Heads) -> None:
         self.heads = heads
-        self.write = self._write(device)
         self.attend = self._attend(device, whole=True)
         self.attend_some = self._attend(device, whole=False)
-
-    def _write(self, device: Gpu) -> ort.InferenceSession:
-        h = self.heads
-        widths = [h.heads * h.width, h.kv_heads * h.width, h.kv_heads * h.width]
-        constants = _Constants()
-        nodes = [helper.make_node("Split", ["qkv", constants.i64(widths)], ["q", "k", "v"], axis=1)]
-        for name, count in (("q", h.heads), ("k", h.kv_heads)):
-            result = "queries" if name == "q" else "k.turned"
-            if not h.rotary:
-                nodes.append(helper.make_node("Identity", [name], [result]))
-                continue
-            nodes += [
-                helper.make_node("Reshape", [name, constants.i64([1, -1, count, h.width])], [f"{name}.rows"]),
-                helper.make_node("Transpose", [f"{name}.rows"], [f"{name}.heads"], perm=[0, 2, 1, 3]),
-                helper.make_node(
-                    "RotaryEmbedding",
-                    [f"{name}.heads", "cos", "sin", "order"],
-                    [f"{name}.rotated"],
-                    rotary_embedding_dim=0 if h.rotary == h.width else h.rotary,
-                ),
-                helper.make_node("Transpose", [f"{name}.rotated"], [f"{name}.back"], perm=[0, 2, 1, 3]),
-                helper.make_node("Reshape", [f"{name}.back", constants.i64([-1, count * h.width])], [result]),
-            ]
-        nodes += [
-            helper.make_node("ScatterND", ["keys", "slots", "k.turned"], ["keys.out"]),
-            helper.make_node("ScatterND", ["values", "slots", "v"], ["values.out"]),
-        ]
-        turning = [
-            declared("cos", np.float32, ["T", h.rotary // 2]),
-            declared("sin", np.float32, ["T", h.rotary // 2]),
-            declared("order", np.int64, [1, "T"]),
-        ]
-        pools = [declared(name, np.float32, ["P", widths[1]]) for name in ("keys", "values")]
-        return device.session(
-            nodes,
-            [
-                declared("qkv", np.float32, ["T", sum(widths)]),
-                *(turning if h.rotary else ()),
-                declared("slots", np.int64, ["T", 1]),
-                *pools,
-            ],
-            [declared(name, np.float32) for name in ("queries", "keys.out", "values.out")],
-            constants.all,
-        )
 
     def _attend(self, device: Gpu, whole: bool) -> ort.InferenceSession:
         h = self.heads
         group = h.heads // h.kv_heads
-        constants = _Constants()
+        constants = Constants()
         node = helper.make_node
         by_head = constants.i64([0, 0, h.kv_heads, group, h.width])
         by_kv_head = constants.i64([0, 0, h.kv_heads, 1, h.width])
@@ -172,13 +147,13 @@ class AttentionSessions:
                 node("ScatterND", ["y.before", "places", "made"], ["y"]),
             ]
             inputs += [declared("y.before", np.float32, ["T", width]), declared("places", np.int64, ["S", "R", 1])]
-        return device.session(nodes, inputs, [declared("y", np.float32)], constants.all)
+        return device.session(nodes, inputs, [declared("y", np.float32)], constants.tensors)
 
 
 def mask_session(device: Gpu, window: int) -> ort.InferenceSession:
     """(positions f32[S, R], seen f32[C]) -> mask f32[S, 1, 1, R, C]: what is added to the score of a row at each of the
     positions 0 to C - 1, of which it sees those up to its own; `window`: the last so many; 0: all."""
-    constants = _Constants()
+    constants = Constants()
     node = helper.make_node
     zero, never = constants.f32(0.0), constants.f32(float(NEVER))
     nodes = [
@@ -193,24 +168,69 @@ def mask_session(device: Gpu, window: int) -> ort.InferenceSession:
             node("Where", ["near", "causal", never], ["mask"]),
         ]
     inputs = [declared("positions", np.float32, ["S", "R"]), declared("seen", np.float32, ["C"])]
-    return device.session(nodes, inputs, [declared("mask", np.float32)], constants.all)
+    return device.session(nodes, inputs, [declared("mask", np.float32)], constants.tensors)
 
 
-class _Constants:
-    """The constants of a graph that is being written."""
+def with_writing(node: NodeProto, constants: Constants) -> Iterator[NodeProto]:
+    """A `motley.plugins.segments.ATTENTION` as what turns its rows and writes their keys and values, in place, and an
+    `ATTEND`."""
+    heads = Heads.of(node)
+    qkv, keys, values, lengths, cos, sin, *sinks = node.input
+    y, keys_out, values_out = node.output
+    slots = WINDOW_SLOTS if attributes_of(node)["window"] else SLOTS
+    queries, own_keys, own_values = (f"{y}.{each}" for each in ("queries", "keys", "values"))
+    turned = f"{own_keys}.turned" if heads.rotary else own_keys
+    before = f"{queries}.before" if heads.rotary else queries
+    widths = [heads.heads * heads.width, heads.kv_heads * heads.width, heads.kv_heads * heads.width]
+    yield helper.make_node("Split", [qkv, constants.i64(widths)], [before, own_keys, own_values], axis=1)
+    if heads.rotary:
+        yield from _turning(heads, before, heads.heads, cos, sin, queries, constants)
+        yield from _turning(heads, own_keys, heads.kv_heads, cos, sin, turned, constants)
+    yield helper.make_node("ScatterND", [keys, slots, turned], [keys_out])
+    yield helper.make_node("ScatterND", [values, slots, own_values], [values_out])
+    attend = helper.make_node(
+        ATTEND, [queries, keys, values, lengths, cos, sin, *sinks], [y], name=node.name, domain=DOMAIN
+    )
+    attend.attribute.extend(node.attribute)
+    yield attend
 
-    def __init__(self) -> None:
-        self.all: list[TensorProto] = []
+
+def _turning(
+    heads: Heads, x: str, count: int, cos: str, sin: str, result: str, constants: Constants
+) -> Iterator[NodeProto]:
+    """What turns `count` heads of each row of x."""
+    yield helper.make_node("Reshape", [x, constants.i64([1, -1, count, heads.width])], [f"{x}.rows"])
+    yield helper.make_node("Transpose", [f"{x}.rows"], [f"{x}.heads"], perm=[0, 2, 1, 3])
+    yield helper.make_node(
+        "RotaryEmbedding",
+        [f"{x}.heads", cos, sin, ORDER],
+        [f"{x}.rotated"],
+        rotary_embedding_dim=0 if heads.rotary == heads.width else heads.rotary,
+    )
+    yield helper.make_node("Transpose", [f"{x}.rotated"], [f"{x}.back"], perm=[0, 2, 1, 3])
+    yield helper.make_node("Reshape", [f"{x}.back", constants.i64([-1, count * heads.width])], [result])
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The constants of a graph that is being written, by their names; equal ones are one."""
+
+    by_name: dict[str, TensorProto] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[TensorProto]:
+        return list(self.by_name.values())
 
     def i64(self, values: Sequence[int]) -> str:
-        """The name of a new i64[N]."""
-        return self._new(np.array(values, np.int64))
+        """The name of an i64[N]."""
+        return self._named(np.array(values, np.int64))
 
     def f32(self, value: float) -> str:
-        """The name of a new f32."""
-        return self._new(np.array(value, np.float32))
+        """The name of an f32."""
+        return self._named(np.array(value, np.float32))
 
-    def _new(self, values: npt.NDArray[Any]) -> str:
-        name = f"constant.{len(self.all)}"
-        self.all.append(numpy_helper.from_array(values, name))
+    def _named(self, values: npt.NDArray[Any]) -> str:
+        name = f"constant {values.dtype} {values.tolist()}"
+        if name not in self.by_name:
+            self.by_name[name] = numpy_helper.from_array(values, name)
         return name

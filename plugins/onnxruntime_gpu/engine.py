@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
 import onnxruntime as ort
-from onnx import GraphProto, NodeProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from motley.plugins.adapters import is_adapted, slots_of_rows, unadapted
 from motley.plugins.engine import (
@@ -44,6 +44,7 @@ from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime.sessions import Crossing
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
+from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS
 from motley.plugins.onnxruntime_gpu.bound import (
     Bound,
     Chunk,
@@ -121,6 +122,7 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
+        self._errors_told = ErrorsTold(name)
         self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
         """By the first of their rows and the one after the last."""
         lowered = lowered_for(self.provider, graph.proto)
@@ -128,6 +130,7 @@ class WebGpuEngine:
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
+        self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing(1, TensorProto.INT64))
         self._on_host = names_on_host(segments)
         self._attending = Attending(self._device, graph)
         self._adapting = Adapting(self._device, name, graph)
@@ -154,7 +157,7 @@ class WebGpuEngine:
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
-        with errors_told(self.provider.engine):
+        with self._errors_told:
             chunks = []
             for rows in micro_chunks(len(hidden), halved):
                 chunk = self._chunk(rows)
@@ -163,7 +166,7 @@ class WebGpuEngine:
                 self._attending.begin(chunk.rows, own)
                 if self._graph.adapters:
                     self._adapting.begin(chunk.adapted, [span for _, span in own])
-                np.copyto(chunk.hidden, hidden[rows])
+                chunk.hidden[:] = hidden[rows]
             if len(chunks) == 1:
                 self._run(chunks[0])
             else:
@@ -224,8 +227,7 @@ class WebGpuEngine:
         sinks = self._weight(then.node.input[6]) if len(then.node.input) > 6 else None
         attention = self._attending.add(then, sinks)
         heads = attention.sessions.heads
-        self._crossing[attention.qkv] = Crossing(heads.width * (heads.heads + 2 * heads.kv_heads))
-        self._crossing[attention.y] = Crossing(heads.width * heads.heads)
+        self._crossing |= dict.fromkeys((attention.queries, attention.y), Crossing(heads.width * heads.heads))
         return attention
 
     def _adapt(self, then: Kernel) -> Adapt:
@@ -268,7 +270,7 @@ class WebGpuEngine:
             mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
             places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
             of_rows = self._attending.rows(mirrors["hidden"])
-            places |= products_in_place(self._layers, places)
+            places |= self._attending.places(of_rows) | products_in_place(self._layers, places)
             adapted = self._adapting.rows()
             steps = self._bound_layers(places, mirrors, of_rows, adapted)
             self._chunks[key] = Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
@@ -291,37 +293,42 @@ class WebGpuEngine:
         """The layers bound to places of their values."""
         steps = []
         actions: list[Sequence[Action]] = [rows.actions]
+        first: list[Action] = []
         for part in self._layers:
             then = part.segment.then
-            actions += self._bound_part(part, places, mirrors, rows, adapted)
+            actions += self._bound_part(first, part, places, mirrors, rows, adapted)
+            first = []
             if isinstance(then, Reduction):
                 steps.append(Bound(actions, summed=mirrors[then.partial].host))
-                actions = [[upload([mirrors[then.partial]])]]
+                actions, first = [], [upload([mirrors[then.partial]])]
             elif isinstance(then, Mixture):
                 steps.append(Bound(actions, mixture=then))
-                actions = [[upload([mirrors[name] for name in then.totals])]]
+                actions, first = [], [upload([mirrors[name] for name in then.totals])]
             else:
                 assert then is None or isinstance(then, Kernel), "gatherings are of exact mode, which is refused"
-        return [*steps, Bound(actions)]
+        return [*steps, Bound([*actions, first])]
 
     def _bound_part(
         self,
+        first: Iterable[Action],
         part: Part,
         places: Mapping[str, ort.OrtValue],
         mirrors: Mapping[str, Mirror],
         rows: StepRows,
         adapted: AdaptedRows,
     ) -> list[Sequence[Action]]:
-        """A part of the layers bound to places of its values."""
+        """A part of the layers bound to places of its values, after what is first to be done."""
         then = part.segment.then
-        summed = then.partial if isinstance(then, Reduction) else None
-        actions: list[Action] = [partial(mirrors[name].host.fill, 0) for name in part.zeros]
+        summed = then.partial if isinstance(then, Reduction) else ""
+        actions: list[Action] = [*first, *(partial(mirrors[name].host.fill, 0) for name in part.zeros)]
         if read_here := [mirrors[name] for name in part.zeros if name != summed]:
             actions.append(upload(read_here))
         if part.session is not None:
-            actions.append(self._bind(part, part.session, places))
-        if part.read:
-            actions.append(download([mirrors[name] for name in part.read]))
+            # A sum goes to the host with the run that makes it: nothing else reads it.
+            here: dict[str, Place] = {summed: mirrors[summed].host} if summed in part.read else {}
+            actions.append(self._bind(part, part.session, {**places, **here}))
+        if back := [mirrors[name] for name in part.read if name != summed]:
+            actions.append(download(back))
         lists: list[Sequence[Action]] = [actions]
         if part.attention is not None:
             lists.append(self._attending.actions(rows, part.attention, places))
@@ -455,12 +462,16 @@ class _LocalExperts:
             yield self._device.run(session, {name: x[own.rows]})
 
 
-@contextmanager
-def errors_told(engine: str) -> Iterator[None]:
-    """Raise errors of the runtime as those of an engine."""
-    try:
-        yield
-    except Exception as error:  # the runtime's own classes share no other base
-        if type(error).__module__.startswith("onnxruntime") or type(error) is RuntimeError:
-            raise told(error, engine, "failed in a step") from error
-        raise
+class ErrorsTold:
+    """A context in which errors of the runtime are raised as those of an engine."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is RuntimeError or (kind and kind.__module__.startswith("onnxruntime")):  # which share no other base
+            assert isinstance(error, Exception)
+            raise told(error, self._engine, "failed in a step") from error

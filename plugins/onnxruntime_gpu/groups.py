@@ -86,6 +86,11 @@ def _steps(rows: int, most: int) -> F32:
     return np.minimum(np.arange(most, dtype=np.float32), rows - 1)
 
 
+def _in_tiles(seen: int) -> int:
+    """A number of positions, and some more so that the same calls serve for a while."""
+    return -(-seen // SEEN_TILE) * SEEN_TILE
+
+
 class Pieces(NamedTuple):
     """How the spans of a step are cut in pieces for layers of a kind.
 
@@ -113,6 +118,9 @@ class Pieces(NamedTuple):
 
     def grouped(self, spans: Sequence[tuple[int, Span]]) -> list[Group]:
         """Cut spans in pieces that attend together; each comes with its first row in the step."""
+        if len(spans) == 1 and spans[0][1].rows <= MOST_ROWS:  # as nearly always, and nothing is to be found out
+            row, span = spans[0]
+            return [Group([Piece(row, span.rows)], [span], (1, span.rows, _in_tiles(self.seen(span))))]
         kinds: dict[int, list[tuple[int, Span]]] = {}
         for row, span in spans:
             for begin in range(0, span.rows, MOST_ROWS):
@@ -133,7 +141,7 @@ class Pieces(NamedTuple):
                         break
                     most = wider
                     together.append(pieces.pop())
-                shape = len(together), rows, -(-most // SEEN_TILE) * SEEN_TILE
+                shape = len(together), rows, _in_tiles(most)
                 groups.append(Group([Piece(row, each.rows) for row, each in together], [s for _, s in together], shape))
         return groups
 
@@ -146,6 +154,9 @@ class Pieces(NamedTuple):
         """
         for number, span in enumerate(group.spans):
             begin, end = self.first_seen(span), span.position + span.rows
-            slots[number, : end - begin] = slots_of(span, self.own_blocks, begin, end, self.tokens)
-            slots[number, end - begin :] = self.nothing
-            np.add(_steps(span.rows, group.shape[1]), span.position - begin, out=positions[number])
+            own, stands = slots[number], positions[number]
+            own[: end - begin] = slots_of(span, self.own_blocks, begin, end, self.tokens)
+            own[end - begin :] = self.nothing
+            stands[:] = span.position - begin
+            if span.rows > 1:
+                stands += _steps(span.rows, group.shape[1])

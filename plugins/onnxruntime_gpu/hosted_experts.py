@@ -5,7 +5,7 @@ from __future__ import annotations
 from motley.plugins.engine import F32, EngineError, EngineMemoryError, EngineOptions
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.onnxruntime_gpu.device import Gpu
-from motley.plugins.onnxruntime_gpu.engine import errors_told
+from motley.plugins.onnxruntime_gpu.engine import ErrorsTold
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
@@ -46,7 +46,7 @@ class WebGpuExpert:
         )
 
     def __call__(self, x: F32) -> F32:
-        with errors_told(WEBGPU.engine):
+        with ErrorsTold(WEBGPU.engine):
             (y,) = self._device.run(self._session, {self._x: x})
         return y
 

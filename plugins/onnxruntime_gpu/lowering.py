@@ -4,7 +4,8 @@
 in the graph                                 in the runtime
 ===========================================  =========================================================
 ``DequantizeLinear`` -> ``Gemm(transB=1)``   ``MatMulNBits`` of domain ``com.microsoft``, if the provider has it
-``Split`` -> ``CachedAttention``             `motley.plugins.segments.ATTENTION` on packed QKV, see
+``Split`` -> ``CachedAttention``             what turns rows and writes their keys and values, and
+                                             `motley.plugins.segments.ATTEND`, see
                                              `motley.plugins.onnxruntime_gpu.attention`
 ===========================================  =========================================================
 
@@ -13,11 +14,15 @@ All else stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 from onnx import NodeProto, helper
 
 from motley.plugins.onnxruntime.lowering import MICROSOFT, Lowered, Lowering
+from motley.plugins.onnxruntime_gpu.attention import Constants, with_writing
 from motley.plugins.onnxruntime_gpu.providers import Provider
+from motley.plugins.segments import ATTENTION
 
 
 def lowered_for(provider: Provider, model: onnx.ModelProto) -> Lowered:
@@ -41,6 +46,13 @@ class _DeviceLowering(Lowering):
         return helper.make_node(
             "MatMulNBits", inputs, [y], domain=MICROSOFT, K=columns, N=rows, bits=bits, block_size=block
         )
+
+    def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
+        for made in super()._attention(node):
+            if made.op_type == ATTENTION:
+                yield from with_writing(made, Constants(self._initializers))
+            else:
+                yield made
 
 
 class _StandardLowering(_DeviceLowering):

@@ -22,8 +22,11 @@ import numpy as np
 from motley.bench.measurements.gpu.speed import BITS, SHAPE, all_reduce_us, matmul_bandwidth, speed
 from motley.bench.random_models.writing import synthesise
 from motley.daemon.machine.processor import usable_cores
+from motley.daemon.machine.vulkan import NoVulkanError, vulkan_gpus
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.plugins.cuda.kernels import SOURCES
+from motley.plugins.engine import EngineError
+from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.transport.cuda.driver import CudaDriver, Driver
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream, measure_host_steps
@@ -223,6 +226,31 @@ def tokens(shape: str, quantisation: str, meshes: Sequence[str] = ("1", "a GPU a
             threads = max(1, usable_cores() // 2)
             result[name] = attempt(lambda: dict(speed(model, quantisation, MESHES[name], threads)))  # noqa: B023  at once
     return with_verdict(result)
+
+
+def on_webgpu(work: Callable[[], Result]) -> Result:
+    """What `work` gives with engine `webgpu`, and on which GPU by Vulkan; or why it is skipped: what is missing."""
+    try:
+        gpu = vulkan_gpus()[0].gpu
+        WebGpuEngine.check_machine()
+    except (NoVulkanError, EngineError) as error:
+        return {"skipped": str(error)}
+    return {"gpu": gpu.name, **work()}
+
+
+def webgpu_tokens() -> Result:
+    """How fast a model of TinyLlama's shape is on engine `webgpu`, and on `cuda` beside it."""
+    with _random_model("tinyllama-1.1b") as model:
+        return by_engine(model, ("int4", "fp16"), ("webgpu", "cuda"))
+
+
+def by_engine(model: Path, quantisations: Sequence[str], engines: Sequence[str]) -> Result:
+    """How fast a model is by one rank on each of some engines, one after another (`speed`)."""
+
+    def alone(quantisation: str, engine: str) -> Any:
+        return attempt(lambda: dict(speed(model, quantisation, [(engine, 1.0)])))
+
+    return {each: {engine: alone(each, engine) for engine in engines} for each in quantisations}
 
 
 @contextmanager

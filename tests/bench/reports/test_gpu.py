@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from motley.bench.reports import gpu
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
+from tests.software_gpu import ALLOWED, show_software_gpu
 from tests.transport.cuda.host_driver import HostDriver
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -54,6 +56,44 @@ def test_tokens_are_timed_on_any_engine(monkeypatch: pytest.MonkeyPatch) -> None
     assert took["prompt_per_s"] > 0
     assert list(took["per_s"]) == [1, 2]
     assert min(took["per_s"].values()) > 0
+
+
+@pytest.fixture
+def _webgpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if why := show_software_gpu():
+        pytest.skip(why)
+    monkeypatch.setenv(ALLOWED, "1")
+
+
+@pytest.mark.usefixtures("_webgpu")
+def test_webgpu_is_timed_beside_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_speed, "REQUESTS", (1,))
+    monkeypatch.setattr(gpu_speed, "ANSWER", 6)
+    monkeypatch.setattr(gpu_speed, "LONG", 40)
+    took = gpu_contact.on_webgpu(lambda: gpu_contact.by_engine(BUNDLED, ["fp16"], ["webgpu", "onnxruntime"]))
+    assert took["gpu"]
+    assert list(took["fp16"]) == ["webgpu", "onnxruntime"]
+    assert min(each["p50"] for each in took["fp16"].values()) > 0
+
+
+@pytest.mark.usefixtures("_webgpu")
+def test_golden_logits_are_computed_on_webgpu() -> None:
+    one = partial(gpu.run_tests, [gpu.WEBGPU_TESTS, "-k", "golden_models and llama-mqa-3"])
+    said = gpu_contact.on_webgpu(one)
+    assert said["passed"], said
+    assert "1 passed" in said["summary"]
+
+
+@pytest.mark.parametrize("package", ["onnxruntime_ep_webgpu", "vulkan"])
+@pytest.mark.usefixtures("_webgpu")
+def test_steps_of_webgpu_say_which_package_is_missing(
+    package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / f"{package}.py").write_text("raise ImportError('it is not here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for step in ("webgpu logits", "webgpu tokens"):
+        said = gpu.run(step, 60)["result"]["skipped"]
+        assert said.endswith("missing (it is not here): pip install 'motley-mesh[webgpu]'")
 
 
 def test_calls_are_made_one_by_one_until_one_fails() -> None:

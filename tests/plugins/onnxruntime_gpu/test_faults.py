@@ -12,7 +12,7 @@ from onnx import helper
 
 from motley.plugins.engine import EngineMemoryError
 from motley.plugins.onnxruntime_gpu.device import Gpu, declared
-from motley.plugins.onnxruntime_gpu.engine import errors_told
+from motley.plugins.onnxruntime_gpu.engine import ErrorsTold
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
 WIDTH = 1024
@@ -31,7 +31,7 @@ def spread(gpu: Gpu) -> ort.InferenceSession:
 
 def added(gpu: Gpu, session: ort.InferenceSession, rows: int) -> float:
     values = {"x": np.ones((1, WIDTH), np.float32), "shape": np.array([rows, WIDTH], np.int64)}
-    with errors_told(gpu.provider.engine):
+    with ErrorsTold(gpu.provider.engine):
         (total,) = gpu.run(session, values)
     return float(total)
 
@@ -54,7 +54,7 @@ def test_a_step_for_which_memory_lacks_says_so_and_the_next_one_is_right() -> No
 )
 def test_words_for_a_lack_of_memory(words: str) -> None:
     """These are the plugin's 0.4.0, as it said them when its memory was limited."""
-    with pytest.raises(EngineMemoryError), errors_told("webgpu"):
+    with pytest.raises(EngineMemoryError), ErrorsTold("webgpu"):
         raise RuntimeError(words)
 
 

@@ -15,7 +15,7 @@ from motley.plugins.onnxruntime_gpu.device import Gpu
 from motley.plugins.onnxruntime_gpu.engine import CudaProviderEngine, TensorRtRtxProviderEngine, WebGpuEngine
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
-from motley.plugins.segments import ATTENTION
+from motley.plugins.segments import ATTEND
 from tests.models.cases import LocalSession, golden_case, uneven_shares
 
 
@@ -58,6 +58,6 @@ def test_quantised_products_are_of_operators_that_it_has(provider: Provider, tmp
     with LocalSession(case.folder, WebGpuEngine, shares, tmp_path, "int4") as session:
         nodes = lowered_for(provider, session.graphs[0].proto).nodes
     kinds = {(node.domain, node.op_type) for node in nodes}
-    assert (DOMAIN, ATTENTION) in kinds
+    assert (DOMAIN, ATTEND) in kinds
     assert (("com.microsoft", "MatMulNBits") in kinds) == provider.has_products
     assert (("", "DequantizeLinear") in kinds) != provider.has_products

@@ -23,13 +23,13 @@ class Traffic:
 
     Attributes:
         up: arrays that went to the GPU.
-        down: arrays that came from there; to read them is to wait for the GPU.
+        down: arrays that came from there, copied or as results of a run; to read them is to wait for the GPU.
         bound: sessions that were bound.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.forget()
-        copy, bind = ort.copy_tensors, ort.InferenceSession.io_binding
+        copy, bind, run = ort.copy_tensors, ort.InferenceSession.io_binding, ort.InferenceSession.run_with_iobinding
 
         def counted_copy(of: Sequence[ort.OrtValue], to: Sequence[ort.OrtValue], stream: Any = None) -> None:
             self.up += sum(value.device_name() != "cpu" for value in to)
@@ -40,7 +40,12 @@ class Traffic:
             self.bound += 1
             return bind(session)
 
+        def counted_run(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
+            self.down += sum(value.device_name() == "cpu" for value in binding.get_outputs())
+            run(session, binding)
+
         patch.setattr(ort, "copy_tensors", counted_copy)
+        patch.setattr(ort.InferenceSession, "run_with_iobinding", counted_run)
         patch.setattr(ort.InferenceSession, "io_binding", counted_binding)
 
     def forget(self) -> None:
@@ -61,5 +66,5 @@ def test_two_transfers_for_each_sum_and_nothing_is_bound_again(tmp_path: Path, m
             session.step(case.tokens[position : position + 1], position)
     sums = 2 * len(session.graphs[0].caches) * tokens
     assert traffic.bound == 0
-    assert traffic.down == sums  # the logits are bound to the host
+    assert traffic.down == sums + tokens  # and logits
     assert traffic.up == sums + OF_A_TOKEN * tokens
