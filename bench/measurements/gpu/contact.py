@@ -240,7 +240,7 @@ def on_webgpu(work: Callable[[], Result]) -> Result:
 
 def webgpu_tokens() -> Result:
     """How fast a model of TinyLlama's shape is on engine `webgpu`, and on `cuda` beside it."""
-    with _random_model("tinyllama-1.1b") as model:
+    with _random_model(SHAPES["tinyllama-1.1b"]) as model:
         return by_engine(model, ("int4", "fp16"), ("webgpu", "cuda"))
 
 
