@@ -65,6 +65,7 @@ def _webgpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ALLOWED, "1")
 
 
+@pytest.mark.soak  # a minute: the driver in software compiles for all sizes of prompts
 @pytest.mark.usefixtures("_webgpu")
 def test_webgpu_is_timed_beside_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_speed, "REQUESTS", (1,))
