@@ -17,6 +17,11 @@ from onnx import TensorProto
 from motley.plugins.engine import DOMAIN, EngineError
 from motley.plugins.nodes import attributes_of
 
+Numbers = Callable[[str], float | None]
+"""Gives the float that a name stands for in a graph; None: it is no number of the graph itself."""
+UnknownInExperts = Callable[[onnx.NodeProto, Numbers], Iterable[str]]
+"""Gives what an engine does not know of an ``Experts`` node, by the numbers of its graph."""
+
 ANY = object()
 """Every value of an attribute."""
 
@@ -59,14 +64,14 @@ def check_known(
     engine: str,
     graph: onnx.GraphProto,
     routed: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({}),
-    unknown_in_experts: Callable[[onnx.NodeProto, Callable[[str], float | None]], Iterable[str]] = lambda *_: (),
+    unknown_in_experts: UnknownInExperts = lambda *_: (),
 ) -> None:
     """Make sure that an engine on a GPU knows every node of a rank's graph.
 
     Args:
         routed: what it knows beside `KNOWN`, if it computes routers and experts: sums with numbers and weights, and
             products with numbers, then too.
-        unknown_in_experts: what it does not know of an ``Experts`` node, given the numbers of the graph.
+        unknown_in_experts: if it computes experts, too.
 
     Raises:
         EngineError: naming each operator that it does not know, with the attribute or the operand that is in the way.
@@ -84,7 +89,7 @@ def rotary_tables(graph: onnx.GraphProto) -> list[tuple[str, str]]:
 def _unknown(
     graph: onnx.GraphProto,
     all_known: Mapping[tuple[str, str], Mapping[str, Any]],
-    unknown_in_experts: Callable[[onnx.NodeProto, Callable[[str], float | None]], Iterable[str]],
+    unknown_in_experts: UnknownInExperts,
 ) -> Iterator[str]:
     routes = (DOMAIN, "Experts") in all_known
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -154,8 +159,8 @@ def _is_number(tensor: TensorProto | None) -> bool:
     )
 
 
-def numbers_of(constants: Mapping[str, TensorProto]) -> Callable[[str], float | None]:
-    """What gives the number that a name stands for; None for what is no number of the graph itself."""
+def numbers_of(constants: Mapping[str, TensorProto]) -> Numbers:
+    """What gives the numbers of a graph, by all its constants."""
 
     def number(name: str) -> float | None:
         tensor = constants.get(name)

@@ -12,10 +12,8 @@ import onnx
 
 from motley.plugins.cuda.kernels import Matrix
 from motley.plugins.engine import EngineError
+from motley.plugins.known_nodes import Numbers
 from motley.plugins.nodes import attributes_of
-
-Numbers = Callable[[str], float | None]
-"""The number that a name stands for in a graph; None: it is none."""
 
 ENTRY = np.dtype([("weights", "u8"), ("scales", "u8"), ("zeros", "u8"), ("bias", "u8")])
 """`ExpertMatrix` in the source."""

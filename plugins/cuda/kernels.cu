@@ -304,12 +304,17 @@ extern "C" __global__ void add(const float* a, int a_stride, const float* b, int
     if (row < rows) y[row * y_stride + i] = a[row * a_stride + i] + b[row * b_stride + i];
 }
 
+__device__ inline float sigmoid_of(float x) {
+    const float decay = expf(-fabsf(x));  // of a non-positive number: no overflow
+    return (x >= 0 ? 1 : decay) / (1 + decay);
+}
+
 extern "C" __global__ void swish_mul(const float* gate, int gate_stride, const float* up, int up_stride, float* y,
                                      int y_stride, int rows, int width) {
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row >= rows) return;
-    const float g = gate[row * gate_stride + i], decay = expf(-fabsf(g));  // of a non-positive number: no overflow
-    y[row * y_stride + i] = g * ((g >= 0 ? 1 : decay) / (1 + decay)) * up[row * up_stride + i];
+    const float g = gate[row * gate_stride + i];
+    y[row * y_stride + i] = g * sigmoid_of(g) * up[row * up_stride + i];
 }
 
 // y = x * factor + addend
@@ -323,9 +328,7 @@ extern "C" __global__ void scale(const float* x, int x_stride, float factor, flo
 
 extern "C" __global__ void sigmoid(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {
     const i64 row = thread_number() / width, i = thread_number() % width;
-    if (row >= rows) return;
-    const float own = x[row * x_stride + i], decay = expf(-fabsf(own));
-    y[row * y_stride + i] = (own >= 0 ? 1 : decay) / (1 + decay);
+    if (row < rows) y[row * y_stride + i] = sigmoid_of(x[row * x_stride + i]);
 }
 
 // A warp per row.
@@ -414,9 +417,9 @@ extern "C" __global__ void clamped_swish_mul(const float* gate, int gate_stride,
                                              float limit, float addend, float* y, int y_stride, int rows, int width) {
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row >= rows) return;
-    const float g = fminf(gate[row * gate_stride + i], limit), scaled = alpha * g, decay = expf(-fabsf(scaled));
+    const float g = fminf(gate[row * gate_stride + i], limit);
     const float u = fmaxf(fminf(up[row * up_stride + i], limit), -limit) + addend;
-    y[row * y_stride + i] = g * ((scaled >= 0 ? 1 : decay) / (1 + decay)) * u;
+    y[row * y_stride + i] = g * sigmoid_of(alpha * g) * u;
 }
 
 // y = x * by, which has an element for each row, or for each of x

@@ -202,6 +202,10 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
         }
 }
 
+// Rows that a thread has where it has one token, and the pieces of each under way.
+__device__ constexpr int rows_of_one(int bits) { return bits == 8 ? 1 : 2; }
+constexpr int AHEAD_OF_ONE = 2;
+
 #define PRODUCTS_OF(name, BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD)                                                     \
     extern "C" __global__ void name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, \
                                     const float* bias, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
@@ -212,7 +216,7 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
 
 // By the bits of weights, whether pieces are short and zeros given; then by the tokens at a time.
 #define PRODUCTS(name, BITS, SHORT, ZEROS)                                                                             \
-    PRODUCTS_OF(name##_1, BITS, SHORT, ZEROS, 1, BITS == 8 ? 1 : 2, 2)                                                 \
+    PRODUCTS_OF(name##_1, BITS, SHORT, ZEROS, 1, rows_of_one(BITS), AHEAD_OF_ONE)                                      \
     PRODUCTS_OF(name##_2, BITS, SHORT, ZEROS, 2, 2, 2)                                                                 \
     PRODUCTS_OF(name##_4, BITS, SHORT, ZEROS, 4, 2, 2)                                                                 \
     PRODUCTS_OF(name##_8, BITS, SHORT, ZEROS, 8, 2, 2)
@@ -240,7 +244,7 @@ struct ExpertMatrix {
         const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
         const Codes codes = {reinterpret_cast<const u8*>(floats_at(own.weights)), floats_at(own.scales),               \
                              reinterpret_cast<const u8*>(floats_at(own.zeros)), row_bytes, block_shift, blocks};       \
-        products<BITS, SHORT, ZEROS, 1, BITS == 8 ? 1 : 2, 2>(x, stretches, sharing, codes,                            \
+        products<BITS, SHORT, ZEROS, 1, rows_of_one(BITS), AHEAD_OF_ONE>(x, stretches, sharing, codes,                 \
                                                              own.bias ? floats_at(own.bias) : nullptr, y, y_stride,    \
                                                              tokens, rows);                                            \
     }

@@ -358,14 +358,16 @@ class _Step:
         graph.launch("scale", self._count * x.width, *rows_of(x), *numbers, *rows_of(y), *size)
 
     def sigmoid(self, node: onnx.NodeProto) -> None:
-        graph, x = self._graph, self._graph.values[node.input[0]]
-        y, size = self._result(node, x.width), integers(self._tokens, x.width)
-        graph.launch("sigmoid", self._tokens * x.width, *rows_of(x), *rows_of(y), *size)
+        self._map(node, "sigmoid", self._graph.values[node.input[0]].width)
 
     def softmax(self, node: onnx.NodeProto) -> None:
+        self._map(node, "softmax", WARP)
+
+    def _map(self, node: onnx.NodeProto, kernel: str, threads: int) -> None:
+        """Make rows of rows by a kernel that has so many threads for each."""
         graph, x = self._graph, self._graph.values[node.input[0]]
         y, size = self._result(node, x.width), integers(self._tokens, x.width)
-        graph.launch("softmax", self._tokens * WARP, *rows_of(x), *rows_of(y), *size)
+        graph.launch(kernel, self._tokens * threads, *rows_of(x), *rows_of(y), *size)
 
     def top_k(self, node: onnx.NodeProto) -> None:
         """The largest elements of each row, and where they are, as i32."""

@@ -27,8 +27,8 @@ from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from tests.models.cases import BLOCKS, Case, LocalSession, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
+from tests.models.nearness import error, is_near
 from tests.plugins.known_cases import known_cases, routed_cases
-from tests.plugins.nearness import error, is_near
 from tests.transport.conftest import run_ranks as run_ranks
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"

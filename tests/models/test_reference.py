@@ -11,7 +11,7 @@ import pytest
 
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
-from motley.plugins.engine import F32, EngineError, EngineOptions, Span
+from motley.plugins.engine import EngineError, EngineOptions, Span
 from motley.plugins.installed import load_engine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.reference.operators import OPERATORS
@@ -26,6 +26,7 @@ from tests.models.cases import (
     whole_share,
 )
 from tests.models.local_group import LocalGroup
+from tests.models.nearness import error
 
 TOLERANCE = 1e-4
 """Of the largest logit, between ours in float32 and transformers' in float64."""
@@ -40,12 +41,6 @@ def session(
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     options = EngineOptions(extra=extra or {})
     return LocalSession(case.folder, ReferenceEngine, shares, folder, quantisation, options=options)
-
-
-def error(got: F32, expected: F32) -> float:
-    """The largest difference, relative to the largest logit."""
-    assert got.shape == expected.shape
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 @every_case

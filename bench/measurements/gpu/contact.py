@@ -208,16 +208,15 @@ def sums() -> Result:
     return with_verdict(result)
 
 
-BESIDE = ("cuda", 31.0), ("onnxruntime", 1.0)
-"""A GPU's share and a CPU's: of 4 TB/s and some 130 GB/s, what an H200 and a server's processor read."""
 MESHES: dict[str, Sequence[tuple[str, float]]] = {
     "1": [("cuda", 1.0)],
-    "2 on one GPU": [("cuda", 1.0)] * 2,
-    "a GPU and a CPU": BESIDE,
+    "a GPU and a CPU": [("cuda", 31.0), ("onnxruntime", 1.0)],
 }
+"""Engines and shares of ranks; those of a GPU and a CPU by 4 TB/s and some 130 GB/s, which an H200 and a server's
+processor read."""
 
 
-def tokens(shape: str, quantisation: str, meshes: Sequence[str] = ("1", "a GPU and a CPU"), layers: int = 0) -> Result:
+def tokens(shape: str, quantisation: str, meshes: Sequence[str] = tuple(MESHES), layers: int = 0) -> Result:
     """How fast a random model of a shape is (`motley.bench.measurements.gpu.speed.speed`), by its ranks; with so many
     layers, or all that the shape has."""
     result: Result = {}

@@ -58,10 +58,10 @@ from motley.transport.cuda.stream import CudaStream
 from tests.models.cases import BLOCKS, Case, LocalSession, others_soak, staged_shares, uneven_shares
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
+from tests.models.nearness import TOLERANCE, error, is_near
 from tests.pairs import pairwise as every_pair
 from tests.plugins.cuda.host_blas import HostBlas, HostGemms
 from tests.plugins.known_cases import REFUSED, known_cases, refused_cases, routed_cases
-from tests.plugins.nearness import TOLERANCE, error, is_near
 from tests.plugins.sequences import Sequences
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.host_driver import DEVICE as DEVICE_ADDRESSES

@@ -32,6 +32,7 @@ from tests.models.cases import (
     uneven_shares,
     whole_share,
 )
+from tests.models.nearness import error
 from tests.pairs import pairwise
 
 FP32_TOLERANCE = 1e-4
@@ -65,11 +66,6 @@ def session(
 ) -> LocalSession:
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     return LocalSession(case.folder, factory, shares, folder, quantisation, options=options)
-
-
-def error(got: F32, expected: F32) -> float:
-    assert got.shape == expected.shape
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 def tolerance_of(case: Case) -> float:

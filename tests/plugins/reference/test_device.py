@@ -16,7 +16,7 @@ import pytest
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
-from motley.plugins.engine import F32, Collectives, EngineError, EngineMemoryError, EngineOptions, RankGraph
+from motley.plugins.engine import Collectives, EngineError, EngineMemoryError, EngineOptions, RankGraph
 from motley.plugins.expert_engine import Expert
 from motley.plugins.installed import on_gpu
 from motley.plugins.mixture import Compute
@@ -25,6 +25,7 @@ from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from motley.plugins.reference.operators import OPERATORS
 from tests.models.cases import Case, LocalSession, expert_cases, golden_cases, others_soak, uneven_shares
 from tests.models.local_group import LocalMember
+from tests.models.nearness import error
 from tests.models.test_whole_experts import all_experts, share
 from tests.plugins.reference.strict_arrays import STRICT, StrictArray, StrictModule
 
@@ -41,11 +42,6 @@ def session(
 ) -> LocalSession:
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     return LocalSession(case.folder, factory, shares, folder, quantisation, **more)
-
-
-def error(got: F32, expected: F32) -> float:
-    assert got.shape == expected.shape
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 @pytest.mark.parametrize(("case", "ranks"), others_soak(product(golden_cases(), [1, 3])), ids=str)

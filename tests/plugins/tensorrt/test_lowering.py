@@ -15,6 +15,7 @@ from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, 
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.lowering import RESIDUAL, Constant, lower, segments, whole
 from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
+from tests.models.nearness import error
 from tests.models.test_stored import KINDS, Kind, make
 from tests.plugins.known_cases import REFUSED, ROUTED, known_cases, refused_cases, routed_cases
 from tests.plugins.onnxruntime.lowered_engine import LoweredEngine
@@ -43,11 +44,6 @@ def logits(case: Case, folder: Path, factory: EngineFactory, ranks: int, quantis
         chunks = [session.step(case.tokens[:4], 0), session.step(case.tokens[4:9], 4)]
         chunks += [session.step([token], 9 + index) for index, token in enumerate(case.tokens[9:14])]
         return np.concatenate(chunks)
-
-
-def error(got: F32, expected: F32) -> float:
-    assert got.shape == expected.shape
-    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 @every_form

@@ -1,4 +1,4 @@
-"""How near the logits of engines that compute on a GPU are to those that they should give."""
+"""How near the logits of engines are to those that they should give."""
 
 from __future__ import annotations
 
