@@ -50,9 +50,12 @@ def attempt(work: Callable[[], Any]) -> Any:
 
 
 def with_verdict(result: Result) -> Result:
-    """A result of several measurements, with ``passed`` False if any of them failed."""
-    failed = any(isinstance(each, dict) and "failed" in each for each in result.values())
-    return result | ({"passed": False} if failed else {})
+    """A result of several measurements, with ``passed`` False if any of them failed, however deep it lies."""
+    return result | ({"passed": False} if _has_failed(result) else {})
+
+
+def _has_failed(result: Any) -> bool:
+    return isinstance(result, dict) and ("failed" in result or any(map(_has_failed, result.values())))
 
 
 def calls(open_driver: Callable[[], Driver] = CudaDriver) -> Result:
@@ -249,7 +252,7 @@ def by_engine(model: Path, quantisations: Sequence[str], engines: Sequence[str])
     def alone(quantisation: str, engine: str) -> Any:
         return attempt(lambda: dict(speed(model, quantisation, [(engine, 1.0)])))
 
-    return {each: {engine: alone(each, engine) for engine in engines} for each in quantisations}
+    return with_verdict({each: {engine: alone(each, engine) for engine in engines} for each in quantisations})
 
 
 @contextmanager

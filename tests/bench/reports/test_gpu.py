@@ -108,6 +108,16 @@ def test_calls_are_made_one_by_one_until_one_fails() -> None:
     assert "replay" not in made
 
 
+def test_a_measurement_that_fails_is_a_step_that_fails() -> None:
+    """Also where it is one of several, by engine and quantisation."""
+    worked, failed = {"p50": 1.0}, gpu_contact.attempt(lambda: 1 / 0)
+    assert gpu_contact.with_verdict({"1": worked}) == {"1": worked}
+    assert gpu_contact.with_verdict({"1": worked, "2": failed})["passed"] is False
+    by_engine = gpu_contact.by_engine(Path("nowhere"), ["fp16"], ["onnxruntime"])
+    assert "nowhere" in by_engine["fp16"]["onnxruntime"]["failed"]
+    assert by_engine["passed"] is False
+
+
 def test_a_copy_is_timed() -> None:
     driver = HostDriver()
     assert gpu_contact.copy_rate(driver, 1 << 12) > 0
