@@ -34,6 +34,12 @@ CacheFormat = Literal["fp32", "fp16", "int8"]
 Embeddings = Literal["", "mean", "last"]
 Block = Literal[16, 32, 64, 128, 256]
 CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
+AUTO = "auto"
+"""Stands for an engine where each node has the best one: see `motley.orchestrator.serving.plans.engines`."""
+ON_PROCESSOR = "onnxruntime"
+"""The engine that ``auto`` means on a processor, and of experts on nodes of their own."""
+ON_GPU = ("cuda", "webgpu")
+"""The engines that ``auto`` may mean on a GPU, the first that can be."""
 INEXACT = (
     *("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "reference"),
     *("tensorrt", "tensorrt-whole", "webgpu"),
@@ -133,7 +139,9 @@ class SessionRequest:
     """Requests that are under way at a time; others wait."""
     queue: Annotated[int, Field(strict=True, ge=0, le=MAX_QUEUE)] = QUEUE
     """Requests that may wait beside those; what comes then is refused."""
-    engine: str = "onnxruntime"
+    engine: str = AUTO
+    """What computes ranks: an engine, or ``auto``: on a node whose GPU is faster than its processor an engine on that,
+    if it can do what is asked for; elsewhere ``onnxruntime``."""
     quantisations: Mapping[str, Quantisation] = Field(default_factory=dict)
     """By node: how ranks there hold the model, instead of `quantisation`."""
     engines: Mapping[str, str] = Field(default_factory=dict)
@@ -174,8 +182,15 @@ class SessionRequest:
         return {*self.quantisations, *self.engines, *(place.node for place in self.places if place.engine)}
 
     def engine_at(self, place: Place) -> str:
-        """The engine of a rank there."""
-        return place.engine or self.engines.get(place.node, self.engine)
+        """The engine of a rank there. Beside a rank with an engine of its own ``auto`` is the processor's."""
+        engine = place.engine or self.engines.get(place.node, self.engine)
+        others = any(other.node == place.node and other.engine for other in self.places)
+        return ON_PROCESSOR if engine == AUTO and others else engine
+
+    @property
+    def expert_engine(self) -> str:
+        """The engine of experts on nodes of their own."""
+        return ON_PROCESSOR if self.engine == AUTO else self.engine
 
     def options_of(self, engine: str) -> Mapping[str, str]:
         """The settings of ranks with an engine: none, where it is another than `engine` of the request."""
@@ -233,6 +248,8 @@ class SessionRequest:
                 "cache_node_tokens",
                 "is not for experts on nodes of their own: leave it out, or ask for sliced ones",
             )
+        if self.engine_options and self.engine == AUTO:
+            raise ContradictionError("engine_options", f"are of one engine: name it, as engine {ON_PROCESSOR!r}")
         placed = [place for place in self.places if place.engine]
         if placed and self.wants_parallel:
             raise ContradictionError(
@@ -249,7 +266,7 @@ class SessionRequest:
             raise ContradictionError("engine", f"{self.engine!r} cannot keep exact=true; use engine 'onnxruntime'")
         for name, whole, own in (
             ("quantisations", self.quantisation, self.quantisations),
-            ("engines", self.engine, self.engines),
+            ("engines", self.expert_engine, self.engines),
         ):
             for node, unlike in own.items():
                 if unlike != whole:
@@ -258,11 +275,11 @@ class SessionRequest:
                     )
 
         for place in placed:
-            if place.engine != self.engine:
+            if place.engine != self.expert_engine:
                 raise ContradictionError(
                     "nodes",
-                    f"have engine {place.engine!r} on {place.node!r}, {self.engine!r} elsewhere: exact=true needs the"
-                    " same on all",
+                    f"have engine {place.engine!r} on {place.node!r}, {self.expert_engine!r} elsewhere:"
+                    " exact=true needs the same on all",
                 )
 
     def _check_stages(self) -> None:

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import POLL_S, Client, Refused
-from motley.cli.shown.show import console, forecast_line
+from motley.cli.shown.show import chosen_devices, console, forecast_line
 from motley.cli.typed.wanted import Wanted, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
 
@@ -120,6 +120,8 @@ async def load(
         else:
             if made["forecast"]:
                 console.print(f"[dim]{forecast(made)}[/]")
+            for told in chosen_devices(made):
+                console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
             if wanted.chats and not made["chats"]:
                 await _close_unready(client, made)
                 raise no_chat_template(made)

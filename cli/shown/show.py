@@ -189,6 +189,11 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     return table(columns, rows, title=title)
 
 
+def chosen_devices(session: dict[str, Any]) -> list[str]:
+    """What each of a session's nodes with a GPU computes on, and why, where nobody has said: a line for each rank."""
+    return [f"{rank['node']} {rank['chosen']}" for rank in session["ranks"] if rank["chosen"]]
+
+
 def losses(session: dict[str, Any]) -> str:
     """What machines a session has lost and goes on without, or why it is planned anew now; empty: nothing."""
     if session["interrupted_by"]:

@@ -102,8 +102,8 @@ Engines = Annotated[
     typer.Option(
         "--engine",
         metavar="ENGINE[@NODE]",
-        help="What computes, as in cuda@gaming-pc; without @NODE, on all others. May be repeated. Default: onnxruntime,"
-        " also where there is a GPU, or as it is loaded.",
+        help="What computes, as in cuda@gaming-pc; without @NODE, on all others. May be repeated. Default: auto, on a"
+        " GPU where that is faster and can do what is asked for, else onnxruntime; or as it is loaded.",
     ),
 ]
 DeviceOption = Annotated[
@@ -113,7 +113,8 @@ DeviceOption = Annotated[
         parser=one_of(Device),
         metavar="|".join(Device),
         help="What computes: cpu is engine onnxruntime, cuda engine cuda, webgpu engine webgpu, a GPU of any make. With"
-        " --engine, where that computes, if it can do either: reference can. Default: cpu, or as it is loaded.",
+        " --engine, where that computes, if it can do either: reference can. Default: whatever is"
+        " faster, or as it is loaded.",
     ),
 ]
 WhatIf = Annotated[

@@ -57,7 +57,7 @@ class Wanted:
         Raises:
             CliError: which option it is not loaded by, and what to do.
         """
-        from motley.orchestrator.session_request import Place, SessionRequest
+        from motley.orchestrator.session_request import AUTO, Place, SessionRequest
 
         request = self.request
         layout, replicas, planned = session["experts"], session["replicas"], bool(session["ranks"])
@@ -88,14 +88,16 @@ class Wanted:
         length, held, kept = session["context"], session["cache_tokens"], session["cache_format"]
         drafts = session["draft_model"]
         on_disk, on_nodes = session["cache_disk_tokens"], session["cache_node_tokens"]
-        device = _device_of(session)
+        computing = _engines_of(session)
+        chosen = planned or session["engine"] != AUTO
+        device = session["engine_options"].get("device") or _device_of(computing[-1])
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
             ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
             ("--quant", bool(quants), f"as {', '.join(quants)}"),
-            ("--engine", unlike_all("engine", self.any_engine), f"by {session['engine']}"),
+            ("--engine", chosen and not self.any_engine and request.engine not in computing, f"by {computing[-1]}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
-            ("--device", self.device not in (None, device), f"on device {device}"),
+            ("--device", chosen and self.device not in (None, device), f"on device {device}"),
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
             (
@@ -165,11 +167,21 @@ def _staged_so(stages: int | tuple[int, ...], session: dict[str, Any]) -> bool:
     return stages in (0, len(ranks)) or stages == tuple(ranks)
 
 
-def _device_of(session: dict[str, Any]) -> str:
-    """What a session is computed on, but for nodes that have engines of their own."""
-    usual = (device for device, engines in ENGINES_ON.items() if session["engine"] in engines)
-    told: str = session["engine_options"].get("device", next(usual, Device.CPU))
-    return told
+def _engines_of(session: dict[str, Any]) -> list[str]:
+    """What a session is computed by, but on nodes that have engines of their own: the engine that was asked for and, if
+    that is ``auto`` and has come to one alone, that one, too."""
+    from motley.orchestrator.session_request import AUTO
+
+    own = {rank["engine"] for rank in session["ranks"] if rank["node"] not in session["engines"]}
+    return list(dict.fromkeys([session["engine"], *(own if session["engine"] == AUTO and len(own) == 1 else ())]))
+
+
+def _device_of(engine: str) -> str:
+    """What an engine computes on."""
+    from motley.orchestrator.session_request import AUTO
+
+    found = (str(device) for device, engines in ENGINES_ON.items() if engine in engines)
+    return "several devices" if engine == AUTO else next(found, str(Device.CPU))
 
 
 def stop_command(session: dict[str, Any]) -> str:

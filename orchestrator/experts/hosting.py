@@ -70,7 +70,7 @@ class Hosting:
         """
         request, profile, free = self._request, self._profile, self._beside(ranks)
         for node in self._nodes.values():
-            setup_of(node.name, node.capabilities, request.engine, request.quantisation)
+            setup_of(node.name, node.capabilities, request.expert_engine, request.quantisation)
         roomy = [node for node in self._nodes.values() if experts_in(profile, free(node.id))]
         if not roomy:
             raise PlacementError("no node has room for a host of one expert")

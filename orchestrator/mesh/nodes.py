@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from motley.orchestrator.mesh.flapping import Flapping
 from motley.protocol.devices import covers, device_words
@@ -26,6 +27,8 @@ MISSED_S = 2.5 * HEARTBEAT_S
 """A node that has been silent for so long has missed a beat: its connection may be of no use any more."""
 STANDSTILL_S = 1.0
 """If nobody asked for so long who is overdue, this process stood still: its machine slept, say."""
+FORGIVEN_S = 600.0
+"""For so long an engine that has failed with a model is not chosen for it again: its GPU may just have been full."""
 FORGET_S = 600.0
 """A lost node is listed for so long, and for as long as a session would start workers on it again."""
 FORGET_LEFT_S = 120.0
@@ -46,6 +49,13 @@ class HelloError(Exception):
 
 class NameTakenError(Exception):
     """A live node has this name already."""
+
+
+class EngineFailure(NamedTuple):
+    """An engine has failed: when, and what it has said."""
+
+    at: float
+    why: str
 
 
 @dataclass
@@ -70,6 +80,8 @@ class Node:
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
     """Its GPUs, as of then."""
+    failed_engines: dict[tuple[str, str], EngineFailure] = field(default_factory=dict)
+    """By engine and model: what has failed there lately, and is not chosen again for a while."""
     lease: Lease = field(default_factory=Lease)
     """How a device there stands that somebody takes back for a while."""
     jobs: Sequence[JobEvent] = ()
@@ -260,9 +272,17 @@ class NodeTable:
             for node in self:
                 node.last_sign += now[0] - before[0]
 
+    def note_failed_engine(self, node: Node, engine: str, model: str, why: str) -> None:
+        """Have no request get an engine for a model on a node for `FORGIVEN_S`, but those that name it."""
+        node.failed_engines[engine, model] = EngineFailure(self._clock(), why)
+
     def forget(self, wanted: Container[str]) -> None:
-        """Drop the nodes that have been gone for `FORGET_S` or `FORGET_LEFT_S`, but those `wanted` by name."""
+        """Drop the nodes that have been gone for `FORGET_S` or `FORGET_LEFT_S`, but those `wanted` by name; and what
+        engines have failed with, after `FORGIVEN_S`."""
         for node in list(self):
+            for key, failure in list(node.failed_engines.items()):
+                if self._clock() - failure.at > FORGIVEN_S:
+                    del node.failed_engines[key]
             patience = FORGET_LEFT_S if node.left else FORGET_S
             if not node.alive and self.gone_s(node) > patience and node.name not in wanted:
                 del self._nodes[node.id]

@@ -40,6 +40,9 @@ class Setup:
     """It computes in memory of the node itself: on the processor, or on a GPU that has none of its own."""
     memory_bandwidth: float = 0.0
     """How fast its engine has read the GPU's memory, bytes/s; 0: that was not measured."""
+    chosen: str = ""
+    """Why it has this engine, to follow the name of the node, where the request leaves that open and the node has a
+    GPU; else empty."""
 
 
 def setup_of(

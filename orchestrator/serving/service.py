@@ -152,6 +152,10 @@ class Serving:
         if event.HasField("adapter"):
             self.adapters.on_event(node, event.adapter)
         elif session is not None:
+            if event.HasField("failed") and event.epoch == session.epoch:
+                blamed = event.failed.lost_rank in (0, event.rank + 1)
+                if engine := session.failed_engine(event.rank, event.failed.code) if blamed else "":
+                    self.nodes.note_failed_engine(node, engine, session.request.model, event.failed.message)
             self._go_on(session, lambda session: session.on_event(node.id, event, self._clock()))
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())

@@ -115,7 +115,7 @@ class Upkeep:
 
     def _room(self, session: Session) -> Free:
         """Bytes that are free on nodes for more experts of a session."""
-        return self._memory.beside(session.request.engine, reaching=session.ranks)
+        return self._memory.beside(session.request.expert_engine, reaching=session.ranks)
 
     def _add_groups(self, session: Session, experts: ExpertMap, now: float) -> None:
         """Start hosts that are groups of nodes, for replicas that have found no place on the hosts that are left. The

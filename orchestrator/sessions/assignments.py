@@ -87,7 +87,7 @@ class Assignments:
             snapshots=SNAPSHOTS,
             adapters=request.adapters,
             adapter_rank=request.adapter_rank if request.adapters else 0,
-            expert_engine=request.engine if experts else "",
+            expert_engine=request.expert_engine if experts else "",
         )
         """What the assignments of all workers have in common."""
         self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks) + len(holders))
@@ -118,7 +118,7 @@ class Assignments:
         """What a worker is started with now; of a group's workers, only the leader is known to the trunk."""
         assignment = Assignment(group=self._groups.get(worker.index))
         assignment.MergeFrom(self._common)
-        assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.engine
+        assignment.engine = worker.setup.engine if isinstance(worker, Rank) else self._request.expert_engine
         if isinstance(worker, Rank):
             assignment.engine_options.update(self._request.options_of(worker.setup.engine))
             if worker.draft:

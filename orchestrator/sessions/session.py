@@ -17,7 +17,8 @@ carries them. The life of a session:
     closing        a client deletes it                                      every rank is gone: it is forgotten
     =============  =======================================================  ====================================
 
-From every state a failure leads to *failed* and a deletion to *closing*; both release all ranks that are not gone.
+From every state a failure leads to *failed* and a deletion to *closing*; both release all ranks that are not gone. But
+where an engine fails that was chosen for a node's GPU, the session gets another plan, in which the node has another.
 
 Once a session has been ready, it outlives its ranks. When one is lost, whatever has become of it, the others are
 released, and when they are gone the session gets a new plan, of nodes that are left, and with it a new *epoch*
@@ -86,6 +87,12 @@ RELEASE_S = 10.0
 CLEAR_S = 1.0
 """When a rank is lost, the others have so long to end before there is a new plan; where one takes longer, its memory is
 not free, so the plan does without its node if it can."""
+
+ENGINE_FAILURES = (
+    *("engine_error", "wrong_results", "insufficient_memory", "out_of_memory"),
+    *("internal_error", "worker_died", "peer_lost", "peer_timeout"),
+)
+"""What ranks fail with where another engine may do better."""
 
 Command = tuple[str, RankCommand]
 """The id of a node, and what to tell one of the workers there."""
@@ -464,7 +471,8 @@ class Session:
         """
         if self.replanned:
             return []
-        if not self.serves or not self.request.recover:
+        goes_on = self.serves and self.request.recover
+        if not goes_on and not self.failed_engine(failure.lost_rank - 1, failure.code):
             failure.message += advice
             return self.fail(failure, now)
         self.losses.add(failure, self.worker(failure.lost_rank - 1), self.epoch, now)
@@ -472,7 +480,15 @@ class Session:
             times = self.losses.in_a_row
             failure.message = f"ranks were lost {times} times in a row, the last time: {failure.message}"
             return self.fail(failure, now)
-        return self._interrupt(Interruption(now, failure), now)
+        return self._interrupt(Interruption(now, failure, lost=goes_on), now)
+
+    def failed_engine(self, index: int, code: str) -> str:
+        """The engine of a worker that has failed, if that was chosen and may be to blame, so that a further plan should
+        have another; empty: it was not."""
+        worker = self.worker(index)
+        if not isinstance(worker, Rank) or not (worker.setup.on_gpu and worker.setup.chosen):
+            return ""
+        return worker.setup.engine if code in ENGINE_FAILURES else ""
 
     def replan(self, why: str, avoid: Collection[str], now: float) -> list[Command]:
         """Stop all workers to plan the session anew, though nothing is lost. It must have a plan.

@@ -73,7 +73,7 @@ function rankRow(rank, longest, mixed) {
     h("div", {},
       h("p", {}, swatch(rank.node), h("b", {}, rank.node)),
       quiet(joined(rank.rank === 0 && "leads", state)),
-      mixed && quiet(joined(rank.engine, rank.quantisation, rank.device === "gpu" && "on its GPU"))),
+      mixed && quiet(joined(rank.engine, rank.quantisation, rank.chosen ?? (rank.device === "gpu" && "on its GPU")))),
     h("div", {},
       h("p", {}, `${percent(share.fraction)} of the weights${share.layers ? `, in ${layersOf(share.layers)}` : ""}`),
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
@@ -155,7 +155,8 @@ function sessionCard(session) {
   const name = session.name || session.model;
   const timings = ranks.map((rank) => rank.timing).filter((timing) => timing?.tokens > 0);
   const longest = Math.max(...timings.map(total));
-  const mixed = [session.engines, session.quantisations].some((own) => Object.keys(own).length > 0);
+  const mixed = session.ranks.some((rank) => rank.chosen)
+    || [session.engines, session.quantisations].some((own) => Object.keys(own).length > 0);
   const verb = state === "failed" ? "Dismiss" : "Close";
   const close = { type: "button", "data-close": session.id, "aria-label": `${verb} session ${name}` };
   const latest = state === "paused" ? null : details.get(session.id);

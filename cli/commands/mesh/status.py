@@ -11,7 +11,17 @@ from rich.markup import escape
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
-from motley.cli.shown.show import activity, ago, forecast_beside, losses, results, session_table, table, waiting
+from motley.cli.shown.show import (
+    activity,
+    ago,
+    chosen_devices,
+    forecast_beside,
+    losses,
+    results,
+    session_table,
+    table,
+    waiting,
+)
 from motley.cli.typed.options import AsJson
 from motley.protocol.wording import short_bytes
 
@@ -78,6 +88,8 @@ def status(
             results.print(doing, soft_wrap=True, highlight=False)
         if told := forecast_beside(session):
             results.print(told, soft_wrap=True, highlight=False)
+        for chosen in chosen_devices(session):
+            results.print(f"[dim]{escape(chosen)}[/]", soft_wrap=True, highlight=False)
         if missing := waiting(session):
             results.print(f"[yellow]{missing}[/]", soft_wrap=True)
         if lost := losses(session):

@@ -215,7 +215,7 @@ def _rank_json(rank: Rank, weights: int) -> dict[str, Any]:
     body = _worker_json(rank)
     body["memory"]["peak_rss_bytes"] = timing.peak_rss_bytes if timing else None
     body["engine"], body["quantisation"] = rank.setup.engine, rank.setup.quantisation
-    body["device"] = "gpu" if rank.setup.on_gpu else "cpu"
+    body["device"], body["chosen"] = "gpu" if rank.setup.on_gpu else "cpu", rank.setup.chosen or None
     body["share"] = {
         "fraction": plan.weight_bytes / weights if weights else 0.0,
         "weight_bytes": plan.weight_bytes,

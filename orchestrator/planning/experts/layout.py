@@ -25,17 +25,21 @@ class LayoutError(Exception):
     """The layout asked for is not possible with this model or engine; the message says why."""
 
 
-def is_parallel(request: SessionRequest, profile: ModelProfile, engines: Mapping[str, Collection[str]]) -> bool:
+def is_parallel(
+    request: SessionRequest, profile: ModelProfile, engines: Mapping[str, Collection[str]], *, on_gpus: bool = False
+) -> bool:
     """Whether the experts of a session are parallel, else they are sliced.
 
     ``auto`` means: wherever that is possible on more than one node. It is sliced on one node, where engines have no
-    experts of their own, in stages, with shares by hand or nodes that hold it in their own way (both are of slices: the
-    replicas of a whole expert must have the same bits), and if the session is exact: the layouts round differently, and
-    bits that are the same on any number of nodes include those of one.
+    experts of their own, on GPUs that were chosen (their engines have no experts elsewhere), in stages, with shares by
+    hand or nodes that hold it in their own way (both are of slices: the replicas of a whole expert must have the same
+    bits), and if the session is exact: the layouts round differently, and bits that are the same on any number of nodes
+    include those of one.
 
     Args:
         engines: of every node that takes part, by its name, the engines that compute single experts, and trunks whose
             experts are elsewhere.
+        on_gpus: a rank would be on a GPU, as the request leaves that open.
 
     Raises:
         LayoutError: parallel experts were asked for, and are not possible.
@@ -47,15 +51,15 @@ def is_parallel(request: SessionRequest, profile: ModelProfile, engines: Mapping
                 " experts, replicas and trunk"
             )
         return False
-    able = sum(request.engine in has for has in engines.values())
+    able = sum(request.expert_engine in has for has in engines.values())
     if request.wants_parallel and not able:
         others = " or ".join(map(repr, sorted(set[str]().union(*engines.values()))))
         instead = f"engine {others}, or " if others else ""
         raise LayoutError(
-            f"engine {request.engine!r} cannot have experts elsewhere on {', '.join(engines)}; use {instead}experts"
-            " 'sliced'"
+            f"engine {request.expert_engine!r} cannot have experts elsewhere on {', '.join(engines)}; use"
+            f" {instead}experts 'sliced'"
         )
     if request.experts != "auto" or request.wants_parallel:
         return request.wants_parallel
     by_hand = bool(request.shares or request.named or request.wants_stages)
-    return able > 1 and not by_hand and not request.exact
+    return able > 1 and not by_hand and not request.exact and not on_gpus

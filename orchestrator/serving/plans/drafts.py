@@ -10,7 +10,8 @@ from motley.orchestrator.planning.draft import Draft, plan_draft
 from motley.orchestrator.serving.errors import DescriptionError, ServingError, refusal
 from motley.orchestrator.serving.plans.copies import MISSING
 from motley.orchestrator.serving.plans.descriptions import Descriptions
-from motley.orchestrator.serving.plans.participants import Participant, draft_setup
+from motley.orchestrator.serving.plans.participants import draft_setup
+from motley.orchestrator.serving.plans.taking_part import Participant
 from motley.orchestrator.sessions.assignments import draft_spec
 from motley.orchestrator.sessions.session import Session
 

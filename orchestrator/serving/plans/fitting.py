@@ -19,7 +19,8 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import DescriptionError, ServingError
 from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.plans.layouts import Layouts
-from motley.orchestrator.serving.plans.participants import Participant, able_hosts, participant, wanted_model
+from motley.orchestrator.serving.plans.participants import able_hosts, participant, wanted_model
+from motley.orchestrator.serving.plans.taking_part import Participant
 from motley.orchestrator.session_request import Place, Quantisation, SessionRequest
 from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import ModelSpec

@@ -20,11 +20,17 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.plans.memory import Memory
-from motley.orchestrator.serving.plans.participants import Participant, choose_participants, taken_back, wanted_model
+from motley.orchestrator.serving.plans.participants import choose_participants, taken_back, wanted_model
 from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.plans.ranks import check_together, network_of, team_of
 from motley.orchestrator.serving.plans.sizes import caches_of
 from motley.orchestrator.serving.plans.substitutes import among, anywhere
+from motley.orchestrator.serving.plans.taking_part import (
+    Participant,
+    first_that_fits,
+    on_chosen_gpus,
+    ways_to_take_part,
+)
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.workers import Rank
@@ -106,11 +112,15 @@ class Forecasts:
                 profiles, _ = await self._descriptions.survey(session, spec, there, self._nodes, in_part=True)
             profile = profiles[spec.quantisation]
             engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
-            if not alone and is_parallel(request, profile, engines):
+            if not alone and is_parallel(request, profile, engines, on_gpus=on_chosen_gpus(participants)):
                 message = "experts would be on nodes of their own, which is not forecast: ask for experts 'sliced'"
                 raise refusal("invalid_request", message, "experts")
-            chooser = self._chooser(request, profiles, participants, requests, machines, alone=alone)
-            choice = await self._planner.choose(chooser)
+
+            async def chosen(taking: list[Participant]) -> tuple[Chooser, Choice]:
+                chooser = self._chooser(request, profiles, taking, requests, machines, alone=alone)
+                return chooser, await self._planner.choose(chooser)
+
+            chooser, choice = await first_that_fits(ways_to_take_part(request, participants), chosen)
         except (LayoutError, SetupError) as error:
             raise refusal("invalid_request", str(error)) from error
         except PlanError as error:
@@ -143,10 +153,14 @@ class Forecasts:
         named = there & {place.node for place in session.request.places}
         request = among(session.request, there) if named else anywhere(session.request, there)
         participants = choose_participants(request, nodes)
-        memory = self._memory.but_for(session)
-        team = team_of(request, session.known.profiles, session.caches, participants, memory)
-        chooser = team.chooser(request, self._links, Workload(wire=request.wire), with_draft=False)
-        return [one.node.name for one in team.participants], await self._planner.choose(chooser)
+        profiles, caches, memory = session.known.profiles, session.caches, self._memory.but_for(session)
+
+        async def chosen(taking: list[Participant]) -> tuple[list[str], Choice]:
+            team = team_of(request, profiles, caches, taking, memory)
+            chooser = team.chooser(request, self._links, Workload(wire=request.wire), with_draft=False)
+            return [one.node.name for one in team.participants], await self._planner.choose(chooser)
+
+        return await first_that_fits(ways_to_take_part(request, participants), chosen)
 
     def _chooser(
         self,

@@ -24,9 +24,15 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Profiles
 from motley.orchestrator.serving.plans.memory import Memory
-from motley.orchestrator.serving.plans.participants import Participant, check_alive, choose_participants
+from motley.orchestrator.serving.plans.participants import check_alive, choose_participants
 from motley.orchestrator.serving.plans.planner import Planner
 from motley.orchestrator.serving.plans.ranks import plan_ranks, plan_trunks
+from motley.orchestrator.serving.plans.taking_part import (
+    Participant,
+    first_that_fits,
+    on_chosen_gpus,
+    ways_to_take_part,
+)
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.workers import CacheHolder, Rank
@@ -88,12 +94,12 @@ class Layouts:
                 participants = self._participants(request, profiles, avoid)
                 engines = {one.node.name: one.node.capabilities.expert_engines for one in participants}
                 together = draft or request.cache_node_tokens or (request.adapters and not request.wants_parallel)
-                if together or not is_parallel(request, profile, engines):
+                if together or not is_parallel(request, profile, engines, on_gpus=on_chosen_gpus(participants)):
                     break
                 able = [one for one in participants if one.may_be_trunk or one.node.name in request.named]
-                nodes = [one.node for one in participants if request.engine in engines[one.node.name]]
+                nodes = [one.node for one in participants if request.expert_engine in engines[one.node.name]]
                 costs = with_adapters(profile, request.adapters, request.adapter_rank)
-                hosting = Hosting(request, costs, nodes, partial(self._memory.beside, request.engine))
+                hosting = Hosting(request, costs, nodes, partial(self._memory.beside, request.expert_engine))
                 try:
                     trunks = await plan_trunks(request, profiles, caches, able, hosting, self._memory, self._planner)
                     ranks = trunks[0]
@@ -120,8 +126,11 @@ class Layouts:
                     return ranks, experts
             while True:
                 participants = self._participants(request, profiles, avoid)
-                ranks = await plan_ranks(
-                    request, profiles, caches, participants, self._memory, self._planner, self._links, draft
+                ranks = await first_that_fits(
+                    ways_to_take_part(request, participants),
+                    lambda taking: plan_ranks(
+                        request, profiles, caches, taking, self._memory, self._planner, self._links, draft
+                    ),
                 )
                 self._carrier.check_planning(session)
                 check_alive(participants, ranks)
@@ -182,5 +191,5 @@ class Layouts:
         return found
 
     async def _first_answer(self, request: SessionRequest, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
-        free = self._memory.beside(request.engine, [*ranks, *experts.hosts, *experts.members])
+        free = self._memory.beside(request.expert_engine, [*ranks, *experts.hosts, *experts.members])
         return await self._planner.answer(experts.first_question(free))

@@ -3,62 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from motley.orchestrator.mesh.nodes import Node, what_became
-from motley.orchestrator.planning.setup import (
-    SKILLS,
-    Setup,
-    SetupError,
-    lacking_format,
-    lacking_skill,
-    setup_of,
-)
+from motley.orchestrator.planning.setup import Setup, SetupError, lacking_format, setup_of
 from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.serving.plans.taking_part import Participant, TakenBackError, UnableError, taking_part
 from motley.orchestrator.session_request import Place, SessionRequest
 from motley.orchestrator.sessions.assignments import model_spec
 from motley.orchestrator.workers import Worker
 from motley.protocol.address import is_loopback
-from motley.protocol.mesh_pb2 import FormatSpeed, ModelSpec
+from motley.protocol.mesh_pb2 import ModelSpec
 from motley.protocol.wording import counted
-
-
-@dataclass(frozen=True)
-class Participant:
-    """A node that is to have one rank of a session; a node that is to have two is there twice."""
-
-    node: Node
-    setup: Setup
-
-    @property
-    def speed(self) -> float:
-        """Bytes/s that the device reads on which its rank computes, of weights in the rank's format; 0: not known."""
-        if not self.setup.on_gpu:
-            measured = self._measured
-            return measured.bytes_per_s if measured else self.node.capabilities.memory_bandwidth
-        return self.setup.memory_bandwidth or self.node.gpus[0].memory_bandwidth
-
-    @property
-    def row_speed(self) -> float:
-        """Bytes/s of weights, times the rows that they are multiplied by, in a step of many; 0: not measured."""
-        return self._measured.row_bytes_per_s if self._measured and not self.setup.on_gpu else 0.0
-
-    @property
-    def call_s(self) -> float:
-        """Seconds that a small operation takes between two products; 0: not measured."""
-        return 0.0 if self.setup.on_gpu else self.node.capabilities.call_s
-
-    @property
-    def _measured(self) -> FormatSpeed | None:
-        """How fast the node's processor computes in the rank's format. Floats of a checkpoint that is held as it is
-        stored are int8."""
-        held = "int8" if self.setup.quantisation == "stored" else self.setup.quantisation
-        return next((each for each in self.node.capabilities.speeds if each.format == held), None)
-
-    @property
-    def may_be_trunk(self) -> bool:
-        """Whether the node's rank can compute with experts that are elsewhere."""
-        return self.setup.engine in self.node.capabilities.expert_engines
 
 
 def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[Participant]:
@@ -125,11 +80,12 @@ def taken_back(request: SessionRequest, node: Node) -> str:
     """Why a node can take no part as a request has it, as what it would compute on was taken back; empty: that is not
     in its way. To follow the node's name."""
     for place in [place for place in request.places if place.node == node.name] or [Place(node.name, "")]:
-        engine = request.engine_at(place)
-        told = next((each for each in node.capabilities.engines if each.name == engine), None)
-        on_gpu = told is not None and (told.on_gpu or request.options_of(engine).get("device") == "cuda")
-        if why := node.taken_back(on_gpu):
-            return why
+        try:
+            taking_part(request, node, request.engine_at(place))
+        except TakenBackError as error:
+            return error.why
+        except UnableError:
+            continue
     return ""
 
 
@@ -139,21 +95,11 @@ def participant(request: SessionRequest, node: Node, place: Place) -> Participan
     Raises:
         ServingError: the node has no such engine, it cannot run there, or it cannot keep caches as the request wants.
     """
-    engine = request.engine_at(place)
-    quantisation = request.quantisations.get(node.name, request.quantisation)
     try:
-        setup = setup_of(node.name, node.capabilities, engine, quantisation, request.options_of(engine))
-    except SetupError as error:
-        field = "nodes" if place.engine else "engines" if node.name in request.engines else "engine"
-        raise refusal(error.code, str(error), field) from error
-    if why := node.taken_back(setup.on_gpu):
-        raise refusal("device_leased", f"node {node.name!r} {why}", "nodes")
-    if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
-        raise refusal("unusable_engine", lacking, "cache_format")
-    for field, skill in SKILLS.items():
-        if getattr(request, field) and (lacking := lacking_skill(node.name, node.capabilities, engine, skill)):
-            raise refusal("unusable_engine", lacking, field)
-    return Participant(node, setup)
+        return taking_part(request, node, request.engine_at(place))
+    except UnableError as error:
+        by_name = "nodes" if place.engine else "engines" if node.name in request.engines else "engine"
+        raise refusal(error.code, str(error), by_name if error.field == "engine" else error.field) from error
 
 
 def draft_setup(request: SessionRequest, first: Participant) -> Setup:
@@ -184,10 +130,10 @@ def able_hosts(request: SessionRequest, nodes: Iterable[Node]) -> list[Node]:
 def _can_host(request: SessionRequest, node: Node) -> bool:
     """Whether a node can compute single experts for a session."""
     try:
-        setup = setup_of(node.name, node.capabilities, request.engine, request.quantisation)
+        setup = setup_of(node.name, node.capabilities, request.expert_engine, request.quantisation)
     except SetupError:
         return False
-    return not node.taken_back(setup.on_gpu) and request.engine in node.capabilities.expert_engines
+    return not node.taken_back(setup.on_gpu) and request.expert_engine in node.capabilities.expert_engines
 
 
 def check_alive(participants: Sequence[Participant], planned: Iterable[Worker]) -> None:
@@ -210,8 +156,10 @@ def wanted_model(request: SessionRequest, participants: Sequence[Participant]) -
         SetupError: the first participant cannot run the engine of the session.
     """
     held = list(dict.fromkeys(each.setup.quantisation for each in participants))
+    if "fp32" not in held and any(one.setup.chosen and one.setup.quantisation == "fp16" for one in participants):
+        held.append("fp32")  # as its processor holds it, which computes if the GPU fails
     if request.named and request.wants_parallel:
         first = participants[0].node
-        own = setup_of(first.name, first.capabilities, request.engine, request.quantisation).quantisation
+        own = setup_of(first.name, first.capabilities, request.expert_engine, request.quantisation).quantisation
         held = [own, *(each for each in held if each != own)]
     return model_spec(request, held[0], held[1:])

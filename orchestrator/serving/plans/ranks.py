@@ -28,8 +28,8 @@ from motley.orchestrator.planning.setup import gpu_told
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Profiles
 from motley.orchestrator.serving.plans.memory import Memory
-from motley.orchestrator.serving.plans.participants import Participant
 from motley.orchestrator.serving.plans.planner import Planner
+from motley.orchestrator.serving.plans.taking_part import Participant
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import ModelProfile

@@ -98,7 +98,7 @@ class MakingWay:
         if isinstance(worker, Rank):
             places = {worker.setup.on_gpu, *([worker.draft.setup.on_gpu] if worker.draft else [])}
         elif isinstance(worker, Holder):
-            engine = session.request.engine
+            engine = session.request.expert_engine
             places = {any(each.name == engine and each.on_gpu for each in node.capabilities.engines)}
         return next((why for on_gpu in places if (why := node.taken_back(on_gpu))), "")
 

@@ -72,7 +72,7 @@ async def test_a_gpu_in_fp16_and_a_cpu_in_int8(mesh: Any, nodes: dict[str, Any])
     ]
     assert gpu["share"]["mlp"] / cpu["share"]["mlp"] == pytest.approx(10 / 2, rel=0.02)
     assert gpu["memory"]["limit_bytes"] == 8 * GB - GPU_RESERVE
-    assert (session["engine"], session["engines"]) == ("onnxruntime", {"pc": "cuda"})
+    assert (session["engine"], session["engines"]) == ("auto", {"pc": "cuda"})
     assert (session["quantisation"], session["quantisations"]) == ("int8", {"pc": "fp16"})
     assert session["matrices"] == "all in fp16; on other ranks all in int8"
     on_gpu, on_cpu = (assigned(nodes[name])[0].assign for name in ("pc", "laptop"))

@@ -1,0 +1,192 @@
+"""How a node takes part in a session: the engine of its rank, and what that offers. Pure.
+
+Where a request leaves the engine open (``auto``) it is one on the node's GPU, if that can do all that is asked for and
+has memory of its own that is faster than the processor's; else the processor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from motley.orchestrator.mesh.nodes import Node
+from motley.orchestrator.planning.cutting.shares import PlanError
+from motley.orchestrator.planning.setup import SKILLS, Setup, SetupError, lacking_format, lacking_skill, setup_of
+from motley.orchestrator.session_request import AUTO, ON_GPU, ON_PROCESSOR, SessionRequest
+from motley.protocol.mesh_pb2 import FormatSpeed
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A node that is to have one rank of a session; a node that is to have two is there twice."""
+
+    node: Node
+    setup: Setup
+
+    @property
+    def speed(self) -> float:
+        """Bytes/s that the device reads on which its rank computes, of weights in the rank's format; 0: not known."""
+        if not self.setup.on_gpu:
+            measured = self._measured
+            return measured.bytes_per_s if measured else self.node.capabilities.memory_bandwidth
+        return self.setup.memory_bandwidth or self.node.gpus[0].memory_bandwidth
+
+    @property
+    def row_speed(self) -> float:
+        """Bytes/s of weights, times the rows that they are multiplied by, in a step of many; 0: not measured."""
+        return self._measured.row_bytes_per_s if self._measured and not self.setup.on_gpu else 0.0
+
+    @property
+    def call_s(self) -> float:
+        """Seconds that a small operation takes between two products; 0: not measured."""
+        return 0.0 if self.setup.on_gpu else self.node.capabilities.call_s
+
+    @property
+    def _measured(self) -> FormatSpeed | None:
+        """How fast the node's processor computes in the rank's format. Floats of a checkpoint that is held as it is
+        stored are int8."""
+        held = "int8" if self.setup.quantisation == "stored" else self.setup.quantisation
+        return next((each for each in self.node.capabilities.speeds if each.format == held), None)
+
+    @property
+    def may_be_trunk(self) -> bool:
+        """Whether the node's rank can compute with experts that are elsewhere."""
+        return self.setup.engine in self.node.capabilities.expert_engines
+
+
+class UnableError(Exception):
+    """A node cannot have a rank as a request wants it. `field` is what asks for it, `code` stable, for clients."""
+
+    def __init__(self, code: str, message: str, field: str) -> None:
+        super().__init__(message)
+        self.code, self.field = code, field
+
+
+class TakenBackError(UnableError):
+    """Somebody has taken back what the rank would compute on; `why` is to follow the name of the node."""
+
+    def __init__(self, node: str, why: str) -> None:
+        super().__init__("device_leased", f"node {node!r} {why}", "nodes")
+        self.why = why
+
+
+def taking_part(request: SessionRequest, node: Node, engine: str) -> Participant:
+    """A node with a rank by this engine, as a request has it; ``auto`` stands for the best that the node has.
+
+    Raises:
+        TakenBackError: somebody has taken back what it would compute on.
+        UnableError: the node has no such engine, it cannot run there, or it cannot do what the request asks for.
+    """
+    if engine != AUTO:
+        return _by(request, node, engine)
+    on_processor = None
+    try:
+        on_processor = _by(request, node, ON_PROCESSOR)
+        found = _on_gpu(request, node, on_processor)
+    except UnableError:
+        if on_processor is not None:
+            raise
+        found = _on_gpu(request, node, None)  # its processor was taken back, say
+        if isinstance(found, str):
+            raise
+    if isinstance(found, Participant):
+        return found
+    assert on_processor is not None
+    return replace(on_processor, setup=replace(on_processor.setup, chosen=found))
+
+
+def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | None) -> Participant | str:
+    """A node with a rank on its GPU, or why it has none, to follow the name of the node; empty: it shows no GPU.
+
+    Args:
+        on_processor: the same with a rank on its processor; None: it can have none.
+    """
+    if not node.gpus:
+        return ""
+    gpu = node.gpus[0]
+    if request.exact or request.wants_parallel:
+        asked = "exact sums" if request.exact else "experts on nodes of their own"
+        return f"computes on its processor: engines on its GPU, {gpu.name}, cannot have {asked}"
+    reasons = []
+    for engine in ON_GPU:
+        if failed := node.failed_engines.get((engine, request.model)):
+            reasons.append(f"{engine!r} has failed with this model: {failed.why}")
+            continue
+        try:
+            there = _by(request, node, engine)
+        except UnableError as error:
+            reasons += [str(error)] if error.code != "unknown_engine" else []
+            continue
+        if there.setup.on_host_memory:
+            return f"computes on its processor: its GPU, {gpu.name}, has no memory of its own"
+        if on_processor is None:
+            return replace(there, setup=replace(there.setup, chosen=f"computes on its GPU, {gpu.name}"))
+        if there.speed <= on_processor.speed:
+            return f"computes on its processor: its GPU, {gpu.name}, reads memory no faster"
+        faster = f"computes on its GPU, {gpu.name}, which reads memory {there.speed / on_processor.speed:.1f} x as fast"
+        return replace(there, setup=replace(there.setup, chosen=faster))
+    told = "; ".join(reasons) or f"it has none of engines {', '.join(map(repr, ON_GPU))}"
+    return f"computes on its processor, not on its GPU, {gpu.name}: {told}"
+
+
+def _by(request: SessionRequest, node: Node, engine: str) -> Participant:
+    """A node with a rank by a certain engine; errors as `taking_part`."""
+    quantisation = request.quantisations.get(node.name, request.quantisation)
+    try:
+        setup = setup_of(node.name, node.capabilities, engine, quantisation, request.options_of(engine))
+    except SetupError as error:
+        raise UnableError(error.code, str(error), "engine") from error
+    if why := node.taken_back(setup.on_gpu):
+        raise TakenBackError(node.name, why)
+    if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
+        raise UnableError("unusable_engine", lacking, "cache_format")
+    for field, skill in SKILLS.items():
+        if getattr(request, field) and (lacking := lacking_skill(node.name, node.capabilities, engine, skill)):
+            raise UnableError("unusable_engine", lacking, field)
+    return Participant(node, setup)
+
+
+def on_chosen_gpus(participants: Sequence[Participant]) -> bool:
+    """Whether a rank would be on a GPU that no request has named."""
+    return any(one.setup.chosen and one.setup.on_gpu for one in participants)
+
+
+def ways_to_take_part(request: SessionRequest, participants: Sequence[Participant]) -> Iterator[list[Participant]]:
+    """Who may have ranks, the best first: all participants; where a request leaves nodes and engines open, then the
+    processors beside chosen GPUs too, for a model that is too large for these."""
+    yield [*participants]
+    if request.nodes or request.shares or request.engine != AUTO:
+        return
+    beside = []
+    for one in participants:
+        if on_chosen_gpus([one]):
+            try:
+                processor = _by(request, one.node, ON_PROCESSOR)
+            except UnableError:
+                continue
+            why = "computes on its processor, too, as the model does not fit its GPU"
+            beside.append(replace(processor, setup=replace(processor.setup, chosen=why)))
+    if beside:
+        yield [*participants, *beside]
+
+
+async def first_that_fits(
+    ways: Iterator[list[Participant]], plan: Callable[[list[Participant]], Awaitable[_Found]]
+) -> _Found:
+    """The first plan that is possible, by who may have ranks.
+
+    Raises:
+        PlanError: none is; the last one says why.
+        Exception: what else `plan` raises.
+    """
+    last: PlanError | None = None
+    for participants in ways:
+        try:
+            return await plan(participants)
+        except PlanError as error:
+            last = error
+    assert last is not None, "there is a way"
+    raise last

@@ -1,0 +1,139 @@
+"""Sessions that leave the engine open: a GPU computes where it can and is faster. GPUs are records, sockets real."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from motley.protocol.mesh_pb2 import Described, Engine, Failure, Gpu, ModelProfile, RankCommand
+
+GB = 10**9
+FASTER = "computes on its GPU, RTX 9, which reads memory 10.0 x as fast"
+
+
+@pytest.fixture
+def large(profile: ModelProfile) -> ModelProfile:
+    """With units that can be divided finely: 640 MB of MLPs."""
+    profile.mlp_units, profile.mlp_unit_bytes = 640, 1_000_000
+    return profile
+
+
+@pytest.fixture
+def pc(new_node: Any, large: ModelProfile) -> Any:
+    """A PC whose GPU reads ten times as fast as its processor."""
+    node = new_node("pc", memory=8 * GB, bandwidth=40e9)
+    node.on_describe = lambda _: Described(profile=large)
+    node.capabilities.engines.append(Engine(name="cuda", keeps_fp16=True, on_gpu=True))
+    node.capabilities.gpus.add(name="RTX 9", memory_bytes=12 * GB, free_bytes=8 * GB, memory_bandwidth=400e9)
+    return node
+
+
+def ranks_of(session: Any) -> list[tuple[str, str, str | None]]:
+    return [(rank["node"], rank["engine"], rank["chosen"]) for rank in session["ranks"]]
+
+
+async def test_a_gpu_computes_where_nobody_says_what_shall(mesh: Any, new_node: Any, pc: Any) -> None:
+    await mesh.join(pc)
+    await mesh.join(new_node("laptop", memory=8 * GB, bandwidth=40e9))
+    session = await mesh.serve(context=10)
+    assert session["engine"] == "auto"
+    assert ranks_of(session) == [("pc", "cuda", FASTER), ("laptop", "onnxruntime", None)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "fields", "why"),
+    [
+        ({"memory_bandwidth": 40e9}, {}, {}, "its GPU, RTX 9, reads memory no faster"),
+        ({"kind": "integrated"}, {}, {}, "its GPU, RTX 9, has no memory of its own"),
+        ({}, {"lacking": "package cupy"}, {}, "node 'pc' cannot run engine 'cuda': package cupy"),
+        ({}, {}, {"exact": True}, "engines on its GPU, RTX 9, cannot have exact sums"),
+        ({}, {}, {"embeddings": "mean"}, "engine 'cuda' of node 'pc' cannot embed texts"),
+        ({}, {}, {"cache_format": "int8"}, "engine 'cuda' of node 'pc' cannot keep KV caches as 'int8'"),
+    ],
+)
+async def test_the_processor_computes_what_the_gpu_cannot(
+    mesh: Any, pc: Any, gpu: dict[str, Any], engine: dict[str, str], fields: dict[str, Any], why: str
+) -> None:
+    pc.capabilities.gpus[0].MergeFrom(Gpu(**gpu))
+    processors, cuda = pc.capabilities.engines
+    processors.embeds = True
+    processors.cache_formats.extend(["fp32", "int8"])
+    cuda.MergeFrom(Engine(**engine))
+    await mesh.join(pc)
+    ((node, computing, chosen),) = ranks_of(await mesh.serve(context=10, **fields))
+    assert (node, computing) == ("pc", "onnxruntime")
+    assert why in (chosen or "")
+
+
+async def test_a_model_that_is_too_large_for_the_gpu_is_on_the_processor_too(mesh: Any, pc: Any) -> None:
+    pc.capabilities.gpus[0].free_bytes = GB
+    await mesh.join(pc)
+    session = await mesh.serve(context=10)
+    assert [(node, engine) for node, engine, _ in ranks_of(session)] == [("pc", "cuda"), ("pc", "onnxruntime")]
+    assert session["ranks"][1]["chosen"] == "computes on its processor, too, as the model does not fit its GPU"
+    status, planned = await mesh.call("POST", "/api/plan", {"model": "bard", "context": 10})
+    assert status == 200, planned
+    assert [rank["node"] for rank in planned["plan"]["ranks"]] == ["pc", "pc"]
+
+
+@pytest.mark.parametrize("code", ["engine_error", "worker_died", "wrong_results"])
+async def test_a_gpu_that_fails_is_done_without(mesh: Any, pc: Any, code: str) -> None:
+    await failing_on_gpu(pc, Failure(code=code, message="no kernel image"))
+    await mesh.join(pc)
+    session = await mesh.serve(context=10)
+    assert ranks_of(session) == [
+        (
+            "pc",
+            "onnxruntime",
+            "computes on its processor, not on its GPU, RTX 9: 'cuda' has failed with this model: no kernel image",
+        )
+    ]
+    assert [loss["code"] for loss in session["losses"]] == [code]
+    again = await mesh.serve(name="again", context=10)
+    assert [command.assign.engine for command in pc.commands if command.HasField("assign")] == [
+        "cuda",
+        "onnxruntime",
+        "onnxruntime",
+    ], "what has failed is not tried at once again"
+    assert again["losses"] == []
+
+
+async def test_a_gpu_that_somebody_has_asked_for_is_not_done_without(mesh: Any, pc: Any) -> None:
+    await failing_on_gpu(pc, Failure(code="engine_error", message="no kernel image"))
+    await mesh.join(pc)
+    status, answer = await mesh.call("POST", "/api/sessions", {"model": "bard", "engine": "cuda", "context": 10})
+    assert status == 201, answer
+    session = await mesh.session(answer["id"], "failed")
+    assert "no kernel image" in session["failure"]["message"]
+
+
+async def test_files_that_cannot_be_read_are_no_fault_of_the_gpu(mesh: Any, pc: Any) -> None:
+    await failing_on_gpu(pc, Failure(code="load_failed", message="the file has shrunk"))
+    await mesh.join(pc)
+    status, answer = await mesh.call("POST", "/api/sessions", {"model": "bard", "context": 10})
+    assert status == 201, answer
+    session = await mesh.session(answer["id"], "failed")
+    assert "the file has shrunk" in session["failure"]["message"]
+
+
+async def test_a_gpu_that_is_lent_leaves_the_processor(mesh: Any, pc: Any) -> None:
+    await pc.lease("gpu:0")
+    await mesh.join(pc)
+    ((_, engine, chosen),) = ranks_of(await mesh.serve(context=10))
+    assert engine == "onnxruntime"
+    assert "node 'pc' has lent the GPU to 'game'" in chosen
+
+
+async def failing_on_gpu(node: Any, failure: Failure) -> None:
+    """Have ranks on the GPU of a node fail while they load."""
+    obey: Callable[[RankCommand], Awaitable[None]] = node.on_rank
+
+    async def on_rank(command: RankCommand) -> None:
+        if command.HasField("peers") and node._assigned(command).engine == "cuda":
+            await node.event(command, failed=failure)
+        else:
+            await obey(command)
+
+    node.on_rank = on_rank
