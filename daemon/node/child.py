@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 
 async def start_child(
@@ -48,7 +48,21 @@ def _apart() -> dict[str, Any]:
         return {"start_new_session": True}
 
 
-async def kill_child(process: asyncio.subprocess.Process) -> None:
+class Child(Protocol):
+    """A child process, as `asyncio.subprocess.Process` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int: ...
+
+
+async def kill_child(process: Child) -> None:
     """End a child that may still run at once, and wait until it is gone."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):

@@ -24,9 +24,11 @@ import motley.cli
 from motley.cli.main import main
 from motley.cli.reaching.client import Client
 from motley.cli.shown import show
+from motley.daemon.node.workers.worker import ENTRY
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
+FORK_SERVER = "motley.daemon.worker.fork_server"
 START_S = 120.0
 END_S = 120.0
 COMMAND_S = 240.0
@@ -90,6 +92,12 @@ class MotleyProcess:
         """This process and all it has started."""
         itself = psutil.Process(self.process.pid)
         return [itself, *itself.children(recursive=True)]
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes of it and of all it has started."""
+        members = {member.pid: member for member in self.family()}
+        forking = {pid for pid, member in members.items() if FORK_SERVER in member.cmdline()}
+        return [member for pid, member in members.items() if member.ppid() in forking or ENTRY[0] in member.cmdline()]
 
     async def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Signal it and wait for its end."""

@@ -24,6 +24,7 @@ from motley.daemon.node.survey.describe import answer, look
 from motley.daemon.node.workers.leasing import Leasing
 from motley.daemon.node.workers.ranks import Ranks
 from motley.daemon.node.workers.training import Trainings
+from motley.daemon.node.workers.worker import prepare_workers
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.address import is_loopback
@@ -318,6 +319,7 @@ class Control:
 
     async def _describe(self, request: pb.Describe) -> None:
         try:
+            await asyncio.to_thread(prepare_workers)  # whoever asks this may want a rank here next
             if request.only_here:
                 described = await asyncio.to_thread(look, request.model, self._settings.models, self._settings.cache)
             else:

@@ -22,7 +22,7 @@ from motley.daemon.node.answering.requests import Answering
 from motley.daemon.node.network.address import listening_host
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.workers.held_rank import HeldRank, RankKey
-from motley.daemon.node.workers.worker import RankWorker, WorkerError
+from motley.daemon.node.workers.worker import RankWorker, WorkerError, end_start_of_workers
 from motley.daemon.text.tokenizer import Tokenizer, TokenizerError
 from motley.daemon.weights.hub import ModelNotFound
 from motley.protocol import mesh_pb2 as pb
@@ -90,6 +90,7 @@ class Ranks:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_start_of_workers()
 
     def places(self) -> dict[RankKey, set[bool]]:
         """Where each rank computes whose worker has not ended, see `HeldRank.places`."""

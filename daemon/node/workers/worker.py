@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import os
 import secrets
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,18 @@ from typing import Any
 import psutil
 
 from motley.daemon.machine.memory import resident_bytes
-from motley.daemon.node.child import kill_child, start_child
+from motley.daemon.node.child import Child, kill_child, start_child
 from motley.daemon.pipe.framing import LENGTH, MAX_MESSAGE, TOKEN_BYTES
 from motley.daemon.pipe.settings import WorkerSettings
 from motley.daemon.weights.cache import ShareCache
 from motley.protocol.mesh_pb2 import Release
 from motley.protocol.worker_pb2 import WorkerCommand, WorkerEvent
 
+if sys.platform == "linux":
+    from motley.daemon.node.workers.forked import end_fork_server, fork_worker, start_fork_server
+
+ENTRY = ("motley.daemon.worker.process",)
+"""The module that a worker process runs, with its arguments."""
 START_S = 60.0
 """A worker has so many seconds to import its packages and connect."""
 STOP_S = 5.0
@@ -38,9 +44,7 @@ class RankWorker:
     """One worker process, of a rank or an expert host. Make one with `start`, read what it says with `events`, and
     always `stop` it."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, process: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -55,7 +59,7 @@ class RankWorker:
         ports: tuple[int, int] = (0, 0),
         threads: int = 1,
         core: int | None = None,
-        entry: Sequence[str] = ("motley.daemon.worker.process",),
+        entry: Sequence[str] = ENTRY,
     ) -> RankWorker:
         """Start a worker process and wait until it has connected.
 
@@ -87,7 +91,6 @@ class RankWorker:
         server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=MAX_MESSAGE)
         process = None
         try:
-            process = await start_child(*entry, env=_environment())
             settings = WorkerSettings(
                 port=server.sockets[0].getsockname()[1],
                 token=token.hex(),
@@ -99,8 +102,7 @@ class RankWorker:
                 core=core,
                 ports=ports,
             )
-            assert process.stdin is not None
-            process.stdin.write(settings.to_line())
+            process = await _start(entry, settings.to_line())
             dead = asyncio.create_task(process.wait())
             either: set[asyncio.Future[Any]] = {connected, dead}
             await asyncio.wait(either, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
@@ -154,6 +156,30 @@ class RankWorker:
             except TimeoutError:
                 await kill_child(self._process)
         self._writer.close()
+
+
+def prepare_workers() -> None:
+    """Have a worker begin the sooner that is wanted next."""
+    if sys.platform == "linux":
+        start_fork_server(_environment())
+
+
+async def end_start_of_workers() -> None:
+    """End what starts workers, at the end of a daemon."""
+    if sys.platform == "linux":
+        await asyncio.to_thread(end_fork_server)
+
+
+async def _start(entry: Sequence[str], line: bytes) -> Child:
+    """Start a process, which reads a line: fork it, where that is possible, which takes no time for imports."""
+    environment = _environment()
+    if sys.platform == "linux" and tuple(entry) == ENTRY and (forked := await fork_worker(environment)) is not None:
+        forked.write(line)
+        return forked
+    process = await start_child(*entry, env=environment)
+    assert process.stdin is not None
+    process.stdin.write(line)
+    return process
 
 
 def _environment() -> dict[str, str]:

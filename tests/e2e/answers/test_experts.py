@@ -191,7 +191,7 @@ async def test_an_expert_without_a_host_is_waited_for_while_there_is_hope(model:
         made = await session(there, model, **wanted)
         assert [(host["node"], host["experts"]) for host in made["hosts"]] == [("b", 12), ("c", 12)]
         expected = await text(there)
-        (_, worker) = there.nodes["c"].family()
+        (worker,) = there.nodes["c"].workers()
 
         def look() -> Awaitable[dict[str, Any]]:
             return call(there, "GET", f"/api/sessions/{made['id']}")
@@ -298,7 +298,7 @@ async def test_an_expert_too_large_for_a_node_is_on_several(two_large: Path, tmp
             await session(there, two_large, **on_a, nodes=["a", "b", "c"])
         made = await session(there, two_large, **on_a, nodes=["a", "b", "c", "d"])
         assert [(sorted(host["node"]), host["experts"]) for host in made["hosts"]] == [(sorted("b+c+d"), 2)]
-        (_, worker) = there.nodes["c"].family()
+        (worker,) = there.nodes["c"].workers()
 
         async def kill_worker(pieces: int) -> None:
             if pieces == 10:

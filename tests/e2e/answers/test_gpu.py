@@ -58,7 +58,7 @@ async def test_a_gpu_beside_a_cpu_says_what_a_cpu_says_and_can_be_had_again(gpu_
     ]
     assert await said(client) == expected
 
-    (worker,) = [each for each in gpu_mesh.nodes["gpu"].family()[1:] if "worker" in " ".join(each.cmdline())]
+    (worker,) = gpu_mesh.nodes["gpu"].workers()
     answer = client.stream("/v1/completions", {**GREEDY, "max_tokens": 50, "ignore_eos": True})
     await anext(answer)
     worker.kill()

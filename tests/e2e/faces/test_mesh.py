@@ -46,7 +46,7 @@ async def test_every_split_writes_the_same_and_the_openai_client_can_talk_to_it(
         async with Client(there.url) as client:
             await client.call("DELETE", f"/api/sessions/{session['id']}")
     assert len(texts) == 1
-    assert all(len(node.family()) == 1 for node in there.nodes.values()), "a closed session left a worker behind"
+    assert not any(node.workers() for node in there.nodes.values()), "a closed session left a worker behind"
 
 
 @pytest.mark.parametrize("cache_format", [pytest.param("fp16", marks=SOAK), "int8"])
@@ -322,7 +322,7 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
         assert node["state"] == "alive", "it was told too early that it is up"
         await client.call("POST", "/api/sessions?wait=ready", {"model": str(BUNDLED)})
     family = up.family()
-    assert len(family) == 2
+    assert len(up.workers()) == 1
     assert await up.end(how) == 130
     assert not [process for process in family if process.is_running()]
     (share,) = ShareCache(tmp_path / "cache").entries()

@@ -46,7 +46,7 @@ async def until_ready(there: Mesh, number: str) -> dict[str, Any]:
 async def until_one_worker(node: MotleyProcess) -> None:
     async with asyncio.timeout(30):
         while True:
-            if len([each for each in node.family() if "motley.daemon.worker.process" in each.cmdline()]) == 1:
+            if len(node.workers()) == 1:
                 return
             await asyncio.sleep(0.1)
 
@@ -68,7 +68,7 @@ async def test_a_killed_orchestrator_takes_its_sessions_up_again(tmp_path: Path)
         forgotten = await there.session(nodes=["c"], name="forgotten")
         texts = [await undisturbed(there.url, {**body, "model": "kept"}) for body in (GREEDY, SAMPLED)]
         before = workers(there, "a", "b")
-        of_c = [each for each in there.nodes["c"].family() if "motley.daemon.worker.process" in each.cmdline()]
+        of_c = there.nodes["c"].workers()
         assert len(of_c) == 2
         (tmp_path / "state" / "sessions" / f"{forgotten['id']}.json").unlink()
         await there.orchestrator.end(signal.SIGKILL)

@@ -41,7 +41,7 @@ async def streamed(url: str, body: dict[str, Any], at: int, do: Callable[[], Non
 
 def worker_of(node: MotleyProcess) -> psutil.Process:
     """The process of the only rank of a node."""
-    (worker,) = [each for each in node.family() if "motley.daemon.worker.process" in each.cmdline()]
+    (worker,) = node.workers()
     return worker
 
 
