@@ -82,20 +82,18 @@ def taking_part(request: SessionRequest, node: Node, engine: str) -> Participant
     """
     if engine != AUTO:
         return _by(request, node, engine)
-    on_processor = None
+    on_processor = refused = None
     try:
         on_processor = _by(request, node, ON_PROCESSOR)
-        found = _on_gpu(request, node, on_processor)
-    except UnableError:
-        if on_processor is not None:
-            raise
-        found = _on_gpu(request, node, None)  # its processor was taken back, say
-        if isinstance(found, str):
-            raise
+    except UnableError as error:  # it was taken back, say
+        refused = error
+    found = _on_gpu(request, node, on_processor)
     if isinstance(found, Participant):
         return found
-    assert on_processor is not None
-    return replace(on_processor, setup=replace(on_processor.setup, chosen=found))
+    if on_processor is None:
+        assert refused is not None
+        raise refused
+    return _chosen(on_processor, found)
 
 
 def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | None) -> Participant | str:
@@ -123,11 +121,11 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
         if there.setup.on_host_memory:
             return f"computes on its processor: its GPU, {gpu.name}, has no memory of its own"
         if on_processor is None:
-            return replace(there, setup=replace(there.setup, chosen=f"computes on its GPU, {gpu.name}"))
+            return _chosen(there, f"computes on its GPU, {gpu.name}")
         if there.speed <= on_processor.speed:
             return f"computes on its processor: its GPU, {gpu.name}, reads memory no faster"
-        faster = f"computes on its GPU, {gpu.name}, which reads memory {there.speed / on_processor.speed:.1f} x as fast"
-        return replace(there, setup=replace(there.setup, chosen=faster))
+        faster = there.speed / on_processor.speed
+        return _chosen(there, f"computes on its GPU, {gpu.name}, which reads memory {faster:.1f} x as fast")
     told = "; ".join(reasons) or f"it has none of engines {', '.join(map(repr, ON_GPU))}"
     return f"computes on its processor, not on its GPU, {gpu.name}: {told}"
 
@@ -149,6 +147,10 @@ def _by(request: SessionRequest, node: Node, engine: str) -> Participant:
     return Participant(node, setup)
 
 
+def _chosen(one: Participant, why: str) -> Participant:
+    return replace(one, setup=replace(one.setup, chosen=why))
+
+
 def on_chosen_gpus(participants: Sequence[Participant]) -> bool:
     """Whether a rank would be on a GPU that no request has named."""
     return any(one.setup.chosen and one.setup.on_gpu for one in participants)
@@ -167,8 +169,7 @@ def ways_to_take_part(request: SessionRequest, participants: Sequence[Participan
                 processor = _by(request, one.node, ON_PROCESSOR)
             except UnableError:
                 continue
-            why = "computes on its processor, too, as the model does not fit its GPU"
-            beside.append(replace(processor, setup=replace(processor.setup, chosen=why)))
+            beside.append(_chosen(processor, "computes on its processor, too, as the model does not fit its GPU"))
     if beside:
         yield [*participants, *beside]
 
