@@ -17,7 +17,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey
 from motley.cli.shown.show import counting_bar, loading_bars
-from motley.cli.typed.options import CacheFormats, CacheTokens, Quant, Quantisation
+from motley.cli.typed.options import ENGINES_ON, CacheFormats, CacheTokens, Device, Quant, Quantisation
 
 if TYPE_CHECKING:
     from motley.bench.measurements.serving.serve import Load, Served
@@ -97,6 +97,8 @@ async def _serve_and_measure(
     memory = int(0.9 * psutil.virtual_memory().available) // ranks
     async with mesh_of_processes([memory] * ranks, threads) as mesh:
         body = {"model": load.model, "nodes": node_names(ranks), "shares": [1] * ranks}
+        if ranks > 1:  # which are all on this machine, and would share its GPU
+            body["engine"] = ENGINES_ON[Device.CPU][0]
         body |= {key: value for key, value in wanted.items() if value is not None}
         with loading_bars() as bars:
             session = await mesh.client.wait_ready(

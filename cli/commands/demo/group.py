@@ -98,6 +98,7 @@ async def _demo(ranks: int, prompt: str, tokens: int, seed: int, device: Device,
         client = mesh.client
         console.print(f"[bold]{counted(ranks, 'daemon')}[/] joined; loading [bold]{MODEL.name}[/] in uneven shares")
         wanted: dict[str, Any] = {"model": str(MODEL), "quantisation": "fp32", "nodes": node_names(ranks)}
+        wanted["engine"] = ENGINES_ON[Device.CPU][0]  # all machines are this one, and would share one GPU
         if device != Device.CPU:  # whose speed must not decide how much of the model it shows
             engine, (first, *others) = ENGINES_ON[device][0], node_names(ranks)
             wanted |= {"nodes": [f"{engine}@{first}", *others], "shares": list(range(ranks, 0, -1))}
