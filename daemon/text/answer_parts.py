@@ -1,91 +1,25 @@
 """The parts of a chat's answer: what a model thinks first, what it says, and the tools that it calls.
 
-Models write all of it into one text. How they mark calls is told by the chat template that taught them:
-
-=====================  =====================================================================
-Qwen, Hermes           ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, several
-Mistral                ``[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]``
-Llama 3, any others    an answer that is ``{"name": ..., "parameters": {...}}``
-=====================  =====================================================================
-
-Thoughts stand in ``<think>...</think>`` before all else.
+Models write all of it into one text; `motley.daemon.text.calls` knows how they write calls. Thoughts stand in
+``<think>...</think>`` before all else.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from motley.daemon.sampling.constraint import JSON_OPTIONS
-from motley.daemon.text.call_formats import CallFormat
+from motley.daemon.text.calls.formats import CallFormat
+from motley.daemon.text.calls.reading import CallReader, Ended, Named, reader_of
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 
 THINK, THOUGHT = "<think>", "</think>"
 _BETWEEN = " \t\r\n,;[]"
 """What may stand between calls, and around a list of them."""
-_HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-"""A call up to its arguments, as models write it."""
-
-
-def calls_grammar(
-    calls: CallFormat,
-    tools: Sequence[Any],
-    one: bool,
-    marks: Mapping[str, int],
-    strict: Collection[str] | None = None,
-    said: str = "",
-) -> str:
-    """A grammar, in Lark's notation, of an answer that calls some of these tools, each with arguments that are valid by
-    its schema.
-
-    Args:
-        one: there is one call, not several.
-        marks: those marks that are special tokens, by their ids.
-        strict: the answer may be a text, and call tools in it or not: once it has written the mark of a call, it is
-            kept to one. Arguments are then valid by the schemas of the tools of these names, and any objects of others.
-            None: it is nothing but calls.
-        said: what an answer is that calls nothing, as a symbol of the grammar; empty: any text, also before calls.
-    """
-
-    def mark(text: str, ahead: str, behind: str) -> str:
-        own = f"<[{marks[text]}]>" if text in marks else json.dumps(text, ensure_ascii=False) if text else ""
-        return " ".join(filter(None, (ahead and json.dumps(ahead), own, behind and json.dumps(behind))))
-
-    begin, end = mark(calls.begin, "", calls.lead), mark(calls.end, calls.tail, "")
-    kinds = " | ".join(f"tool_{index}" for index in range(len(tools)))
-    if one or not calls.begin:
-        several, rules = "marked", [f"marked: opened call {end}"]
-    elif calls.end:
-        several, rules = 'marked ("\\n" marked)*', [f"marked: opened call {end}"]
-    else:
-        several, rules = "marked", [f'marked: opened call (", " call)* {end}']
-    if strict is None:
-        rules += [f"start: {several}", f"opened: {begin}"]
-    elif said:
-        rules += [f"start: {several} | {said}", f"opened: {begin}"]
-    elif not calls.begin:
-        rules += ["start: marked | SAID", "opened:", r"SAID: /\s*([^\s{\[](.|\n)*)?/"]
-    else:
-        repeated = calls.end and not one
-        rules += [f"start: {'marked* SAID' if repeated else 'marked | SAID'}", r"SAID: /(.|\n)*/"]
-        if calls.begin in marks:
-            rules.append(f"opened: SAID {begin}")
-        else:  # what a mark is spelt of is text, too, so the text ends where the mark does first
-            rules += [f"text[lazy]: SAID {json.dumps(calls.begin)}", f"opened: text {json.dumps(calls.lead)}"]
-    rules.append(f"call: {kinds}")
-    for index, tool in enumerate(tools):
-        function = tool["function"]
-        head = f'{{"name": {json.dumps(function["name"])}, "{calls.arguments}": '
-        rules.append(f'tool_{index}: {json.dumps(head)} arguments_{index} "}}"')
-        bound = strict is None or function["name"] in strict
-        schema = {"type": "object", **(function.get("parameters", {}) if bound else {}), "x-guidance": JSON_OPTIONS}
-        rules.append(f"arguments_{index}: %json {json.dumps(schema)}")
-    return "\n".join(rules)
+NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -104,11 +38,18 @@ class AnswerParts:
         calls: how the model calls tools; None: it cannot.
         thinks: whether it may think first.
         thinking: whether it does already, as the prompt ends with the mark for that.
+        schemas: of the tools' arguments, by the name of a tool.
     """
 
-    def __init__(self, calls: CallFormat | None, thinks: bool, thinking: bool) -> None:
+    def __init__(
+        self,
+        calls: CallFormat | None,
+        thinks: bool,
+        thinking: bool,
+        schemas: Mapping[str, Mapping[str, Any]] = NO_SCHEMAS,
+    ) -> None:
         self.thinks, self.thinking = thinks, thinking
-        self._format = calls
+        self._format, self._schemas = calls, schemas
         self._held = ""
         self._state = "opening" if thinking else "start" if thinks else "begin"
         self._bare = calls is not None and not calls.begin
@@ -116,12 +57,8 @@ class AnswerParts:
         """Calls that have begun."""
         self.complete = 0
         """Those of them that have ended."""
-        self._at = 0
-        """Characters of the call under way, at the head of what is held, that have been looked at."""
-        self._depth = 0
-        self._quoted = self._escaped = False
-        self._told = -1
-        """Characters of it, up to which its arguments have been told; -1: they have not begun."""
+        self._reader: CallReader | None = None
+        """Reads the call under way, which is at the head of what is held."""
 
     def thoughts(self, tokenizer: Tokenizer) -> pb.Thoughts | None:
         """What the model may think before what an answer is kept to. None: nothing; then no text of it is taken for
@@ -145,8 +82,9 @@ class AnswerParts:
         held, self._held = self._held, ""
         if self._state == "thinking":
             yield from _some(Part(reasoning=held))
-        elif self._state == "call" and self._told >= 0:
-            yield from _some(self._arguments(held[self._told :]))
+        elif self._state == "call" and self.called > self.complete:
+            assert self._reader is not None, "it has begun"
+            yield from _some(self._arguments(self._reader.rest(held)))
         elif self._state != "between":
             yield from _some(Part(content=held))
 
@@ -200,79 +138,44 @@ class AnswerParts:
     def _between(self) -> Iterator[Part]:
         """Before a call, or behind the last one."""
         assert self._format is not None, "there are marks of it"
+        begin, end = self._format.begin, self._format.end
+        for mark in filter(None, (begin, end)):  # before `_BETWEEN`, of which one may be made
+            held = self._held.lstrip()
+            if held.startswith(mark):
+                self._held = held.removeprefix(mark)
+                self._state = "behind" if mark == end else "between"
+                return
+            if held and mark.startswith(held):
+                return
         self._held = self._held.lstrip(_BETWEEN)
-        if end := self._format.end:
-            if self._held.startswith(end):
-                self._held, self._state = self._held.removeprefix(end), "behind"
-                return
-            if end.startswith(self._held):
-                return
-        if self._held:
-            self._at = self._depth = 0
-            self._quoted = self._escaped = False
-            self._told = -1
-            self._state = "call" if self._held[0] == "{" else "content"
+        if not self._held:
+            return
+        if end and end.startswith(self._held[: len(end)]):
+            return  # once more, without what stood before the mark
+        readable = self._held[0] == "{" or not self._format.is_json
+        self._state = "call" if readable else "content"
+        self._reader = reader_of(self._format, self._held, self._schemas) if readable else None
         yield from ()
 
     def _call(self) -> Iterator[Part]:
-        if self._told < 0 and (head := _HEAD.match(self._held)):
-            self._told = head.end()
-            yield self._begun(json.loads(head[1]))
-        inner, end = self._look()
-        if self._told >= 0 and inner > self._told:
-            yield self._arguments(self._held[self._told : inner])
-            self._told = inner
-        if not end:
-            return
-        whole, self._held, self._state = self._held[:end], self._held[end:], "between"
-        if self._told >= 0:
-            self.complete += 1
-        elif parts := self._whole(whole):
-            self.complete += 1
-            yield from parts
-        else:
-            self._state = "content"
-            yield Part(content=whole)
+        assert self._reader is not None, "it has begun"
+        for found in self._reader.look(self._held):
+            match found:
+                case Named():
+                    yield self._begun(found)
+                case str():
+                    yield self._arguments(found)
+                case Ended():
+                    whole, self._held = self._held[: found.at], self._held[found.at :]
+                    self._state = "between" if found.is_call else "content"
+                    if found.is_call:
+                        self.complete += 1
+                    else:
+                        yield Part(content=whole)
 
-    def _look(self) -> tuple[int, int]:
-        """Go through the call as far as it is there: up to where its arguments may be told, and its end, or 0."""
-        end = 0
-        inner = self._told if self._depth == 1 and self._at > self._told >= 0 else 0
-        for at in range(self._at, len(self._held)):
-            letter = self._held[at]
-            self._at = at + 1
-            if self._escaped:
-                self._escaped = False
-            elif self._quoted:
-                self._escaped, self._quoted = letter == "\\", letter != '"'
-            elif letter == '"':
-                self._quoted = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth == 1 and 0 <= self._told <= at and not inner:
-                    inner = at + 1
-                if not self._depth:
-                    end = at + 1
-                    break
-        return (inner or (len(self._held) if self._depth > 1 else 0)), end
-
-    def _whole(self, text: str) -> list[Part]:
-        """A call that is not written as usual; nothing, if it only looks like one."""
-        try:
-            call = json.loads(text)
-            name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-        except (ValueError, LookupError):
-            name = arguments = None
-        if not isinstance(name, str) or not isinstance(arguments, dict | str):
-            return []
-        told = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return [self._begun(name), self._arguments(told)]
-
-    def _begun(self, name: str) -> Part:
+    def _begun(self, named: Named) -> Part:
         self.called += 1
-        return begun_call(self.called - 1, name)
+        return begun_call(self.called - 1, named.name, named.id)
 
     def _arguments(self, text: str) -> Part:
         return Part(call=pb.CallPiece(index=self.called - 1, arguments=text)) if text else Part()
@@ -290,9 +193,13 @@ class AnswerParts:
         return text[: len(text) - keep], False
 
 
-def begun_call(index: int, name: str) -> Part:
-    """The first piece of a call of a tool."""
-    return Part(call=pb.CallPiece(index=index, id=f"call_{secrets.token_hex(12)}", name=name))
+def begun_call(index: int, name: str, called: str = "") -> Part:
+    """The first piece of a call of a tool.
+
+    Args:
+        called: what the model calls the call; empty: nothing.
+    """
+    return Part(call=pb.CallPiece(index=index, id=called or f"call_{secrets.token_hex(12)}", name=name))
 
 
 def held_back(text: str, mark: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts
-from motley.daemon.text.call_formats import call_format
+from motley.daemon.text.calls.formats import call_format
 from motley.daemon.text.harmony import MARKS, ChannelParts, has_channels
 from motley.daemon.text.kept_to import KeptToError, constraint_of
 from motley.daemon.text.messages import ChatError
@@ -280,9 +280,13 @@ def _parts(
     thinks = THOUGHT in source
     if calls is None and not thinks:
         return None, {}
-    marks = tokenizer.marks([THINK, THOUGHT] * thinks + ([calls.begin, calls.end] if calls else []))
+    marks = tokenizer.marks([THINK, THOUGHT] * thinks + (calls.marks if calls else []))
     ending = "".join(marks.get(token, "") or tokenizer.token_text(token) for token in prompt[-16:])
-    return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK)), marks
+    schemas = {
+        tool["function"]["name"]: tool["function"].get("parameters", {}).get("properties", {})
+        for tool in json.loads(request.tools_json or "[]")
+    }
+    return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK), schemas), marks
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:

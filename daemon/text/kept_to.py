@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 
 from motley.daemon.sampling.constraint import ANSWER, ConstraintError, grammar_of
-from motley.daemon.text.answer_parts import AnswerParts, calls_grammar
-from motley.daemon.text.call_formats import CallFormat, call_format
+from motley.daemon.text.answer_parts import AnswerParts
+from motley.daemon.text.calls.formats import CallFormat, call_format
+from motley.daemon.text.calls.grammar import calls_grammar
 from motley.daemon.text.harmony import CHANNEL, MARKS, MESSAGE, ChannelParts, channel_grammar
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
@@ -76,8 +77,11 @@ def _grammar(request: pb.Generate, tokenizer: Tokenizer, parts: AnswerParts | Ch
     if isinstance(parts, ChannelParts):
         return channel_grammar(tools, _channel_marks(tokenizer), strict, said)
     calls = _call_format(tokenizer)
-    marks = {text: token for token, text in tokenizer.marks([calls.begin, calls.end]).items()}
-    return calls_grammar(calls, tools, one, marks, strict, said)
+    marks = {text: token for token, text in tokenizer.marks(calls.marks).items()}
+    try:
+        return calls_grammar(calls, tools, one, marks, strict, said)
+    except ConstraintError as error:
+        raise KeptToError(f"tools: {error}", "tools") from error
 
 
 def _call_format(tokenizer: Tokenizer) -> CallFormat:

@@ -68,6 +68,21 @@ def check_messages(messages: object) -> Chat:
     return chat
 
 
+def with_arguments_as_text(chat: Chat) -> Chat:
+    """The same chat, in which the arguments of calls are JSON, as they came."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in chat
+    ]
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+
+
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """The calls of an assistant's message; errors as `check_messages`."""
     try:

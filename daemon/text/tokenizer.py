@@ -15,8 +15,8 @@ from typing import Any
 import tokenizers
 from llguidance import LLTokenizer
 
-from motley.daemon.text.call_formats import knows_tools
-from motley.daemon.text.messages import ChatError, check_messages
+from motley.daemon.text.calls.formats import knows_tools, wants_arguments_as_text
+from motley.daemon.text.messages import ChatError, check_messages, with_arguments_as_text
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.text.told_tools import with_told_tools
 from motley.daemon.weights.git_lfs import pointer_told
@@ -173,6 +173,8 @@ class Tokenizer:
         chat = check_messages(messages)
         if not knows_tools(self.template.source):
             chat = with_told_tools(chat, options.get("tools") or ())
+        elif wants_arguments_as_text(self.template.source):
+            chat = with_arguments_as_text(chat)
         return self._encode(self.template.render(chat, self._special, options), False)
 
     def _encode(self, text: str, post_process: bool) -> list[int]:

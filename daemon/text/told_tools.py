@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from motley.daemon.text.call_formats import TOLD
+from motley.daemon.text.calls.formats import TOLD
 from motley.daemon.text.messages import Chat
 
 _ABOUT = """You can call tools. These are there, each with a JSON schema of its arguments:

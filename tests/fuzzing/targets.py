@@ -14,7 +14,7 @@ from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.rank import steps
 from motley.daemon.text.answer_parts import AnswerParts
-from motley.daemon.text.call_formats import FORMATS
+from motley.daemon.text.calls.formats import FORMATS
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SINGLE, SafetensorsCheckpoint

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from motley.daemon.text.answer_parts import AnswerParts
-from motley.daemon.text.call_formats import TOLD
+from motley.daemon.text.calls.formats import TOLD
 from motley.daemon.text.messages import Chat, check_messages
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.daemon.text.told_tools import with_told_tools

@@ -17,6 +17,17 @@ TEMPLATE = """{% for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>
 {%- for call in m.tool_calls or [] %}<tool_call>{{ call.function.arguments.to }}</tool_call>{% endfor %}
 {% endfor %}{% if reasoning_effort %}{{ reasoning_effort }}{% endif %}"""
 """Writes calls as Qwen's does."""
+TAGGED = TEMPLATE.replace(
+    "{{ call.function.arguments.to }}",
+    """
+<function={{ call.function.name }}>
+{% for name, value in call.function.arguments.items() %}<parameter={{ name }}>
+{{ value }}
+</parameter>
+{% endfor %}</function>
+""",
+)
+"""As Qwen3-Coder's does."""
 PARAMETERS = {
     "type": "object",
     "properties": {
@@ -112,11 +123,14 @@ async def test_thoughts_come_apart_from_what_is_said(there: Mesh, tmp_path: Path
 
 
 async def test_anthropic_s_client_calls_tools(there: Mesh, tmp_path: Path) -> None:
-    """The same session, text for text, as OpenAI's does; streamed, counted, and kept to the tool's schema."""
+    """The same session, text for text, as OpenAI's does; streamed, counted, and kept to the tool's schema.
+
+    The model writes arguments between tags.
+    """
     import anthropic
 
     model = chatting_model(tmp_path)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    (model / "chat_template.jinja").write_text(TAGGED)
     await there.session(model=str(model), name="talker", nodes=["a", "c"], shares=[1, 2])
     async with anthropic.AsyncAnthropic(base_url=there.url, api_key="unused", max_retries=0) as client:
         history: list[Any] = [{"role": "user", "content": "Go!"}]

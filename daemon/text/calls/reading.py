@@ -1,0 +1,260 @@
+"""Reading a call of a tool as it comes, in the way in which the model writes calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from motley.daemon.text.calls.formats import CallFormat
+from motley.daemon.text.calls.values import as_json
+
+LONGEST_HEAD = 400
+"""Characters in which a call must have named its tool."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A call has begun: the name of its tool and, if the model writes one, what the call is called."""
+
+    name: str
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A call has ended after so many characters; or it was none."""
+
+    at: int
+    is_call: bool = True
+
+
+Found = Named | str | Ended
+"""What is found in a call's text, where a str is a piece of its arguments, which are JSON."""
+
+
+class CallReader(Protocol):
+    """Reads one call."""
+
+    def look(self, text: str) -> Iterator[Found]:
+        """What is found with the text as it is now: all of the call that is there, from its beginning on."""
+
+    def rest(self, text: str) -> str:
+        """What of the arguments is left to be told, as no more text will come."""
+
+
+class JsonCall:
+    """Reads a call that is a JSON object, ``{"name": ..., "arguments": {...}}``, or whose arguments follow its name."""
+
+    _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+    """A call up to its arguments, as models write it."""
+
+    def __init__(self) -> None:
+        self._scan = _Nested()
+        self._told = -1
+        """Characters up to which the arguments have been told; -1: they have not begun."""
+
+    def look(self, text: str) -> Iterator[Found]:
+        if self._told < 0 and (head := self._HEAD.match(text)):
+            self._told = head.end()
+            yield Named(json.loads(head[1]))
+        inner, end = self._scan.look(text, self._told)
+        if self._told >= 0 and inner > self._told:
+            yield text[self._told : inner]
+            self._told = inner
+        if not end:
+            return
+        if self._told >= 0:
+            yield Ended(end)
+        else:
+            yield from _unusual(text[:end])
+
+    def rest(self, text: str) -> str:
+        return text[self._told :] if self._told >= 0 else ""
+
+
+def _unusual(text: str) -> Iterator[Found]:
+    """A whole call that is not written as usual, or what only looks like one."""
+    try:
+        call = json.loads(text)
+        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+    except (ValueError, LookupError):
+        name = arguments = None
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        yield Ended(len(text), is_call=False)
+        return
+    yield Named(name)
+    yield arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    yield Ended(len(text))
+
+
+class NamedCall:
+    """Reads a call whose name stands before its arguments, a JSON object: ``name[ARGS]{...}``, say."""
+
+    def __init__(self, form: CallFormat) -> None:
+        self._head, self._after = _head(form, r"(?=\{)"), form.after.strip()
+        self._scan = _Nested()
+        self._begun = self._told = -1
+        self._ended = False
+
+    def look(self, text: str) -> Iterator[Found]:
+        if self._begun < 0:
+            head = self._head.match(text)
+            if head is None:
+                yield from _too_long(text)
+                return
+            self._begun = self._told = head.end()
+            yield _named(head)
+        if not self._ended:
+            arguments = text[self._begun :]
+            _, end = self._scan.look(arguments, 0)
+            upto = self._begun + (end or len(arguments))
+            self._ended = end > 0
+            if upto > self._told:
+                yield text[self._told : upto]
+                self._told = upto
+        if self._ended:
+            behind = text[self._told :].lstrip()
+            if behind.startswith(self._after):
+                yield Ended(len(text) - len(behind) + len(self._after))
+            elif not self._after.startswith(behind):
+                yield Ended(self._told)
+
+    def rest(self, text: str) -> str:
+        return text[self._told :] if self._begun >= 0 and not self._ended else ""
+
+
+class TaggedCall:
+    """Reads a call whose arguments stand between tags: ``<parameter=key>value</parameter>``, say. An argument is told
+    when it is there as a whole.
+
+    Args:
+        schemas: of the arguments, by the name of the tool.
+    """
+
+    def __init__(self, form: CallFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._form, self._schemas = form, schemas
+        self._head = _head(form, r"(?=<)")
+        ahead, behind = (_loose(part) for part in form.parameter.split("{key}"))
+        # What is taught to stand on lines of its own has a newline at either end that does not belong to it.
+        on_lines = form.parameter.endswith("\n")
+        self._key = re.compile(rf"\s*{ahead}\s*([^<>\"\n]+?)\s*{behind}" + (r"\n?" if on_lines else ""))
+        end, newline = re.escape(form.value_end.strip()), r"\n?" if on_lines else ""
+        follows = "|".join(re.escape(each) for each in (form.parameter.split("{key}")[0], form.after, form.end) if each)
+        self._value = re.compile(rf"((?:.|\n)*?){newline}{end}(?=\s*(?:{follows}))")
+        self._at = -1
+        """Characters that have been read; -1: not even the name has."""
+        self._name = ""
+        self._told = 0
+        """Arguments that have been told."""
+
+    def look(self, text: str) -> Iterator[Found]:
+        if self._at < 0:
+            head = self._head.match(text)
+            if head is None:
+                yield from _too_long(text)
+                return
+            self._at = head.end()
+            named = _named(head)
+            self._name = named.name
+            yield named
+        while key := self._key.match(text, self._at):
+            value = self._value.match(text, key.end())
+            if value is None:
+                return
+            schema = self._schemas.get(self._name, {}).get(key[1])
+            yield f"{', ' if self._told else '{'}{json.dumps(key[1])}: {as_json(value[1], schema)}"
+            self._told += 1
+            self._at = value.end()
+        behind = text[self._at :].lstrip()
+        closing = self._form.after or self._form.end
+        if behind.startswith(closing):
+            yield "}" if self._told else "{}"
+            yield Ended(len(text) - len(behind) + len(self._form.after))
+        elif behind and not closing.startswith(behind) and not self._may_be_key(behind):
+            yield "}" if self._told else "{}"
+            yield Ended(self._at)
+
+    def rest(self, text: str) -> str:
+        return ""
+
+    def _may_be_key(self, text: str) -> bool:
+        """Whether a text begins a parameter, as far as it is there."""
+        ahead = self._form.parameter.partition("{key}")[0]
+        return text.startswith(ahead) or ahead.startswith(text)
+
+
+class _Nested:
+    """Goes through a JSON value as it comes, up to the brace that ends it."""
+
+    def __init__(self) -> None:
+        self._at = self._depth = 0
+        self._quoted = self._escaped = False
+
+    def look(self, text: str, told: int) -> tuple[int, int]:
+        """Go through what is there: up to where a member that began at `told` may be told, and the end, or 0.
+
+        Args:
+            told: -1: no member has begun.
+        """
+        end = 0
+        inner = told if self._depth == 1 and self._at > told >= 0 else 0
+        for at in range(self._at, len(text)):
+            letter = text[at]
+            self._at = at + 1
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = letter == "\\", letter != '"'
+            elif letter == '"':
+                self._quoted = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth == 1 and 0 <= told <= at and not inner:
+                    inner = at + 1
+                if not self._depth:
+                    end = at + 1
+                    break
+        return (inner or (len(text) if self._depth > 1 else 0)), end
+
+
+def reader_of(form: CallFormat, begun: str, schemas: Mapping[str, Mapping[str, Any]]) -> CallReader:
+    """What reads a call.
+
+    Args:
+        begun: the beginning of its text: some models write JSON whatever they were taught.
+        schemas: of the arguments, by the name of the tool.
+    """
+    if form.is_json or begun.startswith("{"):
+        return JsonCall()
+    return TaggedCall(form, schemas) if form.parameter else NamedCall(form)
+
+
+def _head(form: CallFormat, ahead: str) -> re.Pattern[str]:
+    """What a call begins with, up to its arguments."""
+    named = _loose(form.before).replace(r"\{name\}", _NAME).replace(r"\{index\}", r"(?P<index>\d+)")
+    return re.compile(rf"\s*{named}\s*{ahead}")
+
+
+_NAME = r"(?P<name>[^\s<>{}\[\]|\uff5c\"]+?)"
+"""The name of a tool, up to whatever marks its end; U+FF5C is the wide bar of DeepSeek's marks."""
+
+
+def _loose(text: str) -> str:
+    """A pattern of a text whose ends may have other whitespace."""
+    return re.escape(text.strip())
+
+
+def _named(head: re.Match[str]) -> Named:
+    name, index = head["name"], head.groupdict().get("index")
+    return Named(name, f"functions.{name}:{index}" if index else "")
+
+
+def _too_long(text: str) -> Iterator[Found]:
+    """The end of what is no call, if it should have named its tool by now."""
+    if len(text) > LONGEST_HEAD:
+        yield Ended(len(text), is_call=False)
