@@ -21,6 +21,7 @@ from motley.protocol import (
     MAX_RANKS,
     MAX_SEQUENCES,
     MAX_TRUNK,
+    OWN_HEAD,
     QUEUE,
     SEQUENCES,
 )
@@ -149,7 +150,8 @@ class SessionRequest:
     engine_options: Mapping[str, str] = Field(default_factory=dict)
     """Settings of `engine` by name, for ranks that have it; an engine refuses those that it does not know."""
     draft_model: str = ""
-    """A small model with the same tokenizer, found as `model` is, that guesses tokens on rank 0; empty: none."""
+    """A small model with the same tokenizer, found as `model` is, that guesses tokens on rank 0; ``own``: the model's
+    own head, which some have to predict tokens further ahead; empty: none."""
     draft_engine: str = ""
     """What computes the draft model; empty: what computes rank 0."""
     adapters: Annotated[int, Field(strict=True, ge=0, le=MAX_ADAPTERS)] = 0
@@ -197,6 +199,11 @@ class SessionRequest:
         return self.engine_options if engine == self.engine else {}
 
     @property
+    def has_own_head(self) -> bool:
+        """Whether the model's own head is to guess tokens."""
+        return self.draft_model == OWN_HEAD
+
+    @property
     def asking_for_parallel(self) -> list[str]:
         """The fields that ask for parallel experts; empty: the request leaves the layout open, or wants it sliced."""
         asked = {"experts": self.experts == "parallel", "replicas": self.replicas > 1, "trunk": self.trunk > 1}
@@ -235,6 +242,12 @@ class SessionRequest:
             )
         if self.embeddings and self.draft_model:
             raise ContradictionError("draft_model", "guesses tokens of answers, and embeddings have none: leave it out")
+        if self.has_own_head and self.wants_stages:
+            raise ContradictionError(
+                "stages",
+                "are without the model's own head, which guesses on the first node and reads what the last layers make:"
+                " leave stages out, or take another draft model",
+            )
         if self.embeddings and self.keep_prefixes:
             raise ContradictionError(
                 "keep_prefixes", "is for answers, and an embedding is made of all of its text: leave it out"

@@ -13,6 +13,8 @@ SEQUENCES, MAX_SEQUENCES = 64, 256
 """Requests of a session that are under way at a time, unless it is asked for with more or fewer; and at most."""
 QUEUE, MAX_QUEUE = 256, 4096
 """Requests that may wait beside those."""
+OWN_HEAD = "own"
+"""The draft model that is no other model but the model's own head, which some have to predict tokens further ahead."""
 MAX_ADAPTERS = 256
 """Of a session, at a time."""
 MAX_ADAPTER_RANK = 1024

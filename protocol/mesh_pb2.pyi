@@ -643,13 +643,14 @@ class Describe(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., tokens_of: _Optional[str] = ..., only_here: _Optional[bool] = ..., in_part: _Optional[bool] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("source", "quantisation", "block", "exact", "beside", "cache_format", "config_json")
+    __slots__ = ("source", "quantisation", "block", "exact", "beside", "cache_format", "ahead", "config_json")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     QUANTISATION_FIELD_NUMBER: _ClassVar[int]
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
     CACHE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     source: str
     quantisation: str
@@ -657,8 +658,9 @@ class ModelSpec(_message.Message):
     exact: bool
     beside: _containers.RepeatedScalarFieldContainer[str]
     cache_format: str
+    ahead: bool
     config_json: str
-    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ..., beside: _Optional[_Iterable[str]] = ..., cache_format: _Optional[str] = ..., config_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., quantisation: _Optional[str] = ..., block: _Optional[int] = ..., exact: _Optional[bool] = ..., beside: _Optional[_Iterable[str]] = ..., cache_format: _Optional[str] = ..., ahead: _Optional[bool] = ..., config_json: _Optional[str] = ...) -> None: ...
 
 class RankCommand(_message.Message):
     __slots__ = ("session", "epoch", "rank", "assign", "peers", "release", "placement", "host", "adapter")

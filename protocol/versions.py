@@ -9,7 +9,8 @@ from __future__ import annotations
 
 VERSION = 10
 """Grows with every release that changes what nodes and the orchestrator say to each other. 10: a model is described by
-its config alone (`ModelSpec.config_json`); a node may tell several versions (`NEWEST`); nodes train (`JobOrder`)."""
+its config alone (`ModelSpec.config_json`); a node may tell several versions (`NEWEST`); nodes train (`JobOrder`); a
+model's own head guesses tokens (`ModelSpec.ahead`)."""
 OLDEST = 9
 """The oldest that is still spoken here. Raise it to `VERSION` with a change that an older one would misread."""
 PROTOCOL = "motley-protocol"
@@ -19,6 +20,8 @@ NEWEST = "motley-newest"
 """The key of the newest; absent: it speaks one version only."""
 _BY_CONFIG = 10
 """The version from which on a model can be described by its config alone."""
+_READS_AHEAD = 10
+"""The version from which on a model's head that predicts further ahead is told from the model."""
 _TRAINS = 10
 """The version from which on nodes take part in trainings."""
 
@@ -50,6 +53,11 @@ def disagreement(oldest: str, newest: str) -> str:
 def describes_by_config(version: int) -> bool:
     """Whether a node that speaks up to this version knows a model by its config alone."""
     return version >= _BY_CONFIG
+
+
+def reads_ahead(version: int) -> bool:
+    """Whether a node that speaks up to this version can have a model's own head guess tokens."""
+    return version >= _READS_AHEAD
 
 
 def trains(version: int) -> bool:

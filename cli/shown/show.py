@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from motley.protocol import OWN_HEAD
 from motley.protocol.wording import counted, short_bytes
 
 NAMED = 5
@@ -183,7 +184,8 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     kept = f", caches in {session['cache_format']}" if session["cache_format"] != "fp32" else ""
     kept += ", prefixes kept on disk" if session["keep_prefixes"] else ""
     kept += f", for embeddings ({session['embeddings']})" if session["embeddings"] else ""
-    guessing = f", {Path(session['draft_model']).name} guesses tokens" if session["draft_model"] else ""
+    drafts = "its own head" if session["draft_model"] == OWN_HEAD else Path(session["draft_model"]).name
+    guessing = f", {drafts} guesses tokens" if session["draft_model"] else ""
     context = f"context {session['context']}{caches}{kept}{guessing}"
     title = f"{session['name']}: {_held(session)}{exact}, {context}, {session['state']}"
     return table(columns, rows, title=title)

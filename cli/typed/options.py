@@ -170,7 +170,8 @@ DraftModel = Annotated[
     typer.Option(
         metavar="MODEL",
         help="A small model with the same tokenizer (folder, .gguf file or hub id) that guesses tokens on the first"
-        " node. No text changes. Default: none, or as it is loaded.",
+        " node; or own: the model's own head, which some have for it. No text changes. Default: none, or as it is"
+        " loaded.",
     ),
 ]
 DraftEngine = Annotated[

@@ -140,7 +140,8 @@ def open_planned(
             path = borrower.place
         else:
             path, borrower = stack.enter_context(found(assignment.model.source, models, cache, progress))
-        opened = stack.enter_context(open_model(path, borrower.bring if borrower else None))
+        bring = borrower.bring if borrower else None
+        opened = stack.enter_context(open_model(path, bring, ahead=assignment.model.ahead))
         stamp, fingerprint = opened.source.stamp(), opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:
             raise LoadError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.units import fused_matrices
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
 from motley.daemon.models.gguf.keys import gguf_model
+from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.packing_keys import PACKINGS, read_packing
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
@@ -91,24 +93,38 @@ def read_model(path: Path) -> Model:
 
 
 @contextmanager
-def open_model(path: Path, bring: Bring | None = None) -> Iterator[OpenModel]:
+def open_model(path: Path, bring: Bring | None = None, *, ahead: bool = False) -> Iterator[OpenModel]:
     """Open a model, and make sure that its weights are what its config says.
 
     Args:
         bring: as `open_weights` has it.
+        ahead: not the model, but its head that predicts a token further ahead.
 
     Raises:
         ConfigError: the config is absent or broken, or asks for something that is not supported.
         CheckpointError: the weights are absent or broken, or do not fit the config.
     """
     with open_weights(path, bring) as files:
-        model = gguf_model(files) if isinstance(files, GgufCheckpoint) else reading.read_model(path)
+        if ahead and isinstance(files, GgufCheckpoint):
+            raise ConfigError(
+                f"{path}: of a GGUF file no head is read that predicts tokens further ahead; take the model's folder of"
+                " safetensors, another draft model, or none"
+            )
+        model = gguf_model(files) if isinstance(files, GgufCheckpoint) else reading.read_model(path, ahead)
         source = Located(files, tensors(model))
-        source.expect(expected_shapes(model))
+        try:
+            source.expect(expected_shapes(model))
+        except CheckpointError as error:
+            if not ahead:
+                raise
+            raise CheckpointError(
+                f"{path}: these files lack the head that predicts tokens further ahead, as many quantised ones do, or"
+                f" have another than their config says; take another draft model, or none:\n{error}"
+            ) from error
         if isinstance(files, SafetensorsCheckpoint):  # of a GGUF file, whoever describes it looks at all names
             trunks = ("model.", *model.prefixes)
             ignored = [trunk + name.removeprefix("model.") for trunk in trunks for name in model.ignored]
-            source.refuse_others(trunks, len(model.layers), ignored)
+            source.refuse_others(trunks, sys.maxsize if ahead else len(model.layers), ignored)
         stored = {name: source.format(name) for _, names in fused_matrices(model) for name in names}
         yield OpenModel(model, source, stored)
 

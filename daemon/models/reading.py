@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.families import FAMILIES, TEXT_PARTS
+from motley.daemon.models.families import AHEAD, FAMILIES, TEXT_PARTS
 from motley.daemon.models.keys import ConfigError, Keys
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -47,13 +47,16 @@ TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
 """What the tensors of a text part begin with, in the place of ``model.``, beside those of other parts."""
 
 
-def read_model(folder: Path) -> Model:
+def read_model(folder: Path, ahead: bool = False) -> Model:
     """Describe the model of a folder, by ``config.json`` and, where there is one, ``generation_config.json``.
+
+    Args:
+        ahead: see `describe`.
 
     Raises:
         ConfigError: a file is absent or broken, or asks for something that is not supported.
     """
-    model = describe(Keys.load(folder / "config.json"))
+    model = describe(Keys.load(folder / "config.json"), ahead)
     generation = folder / "generation_config.json"
     if not generation.exists():
         return model
@@ -61,8 +64,11 @@ def read_model(folder: Path) -> Model:
     return replace(model, eos=tuple(dict.fromkeys([*ends, *model.eos])))
 
 
-def describe(keys: Keys) -> Model:
+def describe(keys: Keys, ahead: bool = False) -> Model:
     """Describe the model that some keys ask for.
+
+    Args:
+        ahead: not that, but its head that predicts a token further ahead.
 
     Raises:
         ConfigError: they ask for something that is not supported.
@@ -71,8 +77,13 @@ def describe(keys: Keys) -> Model:
         raise ConfigError(f"{keys.where}: no model_type; supported: {', '.join([*FAMILIES, *TEXT_PARTS])}")
     kind = keys.one_of("model_type", [*FAMILIES, *TEXT_PARTS])
     if kind in TEXT_PARTS:
-        return replace(describe(_text_keys(keys, TEXT_PARTS[kind])), prefixes=TEXT_PREFIXES)
-    model = FAMILIES[kind](keys)
+        return replace(describe(_text_keys(keys, TEXT_PARTS[kind]), ahead), prefixes=TEXT_PREFIXES)
+    if ahead and kind not in AHEAD:
+        raise ConfigError(
+            f"{keys.where}: of models of type {kind} no head is read that predicts tokens further ahead, only of"
+            f" {', '.join(AHEAD)}; take another draft model, or none"
+        )
+    model = (AHEAD if ahead else FAMILIES)[kind](keys)
     keys.check_the_rest(NEUTRAL)
     return model
 

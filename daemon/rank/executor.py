@@ -24,6 +24,7 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.adapters.table import NONE
 from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.blocks.kept_file import KeptFile
+from motley.daemon.rank.guessing.handed_rows import HandedRows
 from motley.daemon.rank.pooling import Pool
 from motley.daemon.rank.steps import (
     Able,
@@ -205,6 +206,7 @@ class Executor:
         pass_on: Callable[[F32], None] | None = None,
         keeps_logits: bool = False,
         pooling: str = "",
+        handed: HandedRows | None = None,
     ) -> None:
         """
         Args:
@@ -224,6 +226,8 @@ class Executor:
                 kept, as an engine's are valid until the next step.
             pooling: how texts become embeddings, one of `motley.daemon.rank.pooling.POOLINGS`, where that is all that
                 the session does: the engine gives hidden states in the place of logits. Empty: it is not.
+            handed: takes what the engine gives behind the logits, for the model's own head to guess tokens by; None: it
+                gives nothing there.
         """
         self._engine = engine
         self._blocks = blocks
@@ -238,6 +242,7 @@ class Executor:
         self._pass_on = pass_on
         self._keeps_logits = keeps_logits
         self._pooling = pooling
+        self._handed = handed
         self._sequences: dict[int, _Sequence] = {}
         self.times = DecodeTimes()
 
@@ -442,12 +447,16 @@ class Executor:
         return embeddings
 
     def _summarise(self, plans: Sequence[SpanPlan], logits: F32) -> list[bytes]:
-        """A summary of each row of f32[R, V_r]{tp}, the wanted ones of all sequences of a step."""
+        """A summary of each row of f32[R, V_r]{tp}, the wanted ones of all sequences of a step, with what is handed."""
         summaries = []
         at = 0
         for plan in plans:
             sequence = self._sequences[plan.slot]
-            own = sequence.logits = logits[at : at + plan.wanted]
+            own = logits[at : at + plan.wanted]
+            if self._handed is not None:
+                own, rows = own[:, : len(self._vocabulary)], own[:, len(self._vocabulary) :]
+                self._handed.keep(plan.slot, plan.position + plan.rows - plan.wanted, rows)
+            sequence.logits = own
             sequence.first = plan.position + plan.rows - plan.wanted + 1 - sequence.prompt
             sequence.allowed = plan.allowed
             summaries += [self._summary(sequence, row, plan.want) for row in range(len(own))]

@@ -27,13 +27,14 @@ from motley.daemon.rank.blocks.kept_file import FOLDER, KeptFile, plan_key
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.executor import Embed, Executor
 from motley.daemon.rank.gate import Gate, reference_answers
+from motley.daemon.rank.guessing.handed_rows import HandedRows
 from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.adapters import no_adapters
 from motley.plugins.block_holder import BlockHolder
-from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, EngineError, EngineOptions
+from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, Engine, EngineError, EngineOptions
 from motley.plugins.installed import embeds, keeps_prefixes, load_engine, on_gpu, takes_adapters
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
@@ -57,6 +58,9 @@ class LoadedRank:
     """A rank that can execute steps.
 
     Attributes:
+        engine: the executor's.
+        embed: gives the rows that a step begins with.
+        words: of the vocabulary, those whose logits it computes; `words_per_unit` of them are a unit of a share.
         context: the longest sequence, in tokens.
         blocks: of its caches.
         alike: prompts up to this length have the same rotary tables.
@@ -70,6 +74,10 @@ class LoadedRank:
     """
 
     executor: Executor
+    engine: Engine
+    embed: Embed
+    words: range
+    words_per_unit: int
     blocks: CacheBlocks
     context: int
     alike: int
@@ -92,6 +100,7 @@ def load_rank(
     threads: int,
     progress: Progress,
     holder: BlockHolder | None = None,
+    handed: HandedRows | None = None,
 ) -> Iterator[LoadedRank]:
     """Load a rank's share, from the cache if it is there, and examine its engine; everything is freed when the context
     ends.
@@ -104,6 +113,7 @@ def load_rank(
         threads: that the engine computes with.
         progress: told how far the loading is; what it raises ends the loading.
         holder: has the far blocks of its caches; None: they are on this machine's disk, if there are any.
+        handed: takes what the model hands its own head, which guesses tokens; None: that does not.
 
     Raises:
         LoadError: the model's files differ from those that were planned for, or do not come.
@@ -115,6 +125,7 @@ def load_rank(
         GateError: the engine computes wrongly.
         Exception: what `open_planned`, `build_rank_graph`, `PlannedModel.share` and the engine raise.
     """
+    hands = handed is not None or assignment.model.ahead
     if assignment.keep_prefixes and not keeps_prefixes(assignment.engine):
         raise EngineError(
             f"engine {assignment.engine!r} cannot keep prefixes on a disk between starts; start the session without"
@@ -125,6 +136,11 @@ def load_rank(
     if assignment.embeddings and not embeds(assignment.engine):
         raise EngineError(
             f"engine {assignment.engine!r} cannot embed texts; start the session with engine 'onnxruntime' on this node"
+        )
+    if hands and not embeds(assignment.engine):
+        raise EngineError(
+            f"engine {assignment.engine!r} cannot tell a model's own head what it needs to guess tokens; use another"
+            " engine on this node, another draft model, or none"
         )
     if assignment.embeddings not in ("", *POOLINGS):
         known = ", ".join(POOLINGS)
@@ -154,6 +170,7 @@ def load_rank(
             blocks=replace(blocks, far=0),
             adapters=assignment.adapters,
             embeds=bool(assignment.embeddings),
+            hands=hands,
         )
         if on_gpu(assignment.engine, assignment.engine_options):
             check_gpu_room(declared.share_bytes + declared.cache_bytes + 4 * activations(opened.model), gpus())
@@ -217,9 +234,14 @@ def load_rank(
                 pass_on=peers.passage.give if peers.passage and not declared.stage.last else None,
                 keeps_logits=peers.passage is not None,
                 pooling=assignment.embeddings,
+                handed=handed,
             )
             yield LoadedRank(
                 executor=executor,
+                engine=engine,
+                embed=embed,
+                words=declared.words,
+                words_per_unit=declared.words_per_unit,
                 blocks=blocks,
                 context=graph.context,
                 alike=graph.alike,

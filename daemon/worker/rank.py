@@ -13,9 +13,13 @@ from motley.daemon.machine.memory import resident_bytes
 from motley.daemon.pipe.daemon import Released
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.guessing.draft_model import DraftModel
+from motley.daemon.rank.guessing.drafting import Drafter
+from motley.daemon.rank.guessing.handed_rows import HandedRows
+from motley.daemon.rank.guessing.own_head import OwnHead
 from motley.daemon.rank.loading import LoadedRank, load_rank, planned_stages
 from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
+from motley.daemon.rank.scheduling.request import Request
 from motley.daemon.rank.scheduling.scheduler import Scheduler
 from motley.daemon.rank.steps import Close, Stop, decode
 from motley.daemon.worker.membership import membership, protection, with_hosts
@@ -81,6 +85,8 @@ class Rank:
             if assignment.cache_holders:
                 self._holder = peers.holder = self._way_to_holder(addresses[assignment.size + number])
                 stack.callback(self._holder.close)
+            guesses = number == 0 and assignment.HasField("draft")
+            handed = HandedRows() if guesses and assignment.draft.model.ahead else None
             loaded = stack.enter_context(
                 load_rank(
                     assignment,
@@ -91,10 +97,10 @@ class Rank:
                     threads=worker.threads,
                     progress=self._progress,
                     holder=self._holder,
+                    handed=handed,
                 )
             )
-            guesses = number == 0 and assignment.HasField("draft")
-            draft_model = self._load_draft_model(stack, loaded) if guesses else None
+            draft_model = self._load_draft_model(stack, loaded, handed) if guesses else None
             if number != 0:
                 communicator.send(loaded.executor.able.encode(), 0)
             ready = pb.Ready(
@@ -112,9 +118,11 @@ class Rank:
             else:
                 self._follow(loaded.executor, communicator)
 
-    def _load_draft_model(self, stack: contextlib.ExitStack, main: LoadedRank) -> DraftModel:
-        """Load the model that guesses tokens for `main`, as the only rank of a session of its own; errors as
-        `load_rank`."""
+    def _load_draft_model(
+        self, stack: contextlib.ExitStack, main: LoadedRank, handed: HandedRows | None
+    ) -> Drafter[Request]:
+        """Load the model that guesses tokens for `main`, as the only rank of a session of its own, or its own head,
+        which reads what is handed; errors as `load_rank`."""
         worker, draft = self._worker, self._assignment.draft
         alone = stack.enter_context(Communicator(0, {}))
         loaded = stack.enter_context(
@@ -128,6 +136,17 @@ class Rank:
                 progress=self._progress,
             )
         )
+        if handed is not None:
+            return OwnHead(
+                loaded.engine,
+                loaded.embed,
+                handed,
+                blocks=loaded.blocks,
+                context=loaded.context,
+                max_rows=loaded.max_rows,
+                words=loaded.words,
+                words_per_unit=loaded.words_per_unit,
+            )
         return DraftModel(
             loaded.executor,
             blocks=loaded.blocks,
@@ -139,7 +158,12 @@ class Rank:
         )
 
     def _lead(
-        self, loaded: LoadedRank, communicator: Communicator, draft_model: DraftModel | None, stages: int, beside: int
+        self,
+        loaded: LoadedRank,
+        communicator: Communicator,
+        draft_model: Drafter[Request] | None,
+        stages: int,
+        beside: int,
     ) -> None:
         """Be rank 0: schedule the steps of all ranks, which form so many stages, so many of them the first."""
         has_sums = stages < self._assignment.size

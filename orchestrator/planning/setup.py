@@ -95,6 +95,8 @@ SKILLS: Mapping[str, Skill] = {
     "embeddings": Skill(lambda engine: engine.embeds, "embed texts"),
 }
 """What a session's engines must be able to do, by the field of its request that asks for it."""
+HANDS = Skill(lambda engine: engine.embeds, "hand a model's own head what it guesses tokens by")
+"""What the engines of rank 0 and of that head must be able to do: to give more than logits, as to embed texts."""
 
 
 def lacking_skill(node: str, capabilities: Capabilities, engine: str, skill: Skill) -> str:

@@ -36,7 +36,11 @@ def model_spec(request: SessionRequest, quantisation: str, beside: Sequence[str]
 def draft_spec(request: SessionRequest, quantisation: str) -> ModelSpec:
     """The draft model that a client asks for, as its engine holds it."""
     return ModelSpec(
-        source=request.draft_model, quantisation=quantisation, block=request.block, cache_format=request.cache_format
+        source=request.model if request.has_own_head else request.draft_model,
+        quantisation=quantisation,
+        block=request.block,
+        cache_format=request.cache_format,
+        ahead=request.has_own_head,
     )
 
 

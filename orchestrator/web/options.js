@@ -40,7 +40,7 @@ export const OPTIONS = [
   { name: "cache_format", label: "Cache format", kind: "text", more: true, choices: ["fp32", "fp16", "int8"],
     hint: "fp16 takes half the memory, int8 a quarter" },
   { name: "draft_model", label: "Draft model", kind: "text", more: true, placeholder: "none",
-    hint: "A small model that guesses tokens, which can make a large one faster" },
+    hint: "A small model that guesses tokens, which can make a large one faster; own: the model's own head, if it has one" },
   { name: "draft_engine", label: "Draft model's engine", kind: "text", more: true, placeholder: "as the model's" },
   { name: "experts", label: "Experts", kind: "text", more: true, choices: ["auto", "sliced", "parallel"],
     hint: "Of models that have some: a slice of each everywhere, or whole ones on machines" },

@@ -141,7 +141,7 @@ const settingsOf = (session, mixed) => quiet(joined(
   session.cache_format !== "fp32" && `caches in ${session.cache_format}`,
   session.keep_prefixes && "prefixes kept on disk",
   session.embeddings && `for embeddings (${session.embeddings})`,
-  session.draft_model && `${session.draft_model.split(/[\\/]/).pop()} guesses tokens`,
+  session.draft_model && `${session.draft_model === "own" ? "its own head" : session.draft_model.split(/[\\/]/).pop()} guesses tokens`,
   session.weight_bytes > 0 && `${scaled(session.weight_bytes, "B")} of weights`,
   session.experts && `experts ${session.experts}`,
   session.exact && "exact",

@@ -33,6 +33,7 @@ from motley.daemon.models.description.operations import (
     Scale,
     ScaleRows,
     ShortConvolution,
+    SideBySide,
     SoftCap,
     StateSpace,
     Sum,
@@ -59,6 +60,13 @@ def logits_by_the_book(model: Model, weights: Mapping[str, npt.NDArray[Any]], to
         values[layer.x.name] = rows
         rows = book.run(layer.operations, values, layer.y)
     return book.run(model.head, {model.head_x.name: rows}, model.logits)
+
+
+def layer_by_the_book(model: Model, number: int, weights: Mapping[str, npt.NDArray[Any]], rows: F64) -> F64:
+    """f64[T, D]: what a layer makes of residuals f64[T, D], by the weights that it has."""
+    layer = model.layers[number]
+    book = _Book(model, {name: each.astype(np.float64) for name, each in weights.items()})
+    return book.run(layer.operations, {layer.x.name: rows}, layer.y)
 
 
 class _Book:
@@ -95,6 +103,8 @@ class _Book:
                 apart = [values[x.name].reshape(len(values[x.name]), -1, _size(x)) for x in xs]
                 apart[0] = apart[0][..., first:]
                 values[y.name] = np.concatenate(apart, axis=2).reshape(len(apart[0]), -1)
+            case SideBySide(xs, y):
+                values[y.name] = np.concatenate([values[x.name] for x in xs], axis=1)
             case Clip(x, y, low, high):
                 values[y.name] = np.minimum(np.maximum(values[x.name], low), high)
             case HeadParts(x, ys):

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from motley.protocol.mesh_pb2 import Describe, Described, Engine, Failure, Gpu
+from motley.protocol.versions import OLDEST
 from tests.orchestrator.conftest import small_profile
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
@@ -113,3 +114,51 @@ async def test_the_command_line_asks_for_it_and_minds_another(mesh: Any, new_nod
     await node.event(node.commands[0], failed=Failure(code="wrong_results", message="this rank computes wrongly"))
     await mesh.session(session["id"], "failed")
     assert "PROMPT --context 2048 --draft-model small --no-recover" in (await motley("run", session["id"], "Hello"))[2]
+
+
+async def test_the_models_own_head_is_described_and_planned_as_a_draft_model(mesh: Any, new_node: Any) -> None:
+    """It is read where the model is, so no tokenizer is compared; its memory is rank 0's."""
+    node, other = await mesh.join(able(new_node("pc"))), await mesh.join(new_node("laptop"))
+    node.on_describe = describe = Describing()
+    session = await mesh.serve(draft_model="own", nodes=["pc", "laptop"], context=100)
+    assert session["draft_model"] == "own"
+    asked = [(order.model.source, order.model.ahead) for order in describe.asked if not order.only_here]
+    assert asked == [("bard", False), ("bard", True)]
+    assert not any(order.tokens_of for order in describe.asked)
+    first, second = node.commands[0].assign, other.commands[0].assign
+    assert (first.model.ahead, first.draft.model.ahead, first.draft.model.source) == (False, True, "bard")
+    assert not second.HasField("draft")
+
+
+async def test_the_own_head_takes_memory_of_rank_0(mesh: Any, new_node: Any) -> None:
+    node = await mesh.join(able(new_node("pc", memory=90_000)))
+    node.on_describe = Describing()
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", "draft_model": "own", "context": 100})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (422, "insufficient_memory", "draft_model")
+
+
+async def test_who_cannot_have_the_own_head_guess_is_named(mesh: Any, new_node: Any) -> None:
+    """The engine of rank 0, that of the head, and a node of an older version."""
+    made = able(new_node("pc"))
+    made.capabilities.engines.append(Engine(name="plain"))
+    node = await mesh.join(made)
+    node.on_describe = Describing()
+    older = able(new_node("older"))
+    older.protocol = OLDEST
+    await mesh.join(older)
+    for fields, param, words in (
+        ({"engine": "plain"}, "draft_model", "'plain' of node 'pc' cannot hand a model's own head what it guesses"),
+        ({"draft_engine": "plain"}, "draft_engine", "engines there that can: onnxruntime"),
+        ({"nodes": ["older"]}, "draft_model", "'older' cannot have the model's own head guess tokens: its Motley is"),
+    ):
+        asked = {"model": "bard", "draft_model": "own", "nodes": ["pc"], **fields}
+        status, body = await mesh.call("POST", "/api/sessions", asked)
+        assert (status, body["error"]["param"]) == (400, param), body
+        assert words in body["error"]["message"]
+    assert not node.commands
+
+
+def able(node: Any) -> Any:
+    """The node, of which the engine can tell more than logits."""
+    node.capabilities.engines[0].embeds = True
+    return node

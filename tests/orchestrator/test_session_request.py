@@ -97,6 +97,7 @@ def test_an_engine_of_a_single_rank_is_not_for_all_sessions(fields: dict[str, An
         ({"stages": (1, 2)}, "stages", "are of 3 ranks, and nodes names 0"),
         ({"stages": 3, "nodes": ("pc", "laptop")}, "stages", "need as many nodes: 2 are named"),
         ({"embeddings": "mean", "draft_model": "small"}, "draft_model", "embeddings have none: leave it out"),
+        ({"stages": 2, "draft_model": "own"}, "stages", "without the model's own head"),
         ({"embeddings": "last", "keep_prefixes": True}, "keep_prefixes", "made of all of its text: leave it out"),
     ],
 )

@@ -52,7 +52,7 @@ from motley.cli.typed.options import (
     parse_stages,
 )
 from motley.cli.typed.wanted import Wanted, nodes_of, option_of, stop_command
-from motley.protocol import QUEUE, SEQUENCES
+from motley.protocol import OWN_HEAD, QUEUE, SEQUENCES
 from motley.protocol.wording import counted
 
 OF_ANSWERS = ("raw", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
@@ -172,7 +172,7 @@ def run(
             "cache_disk_tokens": cache_disk_tokens,
             "cache_node_tokens": cache_node_tokens,
             "cache_format": cache_format and cache_format.value,
-            "draft_model": draft_model and for_daemons(draft_model),
+            "draft_model": draft_model if draft_model == OWN_HEAD else draft_model and for_daemons(draft_model),
             "draft_engine": draft_engine,
             "sequences": sequences,
             "queue": queue,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.layers import Block, model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
@@ -33,16 +34,26 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """What transformers takes in all of these families where a config is silent, as those of the published models are."""
 
+AHEAD: Mapping[str, str] = {
+    "enorm.": "mtp.pre_fc_norm_embedding.",
+    "hnorm.": "mtp.pre_fc_norm_hidden.",
+    "eh_proj.": "mtp.fc.",
+    "shared_head.norm.": "mtp.norm.",
+    "": "mtp.layers.0.",
+}
+"""What files write for what names of the head that predicts a token further ahead go on with after its layer's."""
+
 Mlp = Callable[[Writer, int, Value], Value]
 """Writes a layer's MLP, or its experts, given its number and the normalised rows."""
 
 
-def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool) -> Model:
+def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool, ahead: bool = False) -> Model:
     """Describe a model of gated DeltaNet layers with a layer of gated attention after every three of them.
 
     Args:
         mlp: reads what the keys say of MLPs.
         fused: files have all projections of a key head side by side, ``in_proj_qkvz`` and ``in_proj_ba``.
+        ahead: not the model but its head that predicts a token further ahead, a layer of gated attention.
     """
     shape = read_shape(keys, norm_offset=1.0)
     rope, context = read_rope(keys, shape.heads.size, partial=0.25)
@@ -52,14 +63,20 @@ def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool)
     heads, reach = _read_heads(keys), keys.size("linear_conv_kernel_dim")
     feed = mlp(shape)
 
-    def layer(number: int) -> Layer:
+    def layer(number: int, enter: Block | None = None) -> Layer:
         def mix(writer: Writer, x: Value) -> Value:
-            if attends[number]:
+            if number >= len(attends) or attends[number]:
                 return attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, qk_norm=True, gated=True)
             return delta_net(writer, shape, number, x, heads, reach, fused)
 
-        return pre_norm_layer(shape, number, mix, lambda writer, x: feed(writer, number, x))
+        return pre_norm_layer(shape, number, mix, lambda writer, x: feed(writer, number, x), enter)
 
+    if ahead:
+        check_one_ahead(keys, "mtp_num_hidden_layers")
+        keys.only("mtp_use_dedicated_embeddings", False)
+        module = f"model.layers.{shape.layers}."
+        spelled = {f"{module}{name}": other for name, other in AHEAD.items()}
+        return head_ahead(family, shape, layer, {"main": rope}, context, hands_normed=True, spelled=spelled)
     return model(family, shape, layer, {"main": rope}, context)
 
 

@@ -26,6 +26,7 @@ def model(
     logits_scale: float = 1.0,
     logits_cap: float = 0.0,
     ignored: Sequence[str] = (),
+    last_norm: str = "model.norm.weight",
 ) -> Model:
     """A model of layers between an embedding table and a head with an RMS norm.
 
@@ -35,6 +36,7 @@ def model(
         logits_scale: what logits are multiplied by: the rows that the head reads are, as they are shorter.
         logits_cap: logits are ``cap * tanh(logits / cap)``; 0: they are not.
         ignored: see `Model`.
+        last_norm: the gain of the head's norm.
 
     Raises:
         ShardingError: a layer does not begin with what the one before it ends with.
@@ -42,7 +44,7 @@ def model(
     words = Axis(Kind.VOCABULARY, shape.vocabulary, "vocab_size")
     table = W(EMBEDDING, words, shape.residual)
     head = Writer(Value("head.rows", shape.residual))
-    normed = norm(head, shape, "head.norm", head.x, "model.norm.weight")
+    normed = norm(head, shape, "head.norm", head.x, last_norm)
     normed = head.scaled(normed, logits_scale)
     matrix = table if shape.tied else W(HEAD, words, shape.residual)
     (logits,) = head.linear("head", normed, matrix, ys=("head.uncapped" if logits_cap else "logits",))
@@ -84,16 +86,18 @@ def further(shape: Shape, count: int) -> list[str]:
     return [f"model.layers.{number}." for number in range(shape.layers, shape.layers + count)]
 
 
-def pre_norm_layer(shape: Shape, number: int, attend: Block, mlp: Block) -> Layer:
+def pre_norm_layer(shape: Shape, number: int, attend: Block, mlp: Block, enter: Block | None = None) -> Layer:
     """A layer as Llama has it: a norm before attention and before the MLP, each added to the residual.
 
     Args:
         attend, mlp: from normalised rows to what is added, f32[T, D] -> f32[T, D]{U_tp}.
+        enter: makes the residual of what enters, f32[T, D]; None: it is that.
     """
     writer = begin(shape, number)
     module = f"model.layers.{number}"
-    x = norm(writer, shape, f"layers.{number}.attention.norm", writer.x, f"{module}.input_layernorm.weight")
-    residual = writer.add(writer.x, attend(writer, x))
+    entered = writer.x if enter is None else enter(writer, writer.x)
+    x = norm(writer, shape, f"layers.{number}.attention.norm", entered, f"{module}.input_layernorm.weight")
+    residual = writer.add(entered, attend(writer, x))
     x = norm(writer, shape, f"layers.{number}.mlp.norm", residual, f"{module}.post_attention_layernorm.weight")
     return writer.layer(writer.add(residual, mlp(writer, x)))
 

@@ -42,7 +42,8 @@ class Layer:
     """Some operations from a residual to a residual, f32[T, D] both.
 
     Attributes:
-        given: the layer's part of the rows of `Model.beside`; None: it reads none.
+        given: the layer's part of the rows that enter beside the embeddings: those of `Model.beside` or, where there is
+            no such table, what the caller gives; None: it reads none.
     """
 
     x: Value
@@ -84,6 +85,9 @@ class Model:
         ropes: rotary embeddings by name, as `Attend.rope` calls them.
         ignored: what the names of tensors begin with that a checkpoint may have and this model does not use.
         prefixes: what names may begin with in the place of ``model.``: the model is a part of a larger one.
+        spelled: what files may write in the place of what names begin with; the first that fits a name counts.
+        handed: of a row, what a head is given that predicts the token after the next one, f32[R, D], replicated; None:
+            the last norm of it.
     """
 
     family: str
@@ -101,6 +105,8 @@ class Model:
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     beside: W | None = None
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    handed: Value | None = None
 
     @property
     def tables(self) -> tuple[W, ...]:
@@ -111,7 +117,7 @@ class Model:
     def whole(self) -> bool:
         """Whether its layers need more than a residual of those before: they cannot be cut apart."""
         borrows = any(layer.attention is not None and layer.attention.borrowed for layer in self.layers)
-        return borrows or self.beside is not None
+        return borrows or any(layer.given for layer in self.layers)
 
     @property
     def tied(self) -> bool:
@@ -161,12 +167,17 @@ def tensors(model: Model) -> Iterator[Tensor]:
     found += [*(each for layer in model.layers for each in _tensors(layer.operations))]
     found += [tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name]
     for tensor in found:
-        elsewhere = (
-            replace(place, tensor=_with_prefix(place.tensor, prefix))
-            for prefix in model.prefixes
-            for place in (Part(tensor.name, tensor.shape), *tensor.parts)
+        places = Part(tensor.name, tensor.shape), *tensor.parts
+        spelled = (
+            replace(place, tensor=model.spelled[begin] + place.tensor.removeprefix(begin))
+            for place in places
+            for begin in [next(filter(place.tensor.startswith, model.spelled), None)]
+            if begin is not None
         )
-        yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *elsewhere))
+        elsewhere = (
+            replace(place, tensor=_with_prefix(place.tensor, prefix)) for prefix in model.prefixes for place in places
+        )
+        yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *spelled, *elsewhere))
 
 
 def _with_prefix(name: str, prefix: str) -> str:

@@ -81,6 +81,14 @@ class Join:
 
 
 @dataclass(frozen=True)
+class SideBySide:
+    """Each row of y is that of the first x, and behind it that of the next, whole; every rank has all of them."""
+
+    xs: tuple[Value, ...]
+    y: Value
+
+
+@dataclass(frozen=True)
 class Clip:
     """``y = min(max(x, low), high)``."""
 
@@ -381,6 +389,7 @@ Operation = (
     | Linear
     | HeadLinear
     | Join
+    | SideBySide
     | Clip
     | HeadParts
     | Attend

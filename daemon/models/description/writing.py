@@ -42,6 +42,7 @@ from motley.daemon.models.description.operations import (
     Scale,
     ScaleRows,
     ShortConvolution,
+    SideBySide,
     SoftCap,
     StateSpace,
     Sum,
@@ -55,6 +56,7 @@ OfOneValue = (
     Norm
     | HeadLinear
     | Join
+    | SideBySide
     | Clip
     | Attend
     | DeltaRule
@@ -159,6 +161,12 @@ class Writer:
         whole = replace(heads[0], size=sum(sizes) - first)
         axis = query_axis(whole) if kind is Kind.HEADS else key_axis(whole)
         return self._made(Join(xs, Value(name, axis, Placement.SHARDED), first))
+
+    def side_by_side(self, name: str, *xs: Value) -> Value:
+        """The rows of some values, which every rank has, one behind another."""
+        xs = tuple(map(self.replicated, xs))
+        axis = Axis(Kind.PLAIN, sum(x.axis.size for x in xs), " + ".join(x.axis.called for x in xs))
+        return self._made(SideBySide(xs, Value(name, axis)))
 
     def clip(self, x: Value, limit: float) -> Value:
         """No element is larger than `limit` in magnitude."""

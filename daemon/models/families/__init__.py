@@ -27,7 +27,7 @@ from motley.daemon.models.families.dense.smollm3 import smollm3
 from motley.daemon.models.families.experts.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.experts.exaone_moe import exaone_moe
 from motley.daemon.models.families.experts.gemma4 import gemma4
-from motley.daemon.models.families.experts.glm4_moe import glm4_moe, solar_open
+from motley.daemon.models.families.experts.glm4_moe import glm4_moe, glm4_moe_ahead, solar_open
 from motley.daemon.models.families.experts.gpt_oss import gpt_oss
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
@@ -37,14 +37,14 @@ from motley.daemon.models.families.experts.mixtral import mixtral
 from motley.daemon.models.families.experts.olmoe import olmoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_vl_moe
-from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3
+from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
-from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite
+from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
 from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
 from motley.daemon.models.families.recurrent.lfm2 import lfm2, lfm2_moe
 from motley.daemon.models.families.recurrent.nemotron_h import nemotron_h
-from motley.daemon.models.families.recurrent.qwen3_5 import qwen3_5, qwen3_5_moe
-from motley.daemon.models.families.recurrent.qwen3_next import qwen3_next
+from motley.daemon.models.families.recurrent.qwen3_5 import qwen3_5, qwen3_5_ahead, qwen3_5_moe, qwen3_5_moe_ahead
+from motley.daemon.models.families.recurrent.qwen3_next import qwen3_next, qwen3_next_ahead
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
@@ -98,6 +98,16 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "solar_open": solar_open,
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
+
+AHEAD: Mapping[str, Callable[[Keys], Model]] = {
+    "deepseek_v3": deepseek_v3_ahead,
+    "glm4_moe": glm4_moe_ahead,
+    "glm4_moe_lite": glm4_moe_lite_ahead,
+    "qwen3_5_moe_text": qwen3_5_moe_ahead,
+    "qwen3_5_text": qwen3_5_ahead,
+    "qwen3_next": qwen3_next_ahead,
+}
+"""What describes the head of a model that predicts a token further ahead, by the same. Each raises `ConfigError`."""
 
 TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),

@@ -39,6 +39,7 @@ from motley.daemon.models.description.operations import (
     Scale,
     ScaleRows,
     ShortConvolution,
+    SideBySide,
     SoftCap,
     StateSpace,
     Sum,
@@ -163,6 +164,9 @@ class Nodes:
                 self._head_linear(operation)
             case Join():
                 self._join(operation)
+            case SideBySide(xs, y):
+                self._made[y.name] = self.node("Concat", [*map(self.read, xs)], self.named(y.name), axis=1)
+                self._tell_width(y)
             case Clip(x, y, low, high):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
             case HeadParts():

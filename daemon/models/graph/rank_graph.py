@@ -40,7 +40,7 @@ from motley.daemon.models.cutting.states import state_spec
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import EMBEDDED, Layer, Model
-from motley.daemon.models.description.operations import Attend, Experts, Recurrence, WholeNorm
+from motley.daemon.models.description.operations import Attend, Experts, Linear, Recurrence, SoftCap, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes
 from motley.daemon.models.graph.protos import declared_value, whole_model
@@ -80,7 +80,8 @@ class Declared:
     words: range
     """The rows of the head that this rank has."""
     width: int
-    """Of a row of the result: logits, the residual, or the head's norm of it; 0: there is none."""
+    """Of a row of the result: logits, perhaps with what is handed behind them; the residual, or the head's norm of it;
+    0: there is none."""
     words_per_unit: int
     """Rows of the head that are one unit of a share."""
     context: int
@@ -132,6 +133,7 @@ def build_rank_graph(
     adapters: int = 0,
     cut: Units | None = None,
     embeds: bool = False,
+    hands: bool = False,
 ) -> Declared:
     """Declare what one rank computes and which weights it needs for it.
 
@@ -149,6 +151,7 @@ def build_rank_graph(
         cut: the units that shares are of, where the model is some layers of another; None: the model's own.
         embeds: nothing follows the head's norm: the results are its rows, the same on all ranks, and no rank has a
             weight of the head.
+        hands: a row of the result is its logits on this rank, and behind them `Model.handed`.
 
     Raises:
         ConfigError: the encoding or the context is not possible for this model.
@@ -167,7 +170,7 @@ def build_rank_graph(
     validate_stage(cut, stage, among)
     blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)
     nodes = _RankNodes(model, cut, stage, among, rank - stage.ranks.start, experts_elsewhere)
-    return nodes.build(context, blocks, adapters, embeds)
+    return nodes.build(context, blocks, adapters, embeds, hands)
 
 
 class _RankNodes(RankSums):
@@ -185,14 +188,14 @@ class _RankNodes(RankSums):
         words = self.holding.ranges(model.embedding.out)
         self.words = words[0] if words else range(0)
 
-    def build(self, context: int, blocks: CacheBlocks, adapters: int, embeds: bool) -> Declared:
+    def build(self, context: int, blocks: CacheBlocks, adapters: int, embeds: bool, hands: bool) -> Declared:
         """Lower the stage's layers, and what follows them."""
         model = self.model
         self._begin()
         self.adapts = adapters > 0
         for layer in self.layers:
             self._lower_layer(layer)
-        width = self._lower_end(self.read(self.layers[-1].y), embeds)
+        width = self._lower_end(self.read(self.layers[-1].y), embeds, hands)
 
         beside = sum(layer.given.axis.size for layer in self.layers if layer.given is not None)
         placed, share_bytes = lay_out(self.weights)
@@ -246,8 +249,7 @@ class _RankNodes(RankSums):
     def _begin(self) -> None:
         """Lower what is before the layers: rows that enter taken apart where they are of two tables, and scaled."""
         model, rows = self.model, "hidden"
-        if model.beside is not None:
-            parts = [layer.given for layer in self.layers if layer.given is not None]
+        if parts := [layer.given for layer in self.layers if layer.given is not None]:
             widths = {"hidden.rows": model.hidden} | {part.name: part.axis.size for part in parts}
             rows = self.split("hidden", widths)[0]
             for part in parts:
@@ -258,12 +260,12 @@ class _RankNodes(RankSums):
         self.given(self.layers[0].x, rows)  # whichever layer of a whole model it is
         self.given(Value(EMBEDDED, self.layers[0].x.axis), rows)
 
-    def _lower_end(self, residual: str, embeds: bool) -> int:
+    def _lower_end(self, residual: str, embeds: bool, hands: bool) -> int:
         """Lower what follows the layers, which end with this residual; how wide a row of the result is, 0: none."""
         if not self.stage.last:
             self.node("Gather", [residual, "rows"], "logits", axis=0)
             return self.model.hidden
-        if self.words or embeds:
+        if self.words or embeds or hands:
             self.given(self.model.head_x, self.node("Gather", [residual, "rows"], self.model.head_x.name, axis=0))
         if embeds:
             norm = self.model.last_norm
@@ -271,10 +273,26 @@ class _RankNodes(RankSums):
             self.lower([replace(norm, y=result)])
             self.read(result)
             return self.model.hidden
+        if hands:
+            return self._lower_handed()
         if self.words:
             self.lower(self.model.head)
             self.read(self.model.logits)
         return len(self.words)
+
+    def _lower_handed(self) -> int:
+        """Lower the head, as far as this rank has words, and put what is handed behind logits; how wide both are."""
+        *before, last = self.model.head
+        assert isinstance(last, Linear | SoftCap), "it makes logits"
+        logits = replace(self.model.logits, name="logits.words")
+        named = replace(last, ys=(logits,)) if isinstance(last, Linear) else replace(last, y=logits)
+        self.lower([*before, named])
+        handed = self.read(self.model.handed or self.model.last_norm.y)
+        words = [self.read(logits)] if self.words else []
+        if words:
+            self.crosses(words[0], len(self.words))
+        self.node("Concat", [*words, handed], "logits", axis=1)
+        return len(self.words) + self.model.hidden
 
     def _lower_layer(self, layer: Layer) -> None:
         self.residual = self.read(layer.x)

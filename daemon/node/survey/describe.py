@@ -70,7 +70,7 @@ def describe(
     kept = cache or ShareCache()
     with (
         found(model.source, models, kept, lambda done, total: None, in_part=in_part) as (folder, pulled),
-        open_model(folder, pulled.bring if pulled else None) as opened,
+        open_model(folder, pulled.bring if pulled else None, ahead=model.ahead) as opened,
     ):
         profiles = [
             profile(opened.model, each, model.block, opened.stored, model.exact, every, model.cache_format or "fp32")
@@ -80,13 +80,14 @@ def describe(
         tokenizer = load_tokenizer(folder) if chats is None else None
         usual = usual_sampling(folder)
     name = _name(model.source, folder, pulled)
+    called = f"{name}'s own head" if model.ahead else name
     if tokenizer:
         chats = tokenizer.template is not None
     if tokenizer and tokens_of:
         with found(tokens_of, models, kept, lambda done, total: None) as (whole, part):
             check_alike(tokenizer, name, load_tokenizer(whole), _name(tokens_of, whole, part))
     for profiled in profiles:
-        profiled.name, profiled.fingerprint, profiled.chats = name, fingerprint, bool(chats)
+        profiled.name, profiled.fingerprint, profiled.chats = called, fingerprint, bool(chats)
         profiled.sampling.CopyFrom(usual)
     return pb.Described(profile=profiles[0], beside=profiles[1:])
 

@@ -27,8 +27,7 @@ from motley.daemon.rank.blocks.state_blocks import StateBlockStore
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.constraints import Preparing
 from motley.daemon.rank.executor import STEP_HISTORY, Executor
-from motley.daemon.rank.guessing.draft_model import DraftModel
-from motley.daemon.rank.guessing.drafting import Drafting
+from motley.daemon.rank.guessing.drafting import Drafter, Drafting
 from motley.daemon.rank.kept_states import KeptStates
 from motley.daemon.rank.scheduling.client import Client, logprob_row, request_of
 from motley.daemon.rank.scheduling.pace import Pace
@@ -94,7 +93,7 @@ class Scheduler:
     check: Callable[[], None]
     report: Callable[[], None]
     tell_steps: Callable[[], None]
-    draft_model: DraftModel | None = None
+    draft_model: Drafter[Request] | None = None
     held: bool = False
     waves: int = 1
     beside: int = 0

@@ -122,7 +122,8 @@ class Descriptions:
             DescriptionError: it cannot be served, or its tokenizer is not that of the session's model.
             ServingError: as `describe`.
         """
-        described = await self._described(session, spec, node, tokens_of=session.request.model)
+        tokens_of = "" if spec.ahead else session.request.model
+        described = await self._described(session, spec, node, tokens_of=tokens_of)
         try:
             profile = self._profiles(session, spec, node, described)[spec.quantisation]
         except ServingError as error:

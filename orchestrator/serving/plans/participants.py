@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from motley.orchestrator.mesh.nodes import Node, what_became
-from motley.orchestrator.planning.setup import Setup, SetupError, lacking_format, setup_of
+from motley.orchestrator.planning.setup import HANDS, Setup, SetupError, lacking_format, lacking_skill, setup_of
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.taking_part import Participant, TakenBackError, UnableError, taking_part
 from motley.orchestrator.session_request import Place, SessionRequest
@@ -13,6 +13,7 @@ from motley.orchestrator.sessions.assignments import model_spec
 from motley.orchestrator.workers import Worker
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import ModelSpec
+from motley.protocol.versions import reads_ahead
 from motley.protocol.wording import counted
 
 
@@ -118,6 +119,14 @@ def draft_setup(request: SessionRequest, first: Participant) -> Setup:
         raise refusal("device_leased", f"node {node.name!r} {why}", "draft_engine")
     if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
         raise refusal("unusable_engine", lacking, "draft_engine")
+    if request.has_own_head:
+        for field, own in (("draft_model", first.setup.engine), ("draft_engine", engine)):
+            if lacking := lacking_skill(node.name, node.capabilities, own, HANDS):
+                raise refusal("unusable_engine", lacking, field)
+        if not reads_ahead(node.protocol):
+            why = "its Motley is older than that: `motley update` says how to update it"
+            message = f"node {node.name!r} cannot have the model's own head guess tokens: {why}"
+            raise refusal("unusable_engine", message, "draft_model")
     return setup
 
 

@@ -67,7 +67,8 @@ class Team:
             if everybody or node.name in request.named or (with_draft and index == 0)
         ]
         network = network_of(nodes, links)
-        stages = request.stages or (0 if links.all_known(nodes) else 1)  # slow links are not guessed
+        may_stage = links.all_known(nodes) and not request.has_own_head  # slow links are not guessed
+        stages = request.stages or (0 if may_stage else 1)
         return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart, stages)
 
 

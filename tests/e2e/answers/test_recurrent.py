@@ -21,10 +21,15 @@ def with_letters(case: Case, folder: Path) -> Path:
     """A golden model with a tokenizer: each of its tokens is a letter."""
     model = folder / str(case)
     shutil.copytree(case.folder, model)
-    tokenizer = Tokenizer(models.BPE(vocab={letter(token): token for token in range(case.model.vocabulary)}, merges=[]))
+    save_letters(model, case.model.vocabulary)
+    return model
+
+
+def save_letters(model: Path, vocabulary: int) -> None:
+    """Give a model a tokenizer of so many letters."""
+    tokenizer = Tokenizer(models.BPE(vocab={letter(token): token for token in range(vocabulary)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(model / "tokenizer.json"))
-    return model
 
 
 def letter(token: int) -> str:

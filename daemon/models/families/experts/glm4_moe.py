@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
-from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
+from motley.daemon.models.blocks.layers import Block, further, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import no_windows
@@ -20,10 +21,18 @@ from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
+NEXTN = "num_nextn_predict_layers"
+"""Layers beyond the last one, which predict tokens further ahead."""
+
 
 def glm4_moe(keys: Keys) -> Model:
     """Describe a model of type ``glm4_moe``."""
     return _described("glm4_moe", keys, 10000.0, 0.5)
+
+
+def glm4_moe_ahead(keys: Keys) -> Model:
+    """Describe its head that predicts a token further ahead."""
+    return _described("glm4_moe", keys, 10000.0, 0.5, ahead=True)
 
 
 def solar_open(keys: Keys) -> Model:
@@ -33,8 +42,8 @@ def solar_open(keys: Keys) -> Model:
     return _described("solar_open", keys.filled(silent), 1e6, 1.0)
 
 
-def _described(family: str, keys: Keys, theta: float, partial: float) -> Model:
-    """`theta` and `partial`: of the rotary embedding where the keys are silent."""
+def _described(family: str, keys: Keys, theta: float, partial: float, ahead: bool = False) -> Model:
+    """`theta` and `partial`: of the rotary embedding where the keys are silent; `ahead`: not the model but its head."""
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size, theta, partial)
     no_windows(keys, shape.layers)
@@ -42,20 +51,24 @@ def _described(family: str, keys: Keys, theta: float, partial: float) -> Model:
     dense = keys.size("first_k_dense_replace", 1, least=0)
     mixture = corrected_experts(keys, shape, [number >= dense for number in range(shape.layers)])
 
-    def layer(number: int) -> Layer:
+    def layer(number: int, enter: Block | None = None) -> Layer:
         return pre_norm_layer(
             shape,
             number,
             lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, qk_norm=qk_norm),
             lambda writer, x: mixture(writer, number, x),
+            enter,
         )
 
-    ignored = further(shape, keys.size("num_nextn_predict_layers", 1, least=0))
+    if ahead:
+        check_one_ahead(keys, NEXTN)
+        return head_ahead(family, shape, layer, {"main": rope}, context)
+    ignored = further(shape, keys.size(NEXTN, 1, least=0))
     return model(family, shape, layer, {"main": rope}, context, ignored=ignored)
 
 
 def corrected_experts(keys: Keys, shape: Shape, sparse: list[bool]) -> Callable[[Writer, int, Value], Value]:
-    """What writes a layer's experts by `corrected_routing` where it is `sparse`, and else its MLP."""
+    """What writes a layer's experts by `corrected_routing` where it is `sparse` or after the last one, else its MLP."""
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
     count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
@@ -63,7 +76,7 @@ def corrected_experts(keys: Keys, shape: Shape, sparse: list[bool]) -> Callable[
     shared = SharedExpert(number_shared * columns, "shared_experts", gated=False) if number_shared else None
 
     def write(writer: Writer, number: int, x: Value) -> Value:
-        if not sparse[number]:
+        if number < len(sparse) and not sparse[number]:
             return mlp(writer, number, x, plain)
         routing = corrected_routing(keys, number, count)
         return experts(writer, shape, number, x, count, columns, routing, shared=shared)

@@ -12,6 +12,11 @@ def glm4_moe_lite(keys: Keys) -> Model:
     return latent_experts("glm4_moe_lite", keys, layers_with_experts(keys), epsilon=1e-5)
 
 
+def glm4_moe_lite_ahead(keys: Keys) -> Model:
+    """Describe its head that predicts a token further ahead."""
+    return latent_experts("glm4_moe_lite", keys, layers_with_experts(keys), epsilon=1e-5, ahead=True)
+
+
 def layers_with_experts(keys: Keys) -> list[bool]:
     """Which layers have experts: by ``mlp_layer_types``, or those after the first ``first_k_dense_replace``.
 

@@ -13,17 +13,35 @@ from motley.daemon.models.keys import Keys
 
 def qwen3_5(keys: Keys) -> Model:
     """Describe a model of type ``qwen3_5_text``."""
+    return _dense(keys)
+
+
+def qwen3_5_ahead(keys: Keys) -> Model:
+    """Describe its head that predicts a token further ahead."""
+    return _dense(keys, ahead=True)
+
+
+def qwen3_5_moe(keys: Keys) -> Model:
+    """Describe a model of type ``qwen3_5_moe_text``."""
+    return _with_experts(keys)
+
+
+def qwen3_5_moe_ahead(keys: Keys) -> Model:
+    """Describe its head that predicts a token further ahead."""
+    return _with_experts(keys, ahead=True)
+
+
+def _dense(keys: Keys, ahead: bool = False) -> Model:
     keys = keys.filled({**DEFAULTS, "num_key_value_heads": 4})
 
     def feeding(shape: Shape) -> Mlp:
         columns = mlp_axis(keys.size("intermediate_size"))
         return lambda writer, number, x: mlp(writer, number, x, columns)
 
-    return hybrid("qwen3_5", keys, feeding, fused=False)
+    return hybrid("qwen3_5", keys, feeding, fused=False, ahead=ahead)
 
 
-def qwen3_5_moe(keys: Keys) -> Model:
-    """Describe a model of type ``qwen3_5_moe_text``."""
+def _with_experts(keys: Keys, ahead: bool = False) -> Model:
     keys = keys.filled({**DEFAULTS, "num_key_value_heads": 2})
 
     def feeding(shape: Shape) -> Mlp:
@@ -32,4 +50,4 @@ def qwen3_5_moe(keys: Keys) -> Model:
         routing = Routing(keys.size("num_experts_per_tok"), normalised=True)
         return lambda writer, number, x: experts(writer, shape, number, x, count, columns, routing, shared=shared)
 
-    return hybrid("qwen3_5_moe", keys, feeding, fused=False)
+    return hybrid("qwen3_5_moe", keys, feeding, fused=False, ahead=ahead)

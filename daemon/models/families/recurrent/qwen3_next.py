@@ -15,6 +15,15 @@ from motley.daemon.models.keys import Keys
 
 def qwen3_next(keys: Keys) -> Model:
     """Describe a model of type ``qwen3_next``; ``projections_are_apart`` says that a GGUF file has them so."""
+    return _described(keys)
+
+
+def qwen3_next_ahead(keys: Keys) -> Model:
+    """Describe its head that predicts a token further ahead."""
+    return _described(keys, ahead=True)
+
+
+def _described(keys: Keys, ahead: bool = False) -> Model:
     keys = keys.filled({**DEFAULTS, "num_key_value_heads": 2})
 
     def feeding(shape: Shape) -> Mlp:
@@ -25,10 +34,10 @@ def qwen3_next(keys: Keys) -> Model:
         routing = Routing(keys.size("num_experts_per_tok"), normalised=keys.flag("norm_topk_prob", True))
 
         def feed(writer: Writer, number: int, x: Value) -> Value:
-            if plain is None or sparse[number]:
+            if plain is None or number >= len(sparse) or sparse[number]:
                 return experts(writer, shape, number, x, count, columns, routing, shared=shared)
             return mlp(writer, number, x, plain)
 
         return feed
 
-    return hybrid("qwen3_next", keys, feeding, fused=not keys.flag("projections_are_apart", False))
+    return hybrid("qwen3_next", keys, feeding, fused=not keys.flag("projections_are_apart", False), ahead=ahead)
