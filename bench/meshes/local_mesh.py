@@ -70,6 +70,7 @@ class MeshSpec:
         adapters: slots for them.
         adapter_rank: the largest rank of one.
         draft_model: a model folder: it guesses tokens on rank 0, by the same engine; None: there is none.
+        own_head: the model's own head does.
         stages: of the ranks, in order; empty: every rank has a share of every layer.
     """
 
@@ -92,6 +93,7 @@ class MeshSpec:
     hosts: Sequence[Collection[ExpertKey]] = ()
     cache: Path | None = None
     draft_model: Path | None = None
+    own_head: bool = False
     adapters: int = 0
     adapter_rank: int = SessionRequest.adapter_rank
     stages: Sequence[StageSpec] = ()
@@ -265,7 +267,7 @@ class LocalMesh:
             adapters=spec.adapters,
             adapter_rank=spec.adapter_rank,
         )
-        if spec.draft_model:
+        if spec.draft_model or spec.own_head:
             assignment.draft.CopyFrom(await self._draft(spec.draft_model))
         workers = size + len(spec.hosts)
         pin = spec.pin and spec.threads == 1 and workers <= usable_cores()
@@ -297,11 +299,12 @@ class LocalMesh:
                 raise MeshError(f"no rank gave a sign of life in loading for {STALL_S:.0f} s")
         await all_loaded
 
-    async def _draft(self, draft: Path) -> pb.Assignment:
-        """What rank 0 is told of a model that guesses tokens there."""
+    async def _draft(self, draft: Path | None) -> pb.Assignment:
+        """What rank 0 is told of a model that guesses tokens there; None: of the model's own head."""
         spec = self.spec
-        model = pb.ModelSpec(source=str(draft), quantisation=spec.quantisation, block=spec.block)
-        profile = (await asyncio.to_thread(describe, model, None, str(spec.model))).profile
+        source = str(draft or spec.model)
+        model = pb.ModelSpec(source=source, quantisation=spec.quantisation, block=spec.block, ahead=draft is None)
+        profile = (await asyncio.to_thread(describe, model, None, str(spec.model) if draft else "")).profile
         setup = Setup(spec.engine, spec.quantisation, on_gpu=False, has_whole_caches=has_whole_caches(spec.engine))
         caches = Caches(spec.context, spec.memory_tokens, spec.disk_tokens)
         return plan_draft(model, profile, setup, caches).assignment()

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from motley.daemon.models.description.axes import Kind
 from motley.daemon.models.description.model import Model, tensors
 from motley.daemon.models.description.operations import Linear, Norm, weights_of
+from motley.daemon.models.families import AHEAD
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.cache import default_folder
@@ -41,6 +42,8 @@ _CHUNK = 1 << 20
 """Weights generated at a time."""
 HYBRID = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 """Families of which some tensors lie in larger ones, which are written."""
+_ONE_AHEAD = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Keys of a config that say, by a 1, that there is a head which predicts a token further ahead: then it is written."""
 _DTYPES = {"float16": ("F16", np.dtype("<f2")), "bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16))}
 
 
@@ -124,13 +127,19 @@ def _remove_model(folder: Path) -> None:
 def _tensors(config: dict[str, Any]) -> list[_Tensor]:
     """The weights of a model, as its description has them: fused ones apart, and by their usual names, but for `HYBRID`
     families, whose tensors are written as they are published."""
+    keys = Keys(Path("config.json"), config)
+    has_head = config.get("model_type") in AHEAD and 1 in map(config.get, _ONE_AHEAD)
     try:
-        model = describe(Keys(Path("config.json"), config))
+        models = [describe(keys), *([describe(keys, ahead=True)] if has_head else [])]
     except ConfigError as error:
         raise SynthError(str(error)) from error
-    to_residual = _SIGMA / sqrt(2 * len(model.layers))
-    if config.get("model_type") in HYBRID:
-        return _hybrid(model, to_residual)
+    to_residual = _SIGMA / sqrt(2 * len(models[0].layers))
+    made = _hybrid if config.get("model_type") in HYBRID else _usual
+    return [*{tensor.name: tensor for model in models for tensor in made(model, to_residual)}.values()]
+
+
+def _usual(model: Model, to_residual: float) -> list[_Tensor]:
+    """The weights of a model, or of its head, as the description has them."""
     means: dict[str, float] = {}
     sigmas: dict[str, float] = {}
     for each in model.operations:
@@ -156,6 +165,8 @@ def _hybrid(model: Model, to_residual: float) -> list[_Tensor]:
         name, shape = tensor.name, tensor.shape
         if tensor.parts and ".experts." not in name:
             name, shape = tensor.parts[0].tensor, tensor.parts[0].shape
+        elif model.spelled and tensor.parts:
+            name = next(part.tensor for part in tensor.parts if part.shape == shape and "[" not in part.tensor)
         if name.endswith(FLAT):
             name, shape = name.removesuffix(FLAT), (shape[0], 1, *shape[1:])
         writes = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))

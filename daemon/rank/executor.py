@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
 
@@ -24,6 +22,7 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.adapters.table import NONE
 from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.blocks.kept_file import KeptFile
+from motley.daemon.rank.decode_times import Clocks, DecodeTimes
 from motley.daemon.rank.guessing.handed_rows import HandedRows
 from motley.daemon.rank.pooling import Pool
 from motley.daemon.rank.steps import (
@@ -51,40 +50,10 @@ from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
 from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memory
 from motley.protocol import mesh_pb2 as pb
-from motley.transport import StatsSnapshot
 
 Embed = Callable[[Sequence[int]], F32]
 """Gives the rows f32[T, D] that a step of token ids begins with on this rank: their embeddings, or what the stage
 before has made of them; raises `IndexError` where there is no such token."""
-
-STEP_HISTORY = 4096
-"""Decode steps whose times are remembered."""
-
-
-class Clocks(Protocol):
-    """What tells where the time of a rank's collectives went."""
-
-    def snapshot(self) -> StatsSnapshot:
-        """The clocks as they are now, in seconds since the session began."""
-        ...
-
-
-@dataclass
-class DecodeTimes:
-    """Where the time of this rank's decode steps went, cumulative, in seconds. Sequences of one step share it.
-
-    Decode steps are those in which every sequence has a single token, which was just chosen.
-    """
-
-    tokens: int = 0
-    compute: float = 0.0
-    wire: float = 0.0
-    wait: float = 0.0
-    collectives: int = 0
-    count: int = 0
-    """Decode steps so far."""
-    steps: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=STEP_HISTORY))
-    """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
 
 
 class FarPlace(Protocol):
@@ -405,7 +374,7 @@ class Executor:
         results = self._compute(hidden, spans, step.halved)
         summaries = (self._pool if self._pooling else self._summarise)(step.spans, results)
         if all(plan.rows == plan.wanted == 1 for plan in step.spans):
-            self._count(len(step.spans), time.perf_counter() - began, before)
+            self.times.add(len(step.spans), time.perf_counter() - began, before, self._stats.snapshot())
         if self._blocks.far:
             return tell_loss(self._far.lost if self._far else "", join(summaries))
         return join(summaries) if summaries else None
@@ -478,19 +447,6 @@ class Executor:
         own = bits[start % 8 :][: stop - start]
         allowed[: len(own)] = own
         return allowed
-
-    def _count(self, tokens: int, seconds: float, before: StatsSnapshot) -> None:
-        """Remember where the time of a decode step of so many tokens went."""
-        after, times = self._stats.snapshot(), self.times
-        wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
-        compute = seconds - wire - wait
-        times.tokens += tokens
-        times.wire += wire
-        times.wait += wait
-        times.compute += compute
-        times.count += 1
-        times.steps.append((compute, wire, wait))
-        times.collectives += after.collectives - before.collectives
 
 
 def _sampling(data: bytes) -> pb.Sampling:

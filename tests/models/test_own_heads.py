@@ -77,6 +77,23 @@ def test_a_rank_hands_what_the_model_has_made(name: str, engine: EngineFactory, 
     assert np.abs(handed[0] - states[:-1]).max() < 1e-4 * np.abs(states).max()
 
 
+@pytest.mark.parametrize("name", ["llama-mha", "gemma3-softcaps"])
+def test_what_is_handed_changes_no_bit_of_quantised_logits(name: str, tmp_path: Path) -> None:
+    """Where products are the engine's own kernels, logits cross into what puts the row behind them."""
+    case, hidden = golden_case(name), golden_case(name).model.hidden
+    shares = uneven_shares(units(case.model, "int8", 32), 3)
+    got = []
+    for how in ({}, {"hands": True}, {"embeds": True}):
+        folder, made = tmp_path / "-".join(["plain", *how]), partial(build_rank_graph, **how)
+        with LocalSession(case.folder, OnnxRuntimeEngine, shares, folder, "int8", declare=made) as ranks:
+            prompt = ranks.step(case.tokens[:20], 0)
+            rows = np.concatenate([prompt, *(ranks.step([case.tokens[at]], at) for at in range(20, 24))])
+            got.append(np.split(rows, np.cumsum([graph.vocabulary for graph in ranks.graphs])[:-1], axis=1))
+    for plain, both, row in zip(*got, strict=True):
+        assert np.array_equal(both, np.concatenate([plain, row], axis=1))
+        assert row.shape[1] == hidden
+
+
 @pytest.mark.parametrize("ahead", [HEADS[0], HEADS[3]], ids=str)
 def test_files_without_the_head_that_their_config_tells_of_are_refused(ahead: Ahead, tmp_path: Path) -> None:
     """The model itself runs."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from motley.orchestrator.mesh.links import LinkTable
+from motley.orchestrator.planning.cost import Workload
+from motley.orchestrator.serving.plans.ranks import Team
+from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import Describe, Described, Engine, Failure, Gpu
 from motley.protocol.versions import OLDEST
 from tests.orchestrator.conftest import small_profile
@@ -162,3 +166,11 @@ def able(node: Any) -> Any:
     """The node, of which the engine can tell more than logits."""
     node.capabilities.engines[0].embeds = True
     return node
+
+
+def test_no_stages_are_planned_for_the_own_head() -> None:
+    """What its first node needs is made by the last layers."""
+    team = Team([], [], [], 100)
+    for draft, stages in (("own", 1), ("small", 0)):
+        request = SessionRequest("bard", draft_model=draft)
+        assert team.chooser(request, LinkTable(lambda: 0.0), Workload(wire="fp32"), with_draft=True).stages == stages

@@ -14,6 +14,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, loading_bars, table
 from motley.cli.typed.options import Quant, Quantisation, parse_link
+from motley.protocol import OWN_HEAD
 
 DRAFTS_EXAMPLE = "Example: motley bench drafts --model ./tinyllama --prompt notes.txt --link 1ms,1Gbit"
 
@@ -22,7 +23,11 @@ def drafts(
     model: ModelFolder,
     prompt: Annotated[Path, typer.Option(help="A text file to be continued, such as code, or a text with quotes.")],
     draft_model: Annotated[
-        Path | None, typer.Option(help="Folder of a small model with the same tokenizer that guesses tokens too.")
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A small model with the same tokenizer that guesses tokens too; or own: the model's own head.",
+        ),
     ] = None,
     ranks: Ranks = 2,
     tokens: Annotated[int, typer.Option(min=8, max=4000, help="Tokens of each answer.")] = 128,
@@ -60,7 +65,8 @@ def drafts(
         threads=threads,
         pin=True,
         link=parse_link(link),
-        draft_model=resolve(str(draft_model), None) if draft_model else None,
+        draft_model=resolve(draft_model, None) if draft_model and draft_model != OWN_HEAD else None,
+        own_head=draft_model == OWN_HEAD,
     )
     with loading_bars() as progress:
         measured = run(measure_drafts(spec, ids, tokens, progress.advance_to))

@@ -26,7 +26,8 @@ from motley.daemon.rank.blocks.kept_prefixes import KeptPrefixes
 from motley.daemon.rank.blocks.state_blocks import StateBlockStore
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.daemon.rank.constraints import Preparing
-from motley.daemon.rank.executor import STEP_HISTORY, Executor
+from motley.daemon.rank.decode_times import STEP_HISTORY
+from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.guessing.drafting import Drafter, Drafting
 from motley.daemon.rank.kept_states import KeptStates
 from motley.daemon.rank.scheduling.client import Client, logprob_row, request_of

@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 from motley.bench.random_models import writing
 from motley.bench.random_models.writing import SynthError, synthesise, temporary_model
 from motley.daemon.models.files import open_model
+from motley.daemon.models.keys import ConfigError
+from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.spec import Piece
 from motley.orchestrator.known_models.shapes import SHAPES
@@ -117,6 +119,24 @@ def test_weights_that_lie_in_larger_tensors_are_found(name: str, tmp_path: Path)
         assert any(layer.recurrence for layer in opened.model.layers)
         (gain,) = {layer.recurrence.gain.name for layer in opened.model.layers[:1] if layer.recurrence}
         assert opened.source.read(Piece(gain, range(128))).mean() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("qwen3-next-80b-a3b", "mtp_num_hidden_layers"), ("glm-4.7-flash", "num_nextn_predict_layers")],
+)
+def test_a_head_that_the_configuration_tells_of_is_written(name: str, key: str, tmp_path: Path) -> None:
+    own = {"num_experts": 3, "n_routed_experts": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    config = tiny(name) | {key: value for key, value in own.items() if key in SHAPES[name]}
+    config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_key_value_heads": 4, "num_hidden_layers": 4}
+    for number, ahead in enumerate((0, 1)):
+        synthesise(config | {key: ahead}, tmp_path / str(number))
+        with open_model(tmp_path / str(number)):
+            pass
+    with open_model(tmp_path / "1", ahead=True) as opened:
+        assert opened.rows([1, 2]).any()
+    with pytest.raises((CheckpointError, ConfigError), match="head"), open_model(tmp_path / "0", ahead=True):
+        pass
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -13,7 +13,7 @@ import pytest
 
 from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.pipe.framing import LENGTH
-from motley.daemon.rank.executor import DecodeTimes
+from motley.daemon.rank.decode_times import DecodeTimes
 from motley.daemon.worker import rank
 from motley.daemon.worker.rank import Rank
 from motley.protocol import mesh_pb2 as pb

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 import motley.cli
 from motley.cli.app import app
+from tests.e2e.answers.test_recurrent import save_letters, text_of
+from tests.models.own_heads import that_knows
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 LINES = "ROMEO:\nI will go to the Tower.\n\nJULIET:\nI will go to the Tower.\n\n"
@@ -27,6 +29,20 @@ def test_a_text_that_repeats_itself_is_guessed_and_stays_the_same(tmp_path: Path
     assert said["same_text"] is True
     assert said["accepted_per_step"] > 0
     assert min(said["without_tokens_per_s"], said["with_tokens_per_s"]) > 0
+
+
+@pytest.mark.soak
+def test_a_models_own_head_is_measured_too(tmp_path: Path) -> None:
+    model = that_knows(tmp_path / "ahead", 60)
+    save_letters(model, 101)
+    prompt = tmp_path / "letters.txt"
+    prompt.write_text(text_of([5, 6, 7]), encoding="utf-8")
+    options = ["--model", str(model), "--prompt", str(prompt), "--draft-model", "own", "--tokens", "40", "--json"]
+    result = CliRunner().invoke(app, ["bench", "drafts", *options, "--ranks", "1", "--quant", "fp32"])
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout.splitlines()[-1])
+    assert said["same_text"] is True
+    assert said["accepted_per_step"] > 0
 
 
 @pytest.mark.parametrize(
