@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.planning.cost import Workload
@@ -132,6 +135,19 @@ async def test_the_models_own_head_is_described_and_planned_as_a_draft_model(mes
     first, second = node.commands[0].assign, other.commands[0].assign
     assert (first.model.ahead, first.draft.model.ahead, first.draft.model.source) == (False, True, "bard")
     assert not second.HasField("draft")
+
+
+async def test_the_command_line_asks_for_the_own_head_whatever_folder_is_called_so(
+    mesh: Any, new_node: Any, motley: Motley, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await mesh.join(able(new_node("pc")))
+    node.on_describe = Describing()
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path)
+    status, _, said = await motley("run", "bard", "Hello", "--draft-model", "own")
+    assert status == 0, said
+    assert node.commands[0].assign.draft.model.ahead
+    assert "its own head guesses tokens" in " ".join((await motley("status"))[1].split())
 
 
 async def test_the_own_head_takes_memory_of_rank_0(mesh: Any, new_node: Any) -> None:

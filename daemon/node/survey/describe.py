@@ -60,7 +60,7 @@ def describe(
     """
     every = (model.quantisation, *model.beside)
     if model.config_json:
-        alone = read_config(Keys(Path("config.json"), json.loads(model.config_json)))
+        alone = read_config(Keys(Path("config.json"), json.loads(model.config_json)), model.ahead)
         profiles = [
             profile(alone, each, model.block, None, model.exact, every, model.cache_format or "fp32") for each in every
         ]

@@ -11,7 +11,8 @@ import pytest
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
 from tests.e2e.answers.test_recurrent import save_letters, text_of
-from tests.e2e.processes import BUNDLED, Mesh
+from tests.e2e.losses.test_survival import streamed, undisturbed, worker_of
+from tests.e2e.processes import BUNDLED, Mesh, mesh
 from tests.models.own_heads import HEADS, Ahead, head_of, tensors_of, that_knows, write
 
 CYCLE = 60
@@ -69,6 +70,22 @@ async def test_a_head_that_knows_nothing_changes_no_text(ahead: Ahead, there: Me
         await client.call("DELETE", f"/api/sessions/{session['id']}")
     assert told["choices"][0]["text"] == answer
     assert activity["tried_drafts"] > 0
+
+
+@pytest.mark.soak
+async def test_answers_go_on_when_the_rank_of_the_head_dies(model: Path, tmp_path: Path) -> None:
+    """The new one has rows from there on."""
+    async with mesh(tmp_path, "a", "b") as there:
+        session = await there.session(model=str(model), nodes=["a", "b"], shares=[1, 1], draft_model="own", exact=True)
+        plain = await undisturbed(there.url, {**SAMPLED, "drafts": False})
+        async with Client(there.url) as client:
+            ranks = (await client.call("GET", f"/api/sessions/{session['id']}"))["ranks"]
+        dies = worker_of(there.nodes[ranks[0]["node"]])
+        assert (await streamed(there.url, SAMPLED, 20, dies.kill))[0] == plain
+        async with Client(there.url) as client:
+            told = await client.call("GET", f"/api/sessions/{session['id']}")
+    assert told["epoch"] == 2
+    assert told["activity"]["accepted_drafts"] > 0
 
 
 async def test_what_cannot_be_is_refused_by_name(there: Mesh, model: Path) -> None:
