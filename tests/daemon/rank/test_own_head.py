@@ -6,7 +6,8 @@ The engine is a stand-in: what it makes of a pair depends on all pairs before it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,24 @@ from hypothesis import strategies as st
 
 from motley.daemon.rank.guessing.handed_rows import MOST, HandedRows
 from motley.daemon.rank.guessing.own_head import OwnHead
+from motley.daemon.rank.scheduling import scheduler
 from motley.daemon.rank.scheduling.request import Request
 from motley.daemon.sampling.choice import Choice, choose
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
 from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
+from tests.daemon.rank.test_scheduler import (
+    FAR,
+    LONGEST,
+    VOCABULARY,
+    WINDOWED,
+    Eager,
+    Session,
+    assert_as_alone,
+    drawn_requests,
+    handed_after,
+)
 
 WORDS = 30
 BLOCKS = CacheBlocks(60, 5)
@@ -35,10 +48,10 @@ def row_of(tokens: Sequence[int]) -> F32:
     return np.random.default_rng([7, *tokens]).normal(size=1).astype(np.float32)
 
 
-def made_of(pairs: Pairs) -> F32:
-    """f32[WORDS + 1], what the head makes of the last of some pairs: logits, and what it hands."""
+def made_of(pairs: Pairs, words: int = WORDS) -> F32:
+    """f32[words + 1], what the head makes of the last of some pairs: logits, and what it hands."""
     seed = [word for row, token in pairs for word in (int(np.float32(row).view(np.uint32)), token)]
-    return np.random.default_rng(seed).normal(size=WORDS + 1).astype(np.float32)
+    return np.random.default_rng(seed).normal(size=words + 1).astype(np.float32)
 
 
 @dataclass
@@ -47,6 +60,7 @@ class Engine:
 
     most_spans: int
     most_rows: int
+    words: int = WORDS
     cells: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def step(self, hidden: F32, spans: Sequence[Span], halved: bool = False) -> F32:
@@ -60,7 +74,7 @@ class Engine:
                 token, row = hidden[at]
                 self.cells[places[span.position + number]] = float(row), int(token)
                 at += 1
-            made.append(made_of([self.cells[place] for place in places[: span.position + span.rows]]))
+            made.append(made_of([self.cells[place] for place in places[: span.position + span.rows]], self.words))
         return np.stack(made)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -70,12 +84,12 @@ class Engine:
         raise AssertionError("whoever has made it closes it")
 
 
-def head_of(handed: HandedRows, most_spans: int = 4, most_rows: int = 100, context: int = 100) -> OwnHead:
-    def embed(tokens: Sequence[int]) -> F32:
-        return np.array(tokens, np.float32)[:, None]
+def embed(tokens: Sequence[int]) -> F32:
+    return np.array(tokens, np.float32)[:, None]
 
-    engine = Engine(most_spans, most_rows)
-    return OwnHead(engine, embed, handed, BLOCKS, context, most_rows, range(WORDS), 8)
+
+def head_of(handed: HandedRows, most_spans: int = 4, most_rows: int = 100, context: int = 100) -> OwnHead:
+    return OwnHead(Engine(most_spans, most_rows), embed, handed, BLOCKS, context, most_rows, range(WORDS), 8)
 
 
 def request_of(prompt: list[int], slot: int, sampling: pb.Sampling = GREEDY) -> Request:
@@ -178,9 +192,9 @@ def test_a_head_that_makes_no_numbers_is_not_asked_again(monkeypatch: pytest.Mon
     one, other = request_of([1, 2], 0), request_of([2, 3], 1)
     for each in (one, other):
         compute(handed, each, 4)
-    made: Callable[[Pairs], F32] = made_of
+    made: Callable[..., F32] = made_of
     broken = float(row_of([1, 2])[0])
-    monkeypatch.setitem(globals(), "made_of", lambda pairs: made(pairs) * (np.nan if pairs[0][0] == broken else 1))
+    monkeypatch.setitem(globals(), "made_of", lambda pairs, *_: made(pairs) * (np.nan if pairs[0][0] == broken else 1))
     assert head.guess([(one, 1), (other, 1)])[0] == [[], likeliest(1, other, 1)]
     for each in (one, other):
         compute(handed, each, 5)
@@ -209,3 +223,48 @@ def test_tokens_are_chosen_as_the_model_chooses_them() -> None:
         assert choice.token == token
         pairs.append((float(made[WORDS]), token))
     assert len(guessed) == 4
+
+
+class Watchful(Eager):
+    """Also makes sure that the model hands what it has made of the text so far, whatever has been guessed wrongly."""
+
+    def guesses(self, answered: Sequence[Request], may: Sequence[bool], *more: object) -> Any:
+        assert isinstance(self.drafter, OwnHead)
+        for one in answered:
+            first, rows = self.drafter._handed.between(one.slot, 0, len(one.tokens) - 1)
+            assert [float(row) for (row,) in rows] == [
+                handed_after(one.tokens[: position + 1]) for position in range(first, len(one.tokens) - 1)
+            ]
+        return super().guesses(answered, may, *more)
+
+
+@pytest.mark.soak
+@given(
+    st.data(),
+    st.sampled_from(((1,), (16, 3))),
+    st.sampled_from((CacheBlocks(16, 4), CacheBlocks(2, 60), *FAR, *WINDOWED)),
+    st.integers(1, 4),
+)
+def test_texts_are_as_without_it(data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int) -> None:
+    """Whoever else is answered, steps back, is held or cancelled, has recurrent states or loses far blocks."""
+    requests = drawn_requests(data, number)
+    rounds, names = st.integers(0, 60), st.sampled_from([asked.request_id for asked in requests])
+    arrivals = {asked.request_id: data.draw(rounds) for asked in requests}
+    cancels = data.draw(st.lists(st.tuples(rounds, names), max_size=2))
+    holds = [
+        each
+        for at, name in data.draw(st.lists(st.tuples(rounds, names), max_size=2))
+        for each in ((at, name, True), (at + 20, name, False))
+    ]
+    memory, handed = data.draw(st.sampled_from((2, LONGEST))), HandedRows()
+    blocks = replace(blocks, slots=data.draw(st.integers(1, 6)), snapshots=data.draw(st.integers(0, 3)))
+    recurrent = data.draw(st.booleans())
+    head = OwnHead(Engine(4, 100, words=VOCABULARY), embed, handed, BLOCKS, 60, MOST, range(VOCABULARY), 8)
+    session = Session(most, blocks, memory=memory, recurrent=recurrent, own_head=(head, handed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "Drafting", Watchful)
+        session.run(requests, arrivals, cancels, sorted(holds))
+    assert_as_alone(session, requests, most=most, blocks=blocks, memory=memory)
+    assert not head._texts
+    assert not handed._kept
+    assert sorted(head._free) == [*range(BLOCKS.count)]

@@ -25,6 +25,8 @@ from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.guessing import drafts
 from motley.daemon.rank.guessing.draft_model import DraftModel
 from motley.daemon.rank.guessing.drafting import Drafting, Drafts
+from motley.daemon.rank.guessing.handed_rows import HandedRows
+from motley.daemon.rank.guessing.own_head import OwnHead
 from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.rank.scheduling import scheduler
 from motley.daemon.rank.scheduling.request import Request
@@ -59,6 +61,11 @@ def logits_after(*tokens: int) -> F32:
     return np.random.default_rng(tokens).normal(size=VOCABULARY + 10).astype(np.float32)
 
 
+def handed_after(tokens: Sequence[int]) -> float:
+    """What the model hands its own head after some tokens; what they are computed with does not count."""
+    return float(hash(tuple(token % 1000 for token in tokens)) % 10**6)
+
+
 @dataclass
 class Engine:
     """Logits of `vocabulary` that depend on the tokens of a sequence, as it finds them in its blocks."""
@@ -77,6 +84,8 @@ class Engine:
     """The number of the adapter in each slot, above 0."""
     recurrent: bool = False
     """Whether it keeps a state of each sequence, which must get every token once."""
+    hands: bool = False
+    """Whether it gives what it hands the model's own head, behind its logits."""
     states: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
     """By slot: the tokens that a state has, and those that have been guessed after them."""
     held: NDArray[np.int64] = field(init=False)
@@ -149,7 +158,9 @@ class Engine:
                 assert all(span.windowed[block] >= 0 for block, _ in places), "a block is missing that is seen"
                 in_window = [self.windowed[span.windowed[block], place] for block, place in places]
                 assert in_window == tokens[seen.start : seen.stop], "a block that is seen has been given away"
-            logits += [self._logits(tokens[: end - unseen]) for unseen in reversed(range(span.wanted))]
+            for known in range(end - span.wanted + 1, end + 1):
+                made = self._logits(tokens[:known])
+                logits.append(np.append(made, np.float32(handed_after(tokens[:known]))) if self.hands else made)
         self.given = np.stack(logits) if logits else np.empty((0, len(self.vocabulary)), np.float32)
         return self.given
 
@@ -269,6 +280,7 @@ class Session:
         slots: for adapters.
         recurrent: whether engines keep states of sequences.
         pooling: how texts are embedded, in the place of being answered.
+        own_head: guesses tokens by what it is handed; the model's own.
     """
 
     def __init__(
@@ -289,6 +301,7 @@ class Session:
         slots: int = 0,
         recurrent: bool = False,
         pooling: str = "",
+        own_head: tuple[OwnHead, HandedRows] | None = None,
     ) -> None:
         last = len(most) - 1
         holders = [
@@ -306,6 +319,7 @@ class Session:
                 holders[rank],
                 adapted[rank].slots if adapted else {},
                 recurrent,
+                hands=own_head is not None and rank == 0,
             )
             for rank, spans in enumerate(most)
         ]
@@ -323,6 +337,7 @@ class Session:
                 own,
                 keeps_logits=waves > 1,
                 pooling=pooling,
+                handed=own_head[1] if own_head and engine.hands else None,
             )
             for engine, file, own in zip_longest(self.engines, kept, adapted)
         ]
@@ -352,7 +367,7 @@ class Session:
             check=lambda: None,
             report=lambda: None,
             tell_steps=lambda: None,
-            draft_model=draft.model if draft else None,
+            draft_model=draft.model if draft else own_head[0] if own_head else None,
             held=held,
             waves=waves,
             adapters=slots,
