@@ -41,7 +41,8 @@ A value that is read on the other side of a collective or of an Experts node is 
 ``value_cache.{layer}``                         heads, C positions (absent if H = 0, or where the keys are the values);
                                                 updated to the outputs ``key_cache.{layer}.out``, ...
 ``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0); or, of
-                                                a graph without the last layers, the residual, replicated: V = D then
+                                                a graph without the last layers, the residual, replicated: V = D then;
+                                                of a rank whose model has its own head guess tokens, D columns more
 =====================  =======================  ==============================================================
 
 A step has rows of several sequences, a `Span` of each. Everything is computed for all rows alike, but attention: each
@@ -345,7 +346,7 @@ class RankGraph:
     hidden: int
     """D, the width of the residual."""
     vocabulary: int
-    """V, the columns of ``logits``: the rows of this rank's slice of the head; may be 0."""
+    """V, the columns of ``logits``: the rows of this rank's slice of the head, and what else is in them; may be 0."""
     context: int
     """The longest sequence that there will ever be, in tokens."""
     far: FarBlocks | None = None

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.cutting.shares import PlanError
-from motley.orchestrator.planning.setup import SKILLS, Setup, SetupError, lacking_format, lacking_skill, setup_of
+from motley.orchestrator.planning.setup import HANDS, SKILLS, Setup, SetupError, lacking_format, lacking_skill, setup_of
 from motley.orchestrator.session_request import AUTO, ON_GPU, ON_PROCESSOR, SessionRequest
 from motley.protocol.mesh_pb2 import FormatSpeed
 
@@ -117,6 +117,9 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
             there = _by(request, node, engine)
         except UnableError as error:
             reasons += [str(error)] if error.code != "unknown_engine" else []
+            continue
+        if request.has_own_head and (lacking := lacking_skill(node.name, node.capabilities, engine, HANDS)):
+            reasons.append(lacking)  # and any node may come to be the first
             continue
         if there.setup.on_host_memory:
             return f"computes on its processor: its GPU, {gpu.name}, has no memory of its own"

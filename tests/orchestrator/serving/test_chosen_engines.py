@@ -50,6 +50,7 @@ async def test_a_gpu_computes_where_nobody_says_what_shall(mesh: Any, new_node: 
         ({}, {"lacking": "package cupy"}, {}, "node 'pc' cannot run engine 'cuda': package cupy"),
         ({}, {}, {"exact": True}, "engines on its GPU, RTX 9, cannot have exact sums"),
         ({}, {}, {"embeddings": "mean"}, "engine 'cuda' of node 'pc' cannot embed texts"),
+        ({}, {}, {"draft_model": "own"}, "engine 'cuda' of node 'pc' cannot hand a model's own head what it guesses"),
         ({}, {}, {"cache_format": "int8"}, "engine 'cuda' of node 'pc' cannot keep KV caches as 'int8'"),
     ],
 )
