@@ -186,13 +186,14 @@ class AdaptedSession(LocalSession):
         slots: int = 1,
         options: EngineOptions | None = None,
         exact: bool = False,
+        hands: bool = False,
     ) -> None:
         self.declared: list[Declared] = []
         self._embeddings: dict[int, Beginnings | None] = {}
         """Of the adapters in slots."""
 
         def declare(*of: Any, **more: Any) -> Declared:
-            self.declared.append(build_rank_graph(*of, **more, adapters=slots))
+            self.declared.append(build_rank_graph(*of, **more, adapters=slots, hands=hands))
             return self.declared[-1]
 
         super().__init__(model, factory, shares, folder, quantisation, options=options, exact=exact, declare=declare)

@@ -19,6 +19,7 @@ from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.plugins.engine import F32, EngineFactory
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
+from tests.adapters.adapted import AdaptedSession, random_adapter
 from tests.models.cases import LocalSession, golden_case, uneven_shares, whole_share
 from tests.models.own_heads import HEADS, Ahead, ahead_by_the_book, head_of, tensors_of, write
 from tests.models.test_embeddings import STATES
@@ -92,6 +93,25 @@ def test_what_is_handed_changes_no_bit_of_quantised_logits(name: str, tmp_path: 
     for plain, both, row in zip(*got, strict=True):
         assert np.array_equal(both, np.concatenate([plain, row], axis=1))
         assert row.shape[1] == hidden
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int8"])
+@pytest.mark.parametrize("name", ["llama-mqa", "gemma3-softcaps"])
+def test_what_is_handed_changes_no_bit_of_logits_with_an_adapter(name: str, quantisation: str, tmp_path: Path) -> None:
+    """Of the head, too, which is then no longer the last product."""
+    case = golden_case(name)
+    adapter = random_adapter(tmp_path / "adapter", case.model, seed=8, head=True)
+    shares = [whole_share(units(case.model, quantisation, 32))]
+    got = []
+    for hands in (False, True):
+        folder = tmp_path / str(hands)
+        with AdaptedSession(case.folder, OnnxRuntimeEngine, shares, folder, quantisation, hands=hands) as session:
+            session.load(1, adapter)
+            got.append([session.adapted(case.tokens, slot) for slot in (0, 1)])
+    for plain, both in zip(*got, strict=True):
+        assert np.array_equal(both[:, : case.model.vocabulary], plain)
+    assert not np.allclose(*got[0])
+    assert not np.allclose(got[1][0][:, case.model.vocabulary :], got[1][1][:, case.model.vocabulary :])
 
 
 @pytest.mark.parametrize("ahead", [HEADS[0], HEADS[3]], ids=str)

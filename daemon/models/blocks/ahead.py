@@ -5,7 +5,7 @@ the token that follows; both are normalised, and one matrix makes the residual o
 embeddings and the matrix of words are the model's. For a token still further ahead it is given what it has made itself,
 in the place of what the model has.
 
-Source: DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2; whether what is given is behind a last norm is as in
+Source: DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2; what is given is behind a last norm where it is in
 vLLM (deepseek_mtp.py, glm4_moe_mtp.py, qwen3_next_mtp.py).
 """
 
@@ -32,7 +32,6 @@ def head_ahead(
     *,
     hands_normed: bool = False,
     spelled: Mapping[str, str] | None = None,
-    ignored: tuple[str, ...] = (),
 ) -> Model:
     """Describe the head of a model.
 
@@ -42,7 +41,7 @@ def head_ahead(
             residual of what enters.
         context: the model's.
         hands_normed: what the head is given of its own is behind its last norm.
-        spelled, ignored: see `Model`.
+        spelled: see `Model`.
     """
     number = shape.layers
     at, module = f"layers.{number}.ahead", f"model.layers.{number}"
@@ -63,7 +62,7 @@ def head_ahead(
         lambda _: own,
         ropes,
         context,
-        ignored=[*others, *copies, *ignored],
+        ignored=[*others, *copies],
         last_norm=f"{module}.shared_head.norm.weight",
     )
     return replace(described, handed=None if hands_normed else described.head_x, spelled=spelled or {})
