@@ -20,14 +20,16 @@ import onnx
 from onnx import TensorProto
 
 from motley.plugins.cuda.cublas import Gemm
-from motley.plugins.cuda.experts import LayerExperts, tables_of
-from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, SOURCES, THREADS, Matrix, View, pointer
+from motley.plugins.cuda.expert_groups import best_groups
+from motley.plugins.cuda.experts import HeadMatrices, LayerExperts, heads_of, tables_of
+from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, SOURCES, THREADS, HeadPart, Matrix, View, pointer
 from motley.plugins.engine import Collectives, EngineError, RankGraph
-from motley.plugins.known_nodes import numbers_of
+from motley.plugins.known_nodes import is_number, is_stored, numbers_of
 from motley.plugins.mapped_share import MappedShare, place_of
 from motley.plugins.nodes import attributes_of
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.errors import CudaError
+from motley.transport.cuda.reduction import ALIGNMENT
 from motley.transport.cuda.stream import CudaStream, DeviceArray
 from motley.transport.cuda.sum_memory import SumMemory
 
@@ -53,11 +55,16 @@ class DeviceGraph:
         experts: of each ``Experts`` node, by the name of its result.
         made_by: the node that makes a value.
         initializers: weights, by name.
+        head_matrices: of each ``HeadProducts`` node, by the name of its result; heads are like experts that rows have
+            chosen, all of them.
+        groups: choices among groups of experts, by the scores that they make.
         blocks: in which keys and values are kept.
         caches: the addresses of the keys and of the values of every layer, in all its blocks, by the names of
             `motley.plugins.engine.CacheBlocks.arrays`.
+        writing: the names of the attention nodes that write to their caches; others read what these have written.
         head_rows: how many rows of logits there is room for.
         values: where the values of a step that is being submitted are.
+        parts: parts of heads likewise.
         gemm: what multiplies prompts; None: our own kernels.
     """
 
@@ -96,18 +103,31 @@ class DeviceGraph:
             raise EngineError(f"engine 'cuda' sums rows of a multiple of 4 elements, not of {self.hidden}")
         self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
         self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
+        self._constants = {
+            tensor.name: self._send(onnx.numpy_helper.to_array(tensor))
+            for tensor in proto.initializer
+            if tensor.data_type == TensorProto.FLOAT and not is_stored(tensor) and not is_number(tensor)
+        }
+        """The addresses of floats of the graph itself that are the same for every row."""
         self.matrices = {
             node.input[1]: self._matrix(node, self.made_by) for node in self.nodes if node.op_type == "Gemm"
         }
         self.experts = {node.output[0]: self._experts(node) for node in self.nodes if node.op_type == "Experts"}
+        self.head_matrices = {
+            node.output[0]: self._head_matrices(node) for node in self.nodes if node.op_type == "HeadProducts"
+        }
+        self.groups = best_groups(proto)
         self.blocks = graph.blocks
         self.caches = {
-            name: self._zeros(graph.blocks.count_of(spec) * prod(shape) * np.dtype(dtype).itemsize)
+            name: self.zeros(graph.blocks.count_of(spec) * prod(shape) * np.dtype(dtype).itemsize)
             for spec in graph.caches
             for name, (shape, dtype) in graph.blocks.arrays([spec]).items()
         }
+        first = {cache: node.name for node in reversed(proto.node) for cache in node.input if cache in self.caches}
+        self.writing = {*first.values()}
         self.head_rows = 0
         self.values: dict[str, View] = {}
+        self.parts: dict[str, HeadPart] = {}
         self._buffers: dict[tuple[str, int, int], View] = {}
         """The buffers of values, by name, width and number of rows."""
         self._reductions: dict[tuple[int, int, Collectives], AllReduce] = {}
@@ -139,7 +159,7 @@ class DeviceGraph:
         self._memory.callback(self._driver.free, address)
         return address
 
-    def _zeros(self, nbytes: int) -> int:
+    def zeros(self, nbytes: int) -> int:
         """Memory on the device that is zero once the stream has come to it."""
         words = -(-nbytes // 4)
         address = self.allocate(max(1, 4 * words))
@@ -191,7 +211,22 @@ class DeviceGraph:
 
     def address(self, name: str) -> int:
         """Where an initializer lies on the device."""
-        return self._weights + place_of(self.initializers[name])[0]
+        constant = self._constants.get(name)
+        return self._weights + place_of(self.initializers[name])[0] if constant is None else constant
+
+    def is_number(self, name: str) -> bool:
+        """Whether a value is one float of the graph itself, which kernels are given as an argument."""
+        return is_number(self.initializers.get(name))
+
+    def _send(self, array: np.ndarray[Any, Any]) -> int:
+        """Take an array to the device, where it stays; its address."""
+        address = self.allocate(max(1, array.nbytes))
+        self.send(address, array.reshape(-1).view(np.uint8))
+        return address
+
+    def _head_matrices(self, node: onnx.NodeProto) -> HeadMatrices:
+        matrix = self._matrix(node, self.made_by)
+        return heads_of(matrix, attributes_of(node)["heads"], self.max_rows, self._send, node.name)
 
     def _experts(self, node: onnx.NodeProto) -> LayerExperts:
         """The experts of a layer; their tables go to the device."""
@@ -199,12 +234,7 @@ class DeviceGraph:
         def matrix_of(product: onnx.NodeProto, body: onnx.GraphProto) -> Matrix:
             return self._matrix(product, {output: each for each in body.node for output in each.output})
 
-        def send(table: np.ndarray[Any, Any]) -> int:
-            address = self.allocate(table.nbytes)
-            self.send(address, table.view(np.uint8))
-            return address
-
-        return tables_of(node, matrix_of, self.address, send, numbers_of(self.initializers))
+        return tables_of(node, matrix_of, self.address, self._send, numbers_of(self.initializers))
 
     def _matrix(self, node: onnx.NodeProto, made_by: Mapping[str, onnx.NodeProto]) -> Matrix:
         """What a product multiplies by; `made_by` has the nodes of its graph."""
@@ -242,7 +272,13 @@ class DeviceGraph:
 
     def all_reduce(self, rows: View, chunk: slice, summing: Collectives) -> None:
         """Sum some of the rows over all ranks, in place, in the stream's order."""
-        address = rows.address + 4 * chunk.start * rows.width
+        address, size = rows.address + 4 * chunk.start * rows.width, 4 * (chunk.stop - chunk.start) * rows.width
+        if address % ALIGNMENT:  # of narrow rows, which are few numbers
+            place = self.buffer(f"sum of {rows.width}", rows.width, self.max_rows)
+            self._driver.copy(place.address, address, size, self.stream.handle)
+            self.all_reduce(place, slice(0, chunk.stop - chunk.start), summing)
+            self._driver.copy(address, place.address, size, self.stream.handle)
+            return
         key = address, chunk.stop - chunk.start, summing
         if key not in self._reductions:
             self.finish()  # what a sum is made of belongs to the steps of those before it

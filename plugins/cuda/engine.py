@@ -1,6 +1,6 @@
 """The GPU engine: a rank's graph as CUDA kernels on one stream, collectives included, in FP32.
 
-A step is submitted as a whole, node by node, and waited for once: the kernels of ``kernels.cu`` and ``quantised.cu``,
+A step is submitted as a whole, node by node, and waited for once: the kernels of the ``.cu`` files beside this one,
 and between them the collectives as `motley.transport.cuda` orders them. Products of few rows by 4- and 8-bit codes
 quantise the rows first, and have the bits that the CPU engine gives them. A table on the device says where each row
 finds its sequence, so rows of one step may be of any sequences. Steps that decode, which have one row of each sequence,
@@ -26,8 +26,11 @@ from motley.plugins.cuda.cublas import Gemm, open_cublas
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.inputs import StepInputs
 from motley.plugins.cuda.kernels import MOST_PARTS, PART, parts_of
+from motley.plugins.cuda.known import submitted_nodes
+from motley.plugins.cuda.nodes.submission import StepRows
+from motley.plugins.cuda.recurrent_states import Lined, RecurrentStates
 from motley.plugins.cuda.rotary import RotaryTables
-from motley.plugins.cuda.step import FEW_ROWS, submit_nodes, submitted_nodes
+from motley.plugins.cuda.step import FEW_ROWS, submit_nodes
 from motley.plugins.cuda.trial import Trial
 from motley.plugins.engine import (
     CACHE_FORMATS,
@@ -145,6 +148,8 @@ class CudaEngine:
         self._on_device = DeviceGraph(self._graph, nodes, self._stream, self._memory, rows, multiply)
         rotary = RotaryTables(self._graph, self._on_device)
         self._memory.callback(rotary.close)
+        self._turns = rotary.firsts
+        self._states = RecurrentStates(self._graph, self._on_device)
         self._inputs = StepInputs(self._graph, self._on_device, rotary, rows)
         self._on_device.values["hidden"] = self._inputs.rows
         self._adapting = Adapting(self._graph, self._on_device)
@@ -168,16 +173,21 @@ class CudaEngine:
         with _told(" failed in a step"):
             if len(wanted) > self._on_device.head_rows:
                 self._open_head(self._max_rows)
-            self._inputs.send(hidden, spans)
+            lined = self._states.line_up(spans)
+            self._inputs.send(hidden, spans, lined)
             began = perf_counter()
-            if len(sees) == len(spans) == len(wanted) <= FEW_ROWS:
-                self._decode(len(spans), max(sees), halved, adapted)
+            if len(sees) == len(spans) == len(wanted) <= FEW_ROWS and not lined.takes_guesses:
+                self._decode(len(spans), max(sees), halved, adapted, lined)
             else:
-                self._submit(sees, wanted, halved, adapted)
+                self._submit(sees, wanted, halved, adapted, lined)
             self._on_device.finish()
             if len(sees) == 1 and self._trial.took(perf_counter() - began):
                 self._change_form()
         return self._logits[: len(wanted) * self._graph.vocabulary].reshape(len(wanted), self._graph.vocabulary)
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        with _told(" cannot copy recurrent states"):
+            self._states.copy(pairs)
 
     def prepare_adapter(
         self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None = None
@@ -222,24 +232,31 @@ class CudaEngine:
         self._on_device.head_rows = rows
         self._logits = self._on_device.pinned(4 * rows * self._graph.vocabulary).view(np.float32)
 
-    def _submit(self, sees: Sequence[int], wanted: list[int], halved: bool, adapted: bool) -> None:
+    def _submit(self, sees: Sequence[int], wanted: list[int], halved: bool, adapted: bool, lined: Lined) -> None:
         """Submit a step whose operands have been sent, up to the staging for logits; see `submit_nodes`."""
         device, count = self._on_device, len(sees)
-        places, chunks = self._inputs.places(count), micro_chunks(count, halved)
-        adapting = self._adapting if adapted else None
-        submit_nodes(device, transport(self._collectives), places, sees, wanted, chunks, adapting)
+        step = StepRows(
+            places=self._inputs.places(count),
+            sees=sees,
+            wanted=wanted,
+            chunks=micro_chunks(count, halved),
+            turns=self._turns,
+            lined_up=self._inputs.lined_up(count, lined),
+            states=self._states,
+        )
+        submit_nodes(device, transport(self._collectives), step, self._adapting if adapted else None)
         if elements := len(wanted) * self._graph.vocabulary:
             source = device.values["logits"].address
             self._driver.copy(self._logits.ctypes.data, source, 4 * elements, self._stream.handle)
 
-    def _decode(self, count: int, farthest: int, halved: bool, adapted: bool) -> None:
+    def _decode(self, count: int, farthest: int, halved: bool, adapted: bool, lined: Lined) -> None:
         """Submit a step of one row of each of some sequences, none of which sees more than `farthest` positions.
 
         At first such a step is submitted node by node. Then it is captured, and replayed from then on. The parts of its
         attention are as many as twice the positions might need, so that it is seldom captured anew.
         """
         parts = min(MOST_PARTS, 1 << (parts_of(farthest) - 1).bit_length())
-        submit = partial(self._submit, [parts * PART] * count, list(range(count)), halved, adapted)
+        submit = partial(self._submit, [parts * PART] * count, list(range(count)), halved, adapted, lined)
         kind = transport(self._collectives), count, halved, adapted
         graph = self._graphs.pop((*kind, parts), None)
         if graph is None and self._captures and kind in self._stepped:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 
-from motley.plugins.cuda.kernels import Matrix
+from motley.plugins.cuda.kernels import GATES, Matrix, View
 from motley.plugins.engine import EngineError
 from motley.plugins.known_nodes import Numbers
 from motley.plugins.nodes import attributes_of
@@ -35,20 +35,43 @@ class ExpertTable:
 @dataclass(frozen=True)
 class Glu:
     """How an expert's gate and up are multiplied: ``swish(min(gate, limit)) * (clamp(up, limit) + addend)``, where a
-    swish is ``g * sigmoid(alpha * g)``."""
+    swish is ``g * sigmoid(alpha * g)``; or without limits by what another operator makes of the gate.
 
+    Attributes:
+        opens: the operator that opens the gate.
+        alone: the gate is the up, too.
+    """
+
+    opens: str = "Swish"
+    alone: bool = False
     alpha: float = 1.0
     limit: float = math.inf
     addend: float = 0.0
 
+    @property
+    def is_clamped(self) -> bool:
+        return self != Glu(self.opens, self.alone)
+
 
 @dataclass(frozen=True)
 class LayerExperts:
-    """The experts of a layer: each is ``down(glu(gate(x), up(x)))``, gate and up as one product."""
+    """The experts of a layer: each is ``down(glu(gate(x), up(x)))``, gate and up as one product, or the same."""
 
     gate_up: ExpertTable
     down: ExpertTable
     glu: Glu
+
+
+@dataclass(frozen=True)
+class HeadMatrices:
+    """A matrix for each head of a value. Kernels take heads for tokens that have chosen an expert each.
+
+    Attributes:
+        chosen: i32[max_rows, heads] on the device: the number of each head.
+    """
+
+    table: ExpertTable
+    chosen: View
 
 
 class Body(NamedTuple):
@@ -69,10 +92,10 @@ def body_of(graph: onnx.GraphProto, numbers: Numbers) -> Body | None:
 
     down = made(graph.output[0].name, "Gemm")
     gated = made(down.input[0], "Mul") if down is not None else None
-    swish = made(gated.input[0], "Swish") if gated is not None else None
-    if down is None or gated is None or swish is None:
+    opened = made_by.get(gated.input[0]) if gated is not None else None
+    if down is None or gated is None or opened is None or opened.op_type not in GATES:
         return None
-    gate, up, limits, addend = swish.input[0], gated.input[1], list[float | None](), 0.0
+    gate, up, limits, addend = opened.input[0], gated.input[1], list[float | None](), 0.0
     if (least := made(gate, "Min")) is not None:
         gate, limits = least.input[0], [numbers(least.input[1])]
     if (added := made(up, "Add")) is not None:
@@ -80,16 +103,19 @@ def body_of(graph: onnx.GraphProto, numbers: Numbers) -> Body | None:
     if (clip := made(up, "Clip")) is not None:
         up, low = clip.input[0], numbers(clip.input[1])
         limits += [numbers(clip.input[2]), None if low is None else -low]
-    split = made(gate, "Split")
-    gate_up = made(split.input[0], "Gemm") if split is not None else None
+    split = None if gate == up else made(gate, "Split")
+    gate_up = made(gate if split is None else split.input[0], "Gemm")
     alike = len(limits) in (0, 3) and len(set(limits)) < 2 and None not in limits
-    if gate_up is None or split is None or not alike or math.isnan(addend):
+    if gate_up is None or not alike or math.isnan(addend) or gate_up.input[0] != graph.input[0].name:
         return None
-    if gate_up.input[0] != graph.input[0].name or [gate, up] != list(split.output):
+    if [gate, up] != [*split.output] if split is not None else gate != up:
         return None
     limit = math.inf if not limits else limits[0]
     assert limit is not None
-    return Body(gate_up, down, Glu(attributes_of(swish).get("alpha", 1.0), limit, addend))
+    attributes = attributes_of(opened)
+    glu = Glu(opened.op_type, gate == up, attributes.pop("alpha", 1.0), limit, addend)
+    known = attributes == ({"approximate": b"tanh"} if glu.opens == "Gelu" else {})
+    return Body(gate_up, down, glu) if known and (glu.opens == "Swish" or not glu.is_clamped) else None
 
 
 def bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
@@ -149,3 +175,29 @@ def tables_of(
         tables.append(ExpertTable(first, send(table)))
     gate_up, down = tables
     return LayerExperts(gate_up, down, bodies[0][1].glu)
+
+
+def heads_of(
+    matrix: Matrix, heads: int, max_rows: int, send: Callable[[np.ndarray[Any, Any]], int], name: str
+) -> HeadMatrices:
+    """The matrices of heads, which lie one below the other in one.
+
+    Args:
+        send: takes an array to the device, and says where it is.
+        name: of the node that multiplies by them.
+
+    Raises:
+        EngineError: zero points of two heads share a byte.
+    """
+    own = replace(matrix, outputs=matrix.outputs // heads)
+    blocks = own.outputs * (own.columns >> own.shift)
+    bits = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4}[own.kind.removeprefix("odd_")]
+    sizes = {"weights": own.outputs * own.columns * bits // 8, "scales": 4 * blocks, "zeros": blocks * bits // 8}
+    if own.zeros and blocks * bits % 8:
+        raise EngineError(f"engine 'cuda' wants whole bytes of zero points for each head ({name})")
+    table = np.zeros(heads, ENTRY)
+    for which, size in sizes.items():
+        if address := getattr(own, which):
+            table[which] = address + size * np.arange(heads)
+    numbers = np.tile(np.arange(heads, dtype=np.int32), max_rows)
+    return HeadMatrices(ExpertTable(own, send(table)), View(send(numbers), heads, heads))

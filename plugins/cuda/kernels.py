@@ -1,4 +1,4 @@
-"""What the kernels in ``kernels.cu`` are called with: their constants, rows of values and matrices on the device."""
+"""What the kernels in the ``.cu`` files are called with: their constants, rows of values and matrices on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from onnx import TensorProto
 
 from motley.transport.cuda.compiler import DEVICE
 
-SOURCES = (DEVICE, *(Path(__file__).with_name(name) for name in ("kernels.cu", "quantised.cu")))
+_FILES = ("kernels", "nodes", "attention", "adapting", "recurrent", "quantised")
+SOURCES = (DEVICE, *(Path(__file__).with_name(f"{name}.cu") for name in _FILES))
 WARP = 32
 THREADS = 128
 """Threads of a block."""
@@ -26,7 +27,7 @@ KINDS: dict[int, tuple[str, int]] = {
     TensorProto.UINT4: ("int4", 8),
 }
 """How kernels call a type of weights, and how many of them they read at once: a run."""
-PLACE = np.dtype([("blocks", "u8", 2), ("cosines", "u8"), ("sines", "u8"), ("position", "i8"), ("adapter", "i8")])
+PLACE = np.dtype([("blocks", "u8", 2), ("turns", "u8"), ("position", "i8"), ("adapter", "i8")])
 """`Place` in the source: where a row finds its sequence's blocks and rotary tables, where it stands in it, and the
 slot of its adapter."""
 CODED = {"int4": 4, "int8": 8}
@@ -39,8 +40,10 @@ PARTS = 16
 """Of a stretch; so many threads quantise one, and have a row of codes, as in the source."""
 HEAD_BYTES = 64
 """Of a stretch of quantised activations, before their codes, as in the source."""
-HEADS = (64, 128, 256)
+HEADS = (64, 128, 256, 576)
 """Widths up to which there is a kernel for heads."""
+GATES = {"Gelu": "gelu_mul", "Relu": "relu_mul", "Swish": "swish_mul"}
+"""The kernel of a product with what opens a gate, by the operator that opens it."""
 NORM_PART = 512
 """Elements of a group that one warp normalises, as in the source."""
 PART = 32
@@ -64,6 +67,32 @@ class View:
     def after(self, rows: int) -> View:
         """All but the first rows."""
         return View(self.address + 4 * rows * self.stride, self.width, self.stride)
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """A part of each head of some rows, where it is: f32[T, heads, width].
+
+    Attributes:
+        size: elements of a whole head.
+        first: those of it before the part.
+    """
+
+    rows: View
+    size: int
+    first: int
+    width: int
+
+    @property
+    def heads(self) -> int:
+        return self.rows.width // self.size
+
+    @property
+    def view(self) -> View | None:
+        """The rows, if nothing else lies between their heads."""
+        if self.heads == 1:
+            return View(self.rows.address + 4 * self.first, self.width, self.rows.stride)
+        return self.rows if self.width == self.size else None
 
 
 @dataclass(frozen=True)

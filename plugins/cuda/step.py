@@ -3,153 +3,63 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import onnx
-from onnx import numpy_helper
 
 from motley.plugins.adapters import ADAPTED
 from motley.plugins.cuda.adapting import Adapting, runs_of
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.device_graph import DeviceGraph
-from motley.plugins.cuda.experts import ExpertTable, Glu, unknown_in
+from motley.plugins.cuda.experts import ExpertTable
 from motley.plugins.cuda.kernels import (
-    HEADS,
-    MOST_PARTS,
-    NORM_PART,
+    GATES,
     PLACE,
     ROWS,
     TOKENS,
     WARP,
     Coded,
+    HeadPart,
     Matrix,
     View,
     integers,
-    parts_of,
     pointer,
     rows_of,
 )
-from motley.plugins.engine import DOMAIN, SCALES, Collectives
-from motley.plugins.known_nodes import ANY, KNOWN, check_known
+from motley.plugins.cuda.nodes.attention import AttentionNodes
+from motley.plugins.cuda.nodes.heads import HeadNodes
+from motley.plugins.cuda.nodes.recurrent import RecurrentNodes
+from motley.plugins.cuda.nodes.small import SmallNodes
+from motley.plugins.cuda.nodes.submission import StepRows
+from motley.plugins.engine import DOMAIN, Collectives
 from motley.plugins.nodes import attributes_of
+from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 FEW_ROWS = 32
 """Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company (1e-7)."""
 
 
-ROUTED: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("", "Div"): {},
-    ("", "GatherElements"): {"axis": 1},
-    ("", "ReduceSum"): {"keepdims": 1},
-    ("", "Sigmoid"): {},
-    ("", "Softmax"): {"axis": -1},
-    ("", "TopK"): {"axis": -1, "largest": 1, "sorted": 1},
-    (DOMAIN, "CachedAttentionWithSinks"): KNOWN[DOMAIN, "CachedAttention"],
-    (DOMAIN, "Experts"): {"experts": ANY},
-}
-"""Nodes of routers, experts and sinks, which other engines on GPUs do not know: see `known_nodes.KNOWN`."""
-
-
-def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes of a graph that are submitted in a step: all but those whose work another one does.
-
-    These lead to a weight, to a shape, or from a swish to the product that is part of its kernel.
-
-    Raises:
-        EngineError: there is no kernel for one.
-    """
-    check_known("cuda", graph, ROUTED, unknown_in)
-    constants = {tensor.name for tensor in graph.initializer}
-    folded = ("Cast", "Concat", "DequantizeLinear", "Shape", "Swish")
-    return [
-        node
-        for node in graph.node
-        if node.op_type not in folded and not (node.op_type == "ConstantOfShape" and node.input[0] in constants)
-    ]
-
-
-def rows_that_attend_together(sees: Sequence[int], window: int, room: int) -> list[tuple[slice, int]]:
-    """Cut the rows of a step into those whose attention is submitted together.
-
-    Args:
-        sees: how many positions each row sees, without the window.
-        window: how many it sees at most; 0: all.
-        room: how many parts of rows there is memory for, at least `MOST_PARTS`.
-
-    Returns:
-        Slices of rows, each with the most parts that one of its rows has; by all of the slice they fit into the room.
-    """
-    together = []
-    start = most = 0
-    for row, positions in enumerate(sees):
-        parts = parts_of(min(positions, window) if window else positions)
-        if max(most, parts) * (row + 1 - start) > room:
-            together.append((slice(start, row), most))
-            start, most = row, 0
-        most = max(most, parts)
-    return [*together, (slice(start, len(sees)), most)]
-
-
-def submit_nodes(
-    graph: DeviceGraph,
-    summing: Collectives,
-    places: int,
-    sees: Sequence[int],
-    rows: list[int],
-    chunks: Sequence[slice],
-    adapting: Adapting | None,
-) -> None:
+def submit_nodes(graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None) -> None:
     """Submit all nodes of a step, from ``hidden`` to ``logits``.
 
     Args:
         summing: what sums go through.
-        places: the address of the `PLACE` of every row.
-        sees: how many positions each of the T rows of ``hidden`` sees, or more.
-        rows: those that get logits.
-        chunks: the micro-chunks that sums are cut in.
         adapting: what adapters add to products; None: no row has one.
     """
-    step = _Step(graph, summing, places, sees, rows, chunks, adapting)
+    submission = _Step(graph, summing, step, adapting)
     for node in graph.nodes:
-        _SUBMITTERS[node.domain, node.op_type](step, node)
+        _SUBMITTERS[node.domain, node.op_type](submission, node)
 
 
-class _Step:
-    """One step being submitted: how each node of the graph becomes kernels."""
+class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
+    """One step being submitted: how each node of the graph becomes kernels; those that multiply, and sums, are here."""
 
     def __init__(
-        self,
-        graph: DeviceGraph,
-        summing: Collectives,
-        places: int,
-        sees: Sequence[int],
-        rows: list[int],
-        chunks: Sequence[slice],
-        adapting: Adapting | None,
+        self, graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None = None
     ) -> None:
-        self._graph = graph
-        self._summing = summing
-        self._chunks = chunks
-        self._adapting = adapting
-        self._places = places
-        self._sees = sees
-        self._tokens = len(sees)
-        self._rows = rows
-        self._in_head = False
+        super().__init__(graph, summing, step, adapting)
         self._held: dict[tuple[Coded, int], str] = {}
         """The value that is quantised in the place for such products, by the rows that the place has."""
-        self._attending: dict[int, list[tuple[slice, int]]] = {}
-        """See `rows_that_attend_together`, by windows."""
-
-    @property
-    def _count(self) -> int:
-        """How many rows the node at hand computes: those of the step, or in the head those that get logits."""
-        return len(self._rows) if self._in_head else self._tokens
-
-    def _result(self, node: onnx.NodeProto, width: int) -> View:
-        graph = self._graph
-        return graph.buffer(node.output[0], width, graph.head_rows if self._in_head else graph.max_rows)
 
     def gemm(self, node: onnx.NodeProto) -> None:
         graph, x = self._graph, self._graph.values[node.input[0]]
@@ -244,158 +154,7 @@ class _Step:
                 )
             gemm.multiply(x.address, x.stride, weights, y.address + 4 * start, y.stride, self._count, outputs, columns)
 
-    def norm(self, node: onnx.NodeProto) -> None:
-        graph, x = self._graph, self._graph.values[node.input[0]]
-        (width,) = graph.initializers[node.input[1]].dims
-        y, groups = self._result(node, x.width), x.width // width
-        if self._count:
-            graph.launch(
-                "rms_norm",
-                self._count * groups * -(-width // NORM_PART) * WARP,
-                *rows_of(x),
-                pointer(graph.address(node.input[1])),
-                *rows_of(y),
-                *integers(self._count, groups, width),
-                ctypes.c_float(attributes_of(node)["epsilon"]),
-            )
-
-    def reshape(self, node: onnx.NodeProto) -> None:
-        """Nothing to compute: heads are told apart or joined, and the rows stay as they are."""
-        self._graph.values[node.output[0]] = self._graph.values[node.input[0]]
-
-    def split(self, node: onnx.NodeProto) -> None:
-        graph, x = self._graph, self._graph.values[node.input[0]]
-        start = 0
-        for name, width in zip(
-            node.output, numpy_helper.to_array(graph.initializers[node.input[1]]).tolist(), strict=True
-        ):
-            graph.values[name] = View(x.address + 4 * start, width, x.stride)
-            start += width
-
-    def attention(self, node: onnx.NodeProto) -> None:
-        graph, attributes = self._graph, attributes_of(node)
-        q, k, v = (graph.values[name] for name in node.input[:3])
-        heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
-        shape, window = integers(heads, kv_heads, width), attributes["window"]
-        kept, own = graph.blocks.format, int(bool(graph.blocks.windowed and window))
-        arrays = [array for name in node.input[3:5] for array in (name, f"{name}{SCALES}")]
-        caches = [*(pointer(graph.caches.get(name, 0)) for name in arrays), *integers(own, graph.blocks.tokens)]
-        threads = self._tokens * (heads + 2 * kv_heads) * WARP
-        places, count = pointer(self._places), integers(self._tokens)
-        graph.launch(f"rotate_{kept}", threads, *rows_of(q), *rows_of(k), *rows_of(v), places, *caches, *count, *shape)
-        # Room for all rows in one part, or for those of several sequences in many.
-        room = max(graph.max_rows, min(FEW_ROWS, graph.max_rows) * MOST_PARTS)
-        partials = pointer(graph.buffer(f"partials of {heads} heads", heads * (2 + width), room).address)
-        y = self._result(node, heads * width)
-        sinks = pointer(graph.address(node.input[8]) if node.op_type == "CachedAttentionWithSinks" else 0)
-        if window not in self._attending:
-            self._attending[window] = rows_that_attend_together(self._sees, window, room)
-        for rows, parts in self._attending[window]:
-            count = integers(rows.stop - rows.start)
-            places = pointer(self._places + PLACE.itemsize * rows.start)
-            graph.launch(
-                f"attend_{next(each for each in HEADS if width <= each)}_{kept}",
-                (rows.stop - rows.start) * heads * parts * WARP,
-                *rows_of(q.after(rows.start)),
-                places,
-                *caches,
-                partials,
-                *count,
-                *shape,
-                ctypes.c_float(attributes["scale"]),
-                *integers(window, parts),
-            )
-            graph.launch(
-                "combine",
-                (rows.stop - rows.start) * heads * width,
-                partials,
-                sinks,
-                *rows_of(y.after(rows.start)),
-                places,
-                *count,
-                *integers(heads, width, window, parts),
-            )
-
-    def multiply(self, node: onnx.NodeProto) -> None:
-        """Multiply by a number, or by a swish, which the kernel computes too."""
-        graph = self._graph
-        if node.input[1] in graph.initializers:
-            self._scale(node, factor=self._number(node.input[1]))
-            return
-        if graph.made_by[node.input[1]].op_type == "Sigmoid":
-            x, by = (graph.values[name] for name in node.input)
-            y, size = self._result(node, x.width), integers(self._tokens, x.width, by.width)
-            graph.launch("multiply", self._tokens * x.width, *rows_of(x), *rows_of(by), *rows_of(y), *size)
-            return
-        swish = graph.made_by[node.input[0]]
-        gate, up = graph.values[swish.input[0]], graph.values[node.input[1]]
-        y = self._result(node, up.width)
-        size = integers(self._tokens, up.width)
-        graph.launch("swish_mul", self._tokens * up.width, *rows_of(gate), *rows_of(up), *rows_of(y), *size)
-
-    def add(self, node: onnx.NodeProto) -> None:
-        """Add two values, or to each row the same: a number, or a weight."""
-        graph = self._graph
-        other = graph.initializers.get(node.input[1])
-        if other is not None and other.data_location != onnx.TensorProto.EXTERNAL:
-            self._scale(node, addend=self._number(node.input[1]))
-            return
-        a = graph.values[node.input[0]]
-        b = graph.values[node.input[1]] if other is None else View(graph.address(other.name), a.width, 0)
-        y = self._result(node, a.width)
-        size = integers(self._tokens, a.width)
-        graph.launch("add", self._tokens * a.width, *rows_of(a), *rows_of(b), *rows_of(y), *size)
-
-    # -- routers and experts ------------------------------------------------------------------------------------------
-
-    def _number(self, name: str) -> float:
-        return float(numpy_helper.to_array(self._graph.initializers[name]).item())
-
-    def _scale(self, node: onnx.NodeProto, factor: float = 1.0, addend: float = 0.0) -> None:
-        graph, x = self._graph, self._graph.values[node.input[0]]
-        y, numbers = self._result(node, x.width), (ctypes.c_float(factor), ctypes.c_float(addend))
-        size = integers(self._count, x.width)
-        graph.launch("scale", self._count * x.width, *rows_of(x), *numbers, *rows_of(y), *size)
-
-    def sigmoid(self, node: onnx.NodeProto) -> None:
-        self._map(node, "sigmoid", self._graph.values[node.input[0]].width)
-
-    def softmax(self, node: onnx.NodeProto) -> None:
-        self._map(node, "softmax", WARP)
-
-    def _map(self, node: onnx.NodeProto, kernel: str, threads: int) -> None:
-        """Make rows of rows by a kernel that has so many threads for each."""
-        graph, x = self._graph, self._graph.values[node.input[0]]
-        y, size = self._result(node, x.width), integers(self._tokens, x.width)
-        graph.launch(kernel, self._tokens * threads, *rows_of(x), *rows_of(y), *size)
-
-    def top_k(self, node: onnx.NodeProto) -> None:
-        """The largest elements of each row, and where they are, as i32."""
-        graph, x = self._graph, self._graph.values[node.input[0]]
-        count = int(self._number(node.input[1]))
-        values, where = (graph.buffer(name, count, graph.max_rows) for name in node.output)
-        places = pointer(values.address), pointer(where.address)
-        graph.launch("top_k", self._tokens * WARP, *rows_of(x), *places, *integers(self._tokens, x.width, count))
-
-    def gather(self, node: onnx.NodeProto) -> None:
-        graph = self._graph
-        x, where = (graph.values[name] for name in node.input)
-        places = pointer(where.address), pointer(self._result(node, where.width).address)
-        count = self._tokens * where.width
-        graph.launch("gather", count, *rows_of(x), *places, *integers(self._tokens, where.width))
-
-    def sum_rows(self, node: onnx.NodeProto) -> None:
-        graph, x = self._graph, self._graph.values[node.input[0]]
-        y = self._result(node, 1)
-        graph.launch("sum_row", self._tokens, *rows_of(x), pointer(y.address), *integers(self._tokens, x.width))
-
-    def divide(self, node: onnx.NodeProto) -> None:
-        """Divide rows, each by a number of its own."""
-        graph = self._graph
-        x, by = (graph.values[name] for name in node.input)
-        assert by.width == by.stride == 1
-        y, size = self._result(node, x.width), integers(self._tokens, x.width)
-        graph.launch("divide", self._tokens * x.width, *rows_of(x), pointer(by.address), *rows_of(y), *size)
+    # -- experts and heads ---------------------------------------------------------------------------------------------
 
     def experts(self, node: onnx.NodeProto) -> None:
         """What a row's experts make of it, weighted and added up. A row is as many tokens as it has experts."""
@@ -403,30 +162,43 @@ class _Step:
         x, weights, chosen = (graph.values[name] for name in node.input[:3])
         count = weights.width
         tokens, room = self._tokens * count, graph.max_rows * count
-        wide = layer.gate_up.matrix.outputs
+        glu, wide = layer.glu, layer.gate_up.matrix.outputs
+        inner = wide if glu.alone else wide // 2
         both = graph.buffer(f"{node.output[0]}.gate_up", wide, room)
         self._multiply_chosen(node.input[0], x, count, layer.gate_up, chosen, both)
-        gate, up = View(both.address, wide // 2, wide), View(both.address + 2 * wide, wide // 2, wide)
-        gated = graph.buffer(f"{node.output[0]}.gated", wide // 2, room)
-        glu = layer.glu
-        numbers = [] if glu == Glu() else [*map(ctypes.c_float, (glu.alpha, glu.limit, glu.addend))]
+        gate, up = View(both.address, inner, wide), View(both.address + 4 * (wide - inner), inner, wide)
+        gated = graph.buffer(f"{node.output[0]}.gated", inner, room)
+        numbers = [*map(ctypes.c_float, (glu.alpha, glu.limit, glu.addend))] if glu.is_clamped else []
         graph.launch(
-            "clamped_swish_mul" if numbers else "swish_mul",
+            "clamped_swish_mul" if numbers else GATES[glu.opens],
             tokens * gated.width,
             *(*rows_of(gate), *rows_of(up), *numbers, *rows_of(gated)),
             *integers(tokens, gated.width),
         )
-        results = graph.buffer(f"{node.output[0]}.results", graph.hidden, room)
+        width = layer.down.matrix.outputs
+        results = graph.buffer(f"{node.output[0]}.results", width, room)
         self._multiply_chosen(f"{node.output[0]}.gated", gated, 1, layer.down, chosen, results)
         base = graph.values[node.input[3]] if len(node.input) > 3 else View(0, 0, 0)
-        y = self._result(node, graph.hidden)
+        y = self._result(node, width)
         graph.launch(
             "mix",
-            self._tokens * graph.hidden,
+            self._tokens * width,
             *map(pointer, (results.address, weights.address, chosen.address)),
             *(*rows_of(base), *rows_of(y)),
-            *integers(self._tokens, count, graph.hidden),
+            *integers(self._tokens, count, width),
         )
+
+    def multiply_heads(self, node: onnx.NodeProto) -> None:
+        """Multiply a part of each head with a matrix of its own."""
+        of, found = attributes_of(node), self._graph.head_matrices[node.output[0]]
+        x, heads, matrix = self._graph.values[node.input[0]], of["heads"], found.table.matrix
+        name = f"{node.output[0]}.x"
+        parts = self._buffer(name, heads * matrix.columns)
+        source = HeadPart(x, x.width // heads, of["first"], matrix.columns)
+        self.copy_heads(source, HeadPart(parts, matrix.columns, 0, matrix.columns))
+        y = self._result(node, heads * matrix.outputs)
+        apart = [View(each.address, each.width // heads, each.width // heads) for each in (parts, y)]
+        self._multiply_chosen(name, apart[0], 1, found.table, found.chosen, apart[1])
 
     def _multiply_chosen(self, name: str, x: View, sharing: int, table: ExpertTable, chosen: View, y: View) -> None:
         """Multiply each token by the matrix that it has chosen; `sharing` of them have a row of x."""
@@ -452,12 +224,17 @@ class _Step:
     def zeros(self, node: onnx.NodeProto) -> None:
         """Make zeros: the partial sum of a rank without units."""
         graph = self._graph
-        graph.fill(self._result(node, graph.hidden).address, self._tokens * graph.hidden)
+        *_, width = self._integers_of(graph.made_by[node.input[0]].input[1])
+        graph.fill(self._result(node, width).address, self._tokens * width)
 
-    def choose_rows(self, node: onnx.NodeProto) -> None:
+    def choose(self, node: onnx.NodeProto) -> None:
+        """The rows that get logits, or for each row some of what is the same for all."""
+        if node.input[1] != "rows":
+            self.gather(node)
+            return
         graph, x = self._graph, self._graph.values[node.input[0]]
         self._in_head = True
-        if self._rows == list(range(self._tokens)):
+        if [*self._rows] == [*range(self._tokens)]:
             graph.values[node.output[0]] = x
         else:
             y = self._result(node, x.width)
@@ -469,28 +246,42 @@ class _Step:
         """Sum in place: no other node reads the partial sum."""
         graph = self._graph
         partial = graph.values[node.output[0]] = graph.values[node.input[0]]
-        for chunk in self._chunks:
+        for chunk in self._step.chunks:
             graph.all_reduce(partial, chunk, self._summing)
 
 
 _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "Add"): _Step.add,
-    ("", "Div"): _Step.divide,
-    ("", "GatherElements"): _Step.gather,
-    ("", "ReduceSum"): _Step.sum_rows,
-    ("", "Sigmoid"): _Step.sigmoid,
-    ("", "Softmax"): _Step.softmax,
-    ("", "TopK"): _Step.top_k,
-    (DOMAIN, "Experts"): _Step.experts,
+    ("", "Clip"): _Step.clip,
+    ("", "Concat"): _Step.concat,
     ("", "ConstantOfShape"): _Step.zeros,
-    ("", "Gather"): _Step.choose_rows,
+    ("", "Div"): _Step.divide,
+    ("", "Gather"): _Step.choose,
+    ("", "GatherElements"): _Step.gather,
     ("", "Gemm"): _Step.gemm,
     ("", "Mul"): _Step.multiply,
     ("", "RMSNormalization"): _Step.norm,
+    ("", "ReduceSum"): _Step.sum_rows,
     ("", "Reshape"): _Step.reshape,
+    ("", "Sigmoid"): _Step.sigmoid,
+    ("", "Slice"): _Step.slice,
+    ("", "Softmax"): _Step.softmax,
     ("", "Split"): _Step.split,
+    ("", "Sqrt"): _Step.root,
+    ("", "Tanh"): _Step.tanh,
+    ("", "TopK"): _Step.top_k,
+    ("", "Where"): _Step.keep_best_groups,
     (DOMAIN, ADAPTED): _Step.adapt,
     (DOMAIN, "CachedAttention"): _Step.attention,
+    (DOMAIN, "CachedAttentionInChunks"): _Step.attention,
+    (DOMAIN, "CachedAttentionToKeys"): _Step.attention,
+    (DOMAIN, "CachedAttentionWarmed"): _Step.attention,
+    (DOMAIN, "CachedAttentionWithGains"): _Step.attention,
     (DOMAIN, "CachedAttentionWithSinks"): _Step.attention,
     (DOMAIN, "DistCollective"): _Step.all_reduce,
+    (DOMAIN, "Experts"): _Step.experts,
+    (DOMAIN, "HeadProducts"): _Step.multiply_heads,
+    (DOMAIN, GATED_DELTA): _Step.gated_delta,
+    (DOMAIN, SHORT_CONVOLUTION): _Step.short_convolution,
+    (DOMAIN, STATE_SPACE): _Step.state_space,
 }

@@ -28,7 +28,7 @@ from motley.transport.cuda.host_step import HostStep
 from tests.models.cases import BLOCKS, Case, LocalSession, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
 from tests.models.nearness import error, is_near
-from tests.plugins.known_cases import known_cases, routed_cases
+from tests.plugins.known_cases import known_cases
 from tests.transport.conftest import run_ranks as run_ranks
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -76,7 +76,7 @@ def logits(
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("form", [HostStep.MEMORY, HostStep.SPLIT])
-@pytest.mark.parametrize("case", [*known_cases(), *routed_cases()], ids=str)
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_transformers_logits_at_any_split(
     gpu: CudaDriver, case: Case, form: HostStep, ranks: int, tmp_path: Path
 ) -> None:

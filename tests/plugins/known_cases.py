@@ -1,4 +1,4 @@
-"""Which golden cases the engines on GPUs compute, and what they refuse the others for."""
+"""Which golden cases engine tensorrt refuses, and for what; engine cuda computes all of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ _TABLES = "motley.CachedAttention with 2 rotary tables"
 REFUSED: Mapping[str, str] = {
     "deepseek-v3": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "deepseek-v32": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
-    "exaone4": _TABLES,
+    "ernie4-5-moe": "Softmax, Add of a constant, TopK, GatherElements, ReduceSum, Div, motley.Experts",
     "exaone-moe": _TABLES,
+    "exaone4": _TABLES,
     "gemma2": "motley.CachedAttention with soft_cap=2.0, Gelu, .*Tanh",
     "gemma3": f"Gelu, .*{_TABLES}",
     "gemma3-softcaps": f"Gelu, .*Tanh, {_TABLES}",
@@ -20,20 +21,26 @@ REFUSED: Mapping[str, str] = {
     "gemma4": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
     "gemma4-experts": f"RMSNormalization without a gain, .*Gelu, .*motley.Experts.*, Tanh, {_TABLES}",
     "gemma4-given-rows": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
-    "glm4-moe": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
-    "glm4-moe-qk-norm": "motley.CachedAttention with rotary_dim=16 of head_dim=32",
-    "glm4-moe-lite": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
-    "glm4": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
     "glm-moe-dsa": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
-    "hunyuan-dense": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
-    "hunyuan-moe": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
-    "llama4": "RMSNorm.* without a gain, motley.CachedAttentionInChunks, .*motley.CachedAttentionWarmed",
+    "glm4": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
+    "glm4-moe": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
+    "glm4-moe-lite": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
+    "glm4-moe-qk-norm": "motley.CachedAttention with rotary_dim=16 of head_dim=32",
+    "gpt-oss": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
+    "gpt-oss-mxfp4": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
+    "granite": "Mul without a Swish",
     "granitemoehybrid": "motley.StateSpace",
     "granitemoehybrid-dense": "motley.StateSpace",
+    "hunyuan-dense": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
+    "hunyuan-moe": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
+    "hy-v3": "Sigmoid, Add of a constant, TopK, GatherElements, ReduceSum, Div, Mul without a Swish, motley.Experts",
     "lfm2": "motley.ShortConvolution",
     "lfm2-moe": "motley.ShortConvolution",
+    "llama4": "RMSNorm.* without a gain, motley.CachedAttentionInChunks, .*motley.CachedAttentionWarmed",
     "minimax-m2": "motley.DistCollective of rows that are not .*rotary_dim=8 of head_dim=16",
     "ministral3": "motley.CachedAttentionWarmed",
+    "mixtral": "TopK, .*motley.Experts",
+    "mixtral-fused-window": "TopK, .*motley.Experts",
     "nemotron-h": "motley.StateSpace",
     "nemotron-h-latent": "motley.StateSpace",
     "olmo2": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
@@ -43,37 +50,22 @@ REFUSED: Mapping[str, str] = {
     "olmoe-clipped-normalised": "motley.DistCollective of rows that are .*Clip",
     "phi3-longrope": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
     "phi3-longrope-short": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
+    "qwen2-moe": "Sigmoid, .*TopK, .*motley.Experts",
     "qwen3-5": "motley.GatedDelta",
     "qwen3-5-moe": "motley.GatedDelta",
     "qwen3-5-with-vision": "motley.GatedDelta",
+    "qwen3-moe": "TopK, .*motley.Experts",
+    "qwen3-moe-not-normalised": "TopK, .*motley.Experts",
     "qwen3-next": "motley.GatedDelta",
     "smollm3": _TABLES,
     "smollm3-biases-some-windows": _TABLES,
 }
 """A pattern of what a refusal names, by the case's name."""
-ROUTED: Mapping[str, str] = {
-    "ernie4-5-moe": "Softmax, Add of a constant, TopK, GatherElements, ReduceSum, Div, motley.Experts",
-    "gpt-oss": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
-    "gpt-oss-mxfp4": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
-    "granite": "Mul without a Swish",
-    "hy-v3": "Sigmoid, Add of a constant, TopK, GatherElements, ReduceSum, Div, Mul without a Swish, motley.Experts",
-    "mixtral": "TopK, .*motley.Experts",
-    "mixtral-fused-window": "TopK, .*motley.Experts",
-    "qwen2-moe": "Sigmoid, .*TopK, .*motley.Experts",
-    "qwen3-moe": "TopK, .*motley.Experts",
-    "qwen3-moe-not-normalised": "TopK, .*motley.Experts",
-}
-"""The same of those that engine cuda computes, and the others refuse: with experts, sinks, or products with numbers."""
 
 
 def known_cases() -> list[Case]:
-    """Those that are computed by all of these engines."""
-    return [case for case in golden_cases() if case.folder.name not in {*REFUSED, *ROUTED}]
-
-
-def routed_cases() -> list[Case]:
-    """Those that engine cuda computes, too."""
-    return [case for case in golden_cases() if case.folder.name in ROUTED]
+    """Those that are computed by both of these engines."""
+    return [case for case in golden_cases() if case.folder.name not in REFUSED]
 
 
 def refused_cases() -> list[Case]:

@@ -10,10 +10,10 @@ from onnx import helper
 
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.graph.rank_graph import build_rank_graph
-from motley.plugins.cuda.step import submitted_nodes
+from motley.plugins.cuda.known import submitted_nodes
 from motley.plugins.engine import EngineError
 from motley.plugins.known_nodes import check_known, rotary_tables
-from tests.models.cases import Case, golden_cases, uneven_shares, whole_share
+from tests.models.cases import Case, golden_case, golden_cases, uneven_shares, whole_share
 from tests.plugins.known_cases import REFUSED, known_cases
 
 every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
@@ -25,24 +25,17 @@ def graph_of(case: Case, rank: int = 0, ranks: int = 1, exact: bool = False) -> 
     return build_rank_graph(case.model, shares, rank, "fp32", 32, case.model.context, exact=exact).proto.graph
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
 @every_case
-def test_a_model_is_known_or_refused_for_what_is_listed(case: Case) -> None:
-    graph = graph_of(case)
-    if case.folder.name not in REFUSED:
-        submitted_nodes(graph)
-        return
-    with pytest.raises(EngineError, match=f"engine 'cuda' does not know .*{REFUSED[case.folder.name]}.*; use engine"):
-        submitted_nodes(graph)
-
-
-@every_case
-def test_of_a_refused_model_some_rank_refuses_and_of_another_none(case: Case) -> None:
+def test_engine_cuda_knows_every_model_and_engine_tensorrt_some(case: Case, ranks: int) -> None:
     refused = []
-    for rank in range(3):
+    for rank in range(ranks):
+        graph = graph_of(case, rank, ranks)
+        submitted_nodes(graph)
         try:
-            submitted_nodes(graph_of(case, rank, 3))
-        except EngineError:
-            refused.append(rank)
+            check_known("tensorrt", graph)
+        except EngineError as error:
+            refused.append(str(error))
     assert bool(refused) == (case.folder.name in REFUSED)
 
 
@@ -145,10 +138,73 @@ def test_one_thing_that_is_not_known_is_enough(unknown: str) -> None:
     assert "use engine 'onnxruntime'" in str(caught.value)
 
 
+def set_part(graph: onnx.GraphProto) -> None:
+    """A product is made of parts of heads as they lie."""
+    (part,) = (node.output[0] for node in graph.node if node.op_type == "Slice" and "layers.0" in node.output[0])
+    first(graph, "Gemm").input[0] = part
+
+
+def experts_elsewhere(graph: onnx.GraphProto) -> None:
+    experts = first(graph, "Experts")
+    del experts.attribute[:]
+    experts.attribute.append(helper.make_attribute("layer", 1))
+
+
+def relu_of_others(graph: onnx.GraphProto) -> None:
+    """Experts open their gates by something else, of which there is no kernel with limits."""
+    for body in first(graph, "Experts").attribute[0].graphs:
+        first(body, "Swish").op_type = "Tanh"
+
+
+CHANGES_FOR_CUDA = {
+    "qwen2": {
+        "Erf": rename("Swish", "Erf"),
+        "motley.CachedAttention with sinks=1": set_attribute("CachedAttention", sinks=1),
+        "motley.DistCollective with collective_operation=all_gather": set_attribute(
+            "DistCollective", collective_operation="all_gather"
+        ),
+        "Swish with alpha=1.5": set_attribute("Swish", alpha=1.5),
+        "Cast of what is no weight": cast_of_rows,
+        "Concat of what is no shape": concat_of_rows,
+        "Add of a Swish": swish_read_twice,
+        "Add of a constant": set_operand("Add", 1, CONSTANT),
+        "RMSNormalization without a gain": set_operand("RMSNormalization", 1, "hidden"),
+        "Gemm by a matrix that is no weight": set_operand("Gemm", 1, "hidden"),
+        "Split with axis=0": set_attribute("Split", axis=0),
+    },
+    "gemma2": {"Gelu with approximate=none": set_attribute("Gelu", approximate="none")},
+    "deepseek-v3": {
+        "Slice of what are no heads": set_operand("Slice", 3, CONSTANT),
+        "Gemm of a part of heads": set_part,
+        "Where of what are no groups of experts": set_operand("Where", 2, CONSTANT),
+        "ReduceMin": set_operand("ReduceMin", 1, CONSTANT),
+        "TopK with largest=0": set_attribute("TopK", largest=0),
+    },
+    "olmoe-clipped-normalised": {
+        "Clip without bounds": set_operand("Clip", 1, CONSTANT),
+        "motley.Experts that are on other machines": experts_elsewhere,
+        "motley.Experts of Gemm and Split and Tanh and Mul": relu_of_others,
+    },
+}
+"""Changes of graphs that engine cuda knows, by what they are refused for."""
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"), [(name, unknown) for name, changes in CHANGES_FOR_CUDA.items() for unknown in changes]
+)
+def test_one_thing_that_engine_cuda_does_not_know_is_enough(name: str, unknown: str) -> None:
+    graph = graph_of(golden_case(name))
+    graph.initializer.append(helper.make_tensor(CONSTANT, onnx.TensorProto.INT64, [1], [3]))
+    CHANGES_FOR_CUDA[name][unknown](graph)
+    with pytest.raises(EngineError) as caught:
+        submitted_nodes(graph)
+    assert unknown in str(caught.value).removeprefix("engine 'cuda' does not know ").split("; use")[0].split(", ")
+
+
 def test_exact_sums_are_refused() -> None:
     graph = graph_of(known_cases()[0], exact=True)
     with pytest.raises(EngineError, match=r"motley\.DistCollective with collective_operation=all_gather"):
-        check_known("cuda", graph)
+        submitted_nodes(graph)
 
 
 def test_tables_are_those_that_the_nodes_name() -> None:

@@ -17,7 +17,6 @@ from motley.plugins.engine import F32, Collectives, EngineFactory, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import Case, LocalSession, golden_cases, others_soak, uneven_shares
-from tests.plugins.known_cases import REFUSED
 from tests.transport.cuda.host_driver import HostDriver
 
 SAME_WEIGHTS = 0.04
@@ -86,8 +85,6 @@ def distance(got: F32, expected: F32) -> float:
 def test_ranks_of_different_kinds_agree_with_float64(case: Case, mix: str, tmp_path: Path) -> None:
     """A prompt, its halves, and single tokens; against the same weights, and against transformers'."""
     engines, quantisations = zip(*MIXES[mix], strict=True)
-    if on_host in engines and case.folder.name in REFUSED:
-        pytest.skip("engine 'cuda' refuses this model")
     cut = cut_for(case, quantisations)
     shares = uneven_shares(cut, len(engines))
     expected = whole_prompt(case, [in_float64] * len(engines), shares, tmp_path / "64", quantisations)

@@ -34,6 +34,7 @@ from motley.plugins.cuda import engine as cuda
 from motley.plugins.cuda.cublas import Cublas, load_cublas
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.cuda.kernels import SOURCES, TOKENS
+from motley.plugins.cuda.nodes import attention
 from motley.plugins.cuda.rotary import RotaryTables
 from motley.plugins.engine import (
     F32,
@@ -55,13 +56,22 @@ from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.library import driver_library
 from motley.transport.cuda.stream import CudaStream
-from tests.models.cases import BLOCKS, Case, LocalSession, others_soak, staged_shares, uneven_shares
+from tests.models.cases import (
+    BLOCKS,
+    Case,
+    LocalSession,
+    golden_case,
+    golden_cases,
+    others_soak,
+    staged_shares,
+    uneven_shares,
+)
 from tests.models.local_group import LocalGroup
 from tests.models.long_text import regret, write_texts
 from tests.models.nearness import TOLERANCE, error, is_near
 from tests.pairs import pairwise as every_pair
 from tests.plugins.cuda.host_blas import HostBlas, HostGemms
-from tests.plugins.known_cases import REFUSED, known_cases, refused_cases, routed_cases
+from tests.plugins.known_cases import known_cases
 from tests.plugins.sequences import Sequences
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.host_driver import DEVICE as DEVICE_ADDRESSES
@@ -69,6 +79,8 @@ from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.host_kernels import launch
 from tests.transport.cuda.test_kernels import CAPABILITIES
 
+NARROW = [*known_cases()[1::4], *map(golden_case, ("ernie4-5-moe", "gemma4-experts", "glm4-moe-lite", "qwen3-next"))]
+"""Those that are computed by narrow weights: of all kinds of products, norms and attention."""
 SOAKED = [pytest.param(newer, marks=pytest.mark.soak) for newer in CAPABILITIES[1:]]
 """All kernels take seconds to compile: for every commit, the oldest architecture (`test_quantised` has another)."""
 
@@ -92,7 +104,9 @@ def test_every_architecture_is_compiled_for(capability: Capability) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "ranks"), [(known_cases()[0], 1), *((case, 3) for case in [*known_cases(), *routed_cases()])], ids=str
+    ("case", "ranks"),
+    [*((case, 3) for case in golden_cases()), *others_soak((case, 1) for case in golden_cases())],
+    ids=str,
 )
 def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path) -> None:
     """A prompt in chunks and a token on its own; every allocation is given back."""
@@ -116,14 +130,8 @@ def test_stages_hand_on_residuals_of_all_rows(case: Case, tmp_path: Path) -> Non
             assert error(got, case.logits[stop - 1 : stop]) < TOLERANCE
 
 
-@pytest.mark.parametrize("case", refused_cases(), ids=str)
-def test_other_models_are_refused_by_name(case: Case, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=f"engine 'cuda' does not know .*{REFUSED[case.folder.name]}"):
-        session(case, tmp_path, 1)
-
-
 @pytest.mark.parametrize("quantisation", ["fp16", "int8", "int4"])
-@pytest.mark.parametrize("case", [*known_cases()[1::4], *routed_cases()[::3]], ids=str)
+@pytest.mark.parametrize("case", NARROW, ids=str)
 def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path: Path) -> None:
     try:
         shares = uneven_shares(units(case.model, quantisation, 32), 2)
@@ -248,7 +256,7 @@ def test_company_does_not_show(
 @pytest.mark.parametrize("quantisation", ["fp16", "int4"])
 def test_rows_choose_their_own_experts_in_any_company(quantisation: str, tmp_path: Path) -> None:
     """Step by step, and from a graph in which other experts were chosen when it was captured."""
-    case = next(each for each in routed_cases() if each.folder.name == "qwen3-moe")
+    case = golden_case("qwen3-moe")
     with session(case, tmp_path, 2, quantisation) as group:
         alone = [group.step(case.tokens[at : at + 1], at, sequence=99) for at in range(9)]
         for sequence in range(3):
@@ -307,7 +315,7 @@ def test_a_chunk_of_a_prompt_and_decoded_rows_are_one_step(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
 def test_rows_that_see_unlike_numbers_of_positions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So far apart that their attention is cut in unlike numbers of parts, for which there is little room."""
-    monkeypatch.setattr(step, "FEW_ROWS", 1)
+    monkeypatch.setattr(attention, "DECODED_TOGETHER", 1)
     case = next(each for each in known_cases() if each.folder.name == name)
     options = EngineOptions(extra={"host_step": "function"}, max_rows=30)
     places = [(700, 1, 1), (500, 17, 3), (0, 5, 1), (130, 2, 1)]
@@ -395,10 +403,10 @@ def test_few_rotary_tables_are_kept(tmp_path: Path) -> None:
         before = driver.live
         tables = RotaryTables(replace(graph, constants=lambda prompt: made[min(prompt, 8)]), engine._on_device)
 
-        def check(prompts: list[int], kept: int) -> list[tuple[int, int]]:
+        def check(prompts: list[int], kept: int) -> list[int]:
             found = tables.of(prompts)
-            for prompt, addresses in zip(prompts, found, strict=True):
-                on_device = [driver.floats(address, 12) for address in addresses]
+            for prompt, address in zip(prompts, found, strict=True):
+                on_device = [driver.floats(address + 4 * tables.firsts[name], 12) for name in (cosines, sines)]
                 assert np.array_equal(on_device, [[min(prompt, 8)] * 12, [-min(prompt, 8)] * 12])
             assert driver.live - before == kept
             return found
@@ -522,9 +530,11 @@ def pointer(array: np.ndarray[Any, Any] | None) -> ctypes.c_void_p:
     return argument
 
 
-@pytest.mark.parametrize("width", [22, 64, 96, 128, 256])
-@pytest.mark.parametrize("window", [0, 150])
-def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, window: int) -> None:
+@pytest.mark.parametrize("width", [22, 64, 96, 128, 256, 576])
+@pytest.mark.parametrize(("window", "chunk", "cap"), [(0, 0, 0.0), (150, 0, 3.0), (0, 150, 0.0)])
+def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(
+    width: int, window: int, chunk: int, cap: float
+) -> None:
     """How much room there is for parts, how long blocks are, and in which order they lie: nothing of it shows."""
     rng = np.random.default_rng(width)
     heads, kv_heads, scale, positions = 4, 2, 0.2, [0, 127, 128, 400, 699]
@@ -538,7 +548,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
         pools = [np.full((rows * each, kv_heads, tokens, width), np.nan, np.float32) for _ in range(2)]
         places = np.zeros(rows, kernels.PLACE)
         for row, (at, table) in enumerate(zip(positions, tables, strict=True)):
-            places[row] = (0, DEVICE_ADDRESSES + table.ctypes.data), 0, 0, at, 0
+            places[row] = (0, DEVICE_ADDRESSES + table.ctypes.data), 0, at, 0
             for pool, cache in zip(pools, (keys, values), strict=True):
                 for position in range(at + 1):
                     pool[table[position // tokens], :, position % tokens] = cache[row, :, position]
@@ -547,20 +557,21 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
         kernel = f"attend_{next(each for each in kernels.HEADS if width <= each)}_fp32"
         caches = [each for pool in pools for each in (pointer(pool), ctypes.c_void_p(0))]
         given = [pointer(q), stride, pointer(places), *caches, *map(ctypes.c_int, (1, tokens)), pointer(partials)]
-        given += [*map(ctypes.c_int, (rows, heads, kv_heads, width)), ctypes.c_float(scale)]
-        given += [*map(ctypes.c_int, (window, room))]
+        given += [*map(ctypes.c_int, (rows, heads, kv_heads, width)), ctypes.c_float(scale), ctypes.c_float(cap)]
+        given += [attention.Reach(window, chunk), ctypes.c_int(room)]
         launch(SOURCES, kernel, -(-rows * heads * room * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
-        sizes = map(ctypes.c_int, (rows, heads, width, window, room))
-        given = [pointer(partials), pointer(None), pointer(y), stride, pointer(places), *sizes]
+        given = [pointer(partials), pointer(None), pointer(y), stride, pointer(places)]
+        given += [*map(ctypes.c_int, (rows, heads, width)), attention.Reach(window, chunk), ctypes.c_int(room)]
         launch(SOURCES, "combine", -(-rows * heads * width // kernels.THREADS), kernels.THREADS, given)
         results.append(y)
     assert all(result.tobytes() == results[0].tobytes() for result in results)
     for row, at in enumerate(positions):
-        seen = slice(max(0, at + 1 - window) if window else 0, at + 1)
+        seen = slice(max(0, at + 1 - window) if window else at - at % chunk if chunk else 0, at + 1)
         for head in range(heads):
             part, kv = slice(head * width, (head + 1) * width), head // (heads // kv_heads)
             key, value = (cache[row, kv, seen].astype(float) for cache in (keys, values))
             scores = key @ q[row, part].astype(float) * scale
+            scores = np.tanh(scores / cap) * cap if cap else scores
             weight = np.exp(scores - scores.max())
             expected = weight @ value / weight.sum()
             assert np.abs(results[0][row, part] - expected).max() < 2e-5 * np.abs(value).max()
@@ -572,7 +583,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(width: int, w
     st.integers(kernels.MOST_PARTS, 2000),
 )
 def test_rows_attend_together_as_far_as_there_is_room(sees: list[int], window: int, room: int) -> None:
-    together = step.rows_that_attend_together(sees, window, room)
+    together = attention.rows_that_attend_together(sees, window, room)
     assert [row for rows, _ in together for row in range(rows.start, rows.stop)] == [*range(len(sees))]
     for rows, parts in together:
         seen = [min(each, window or each) for each in sees[rows]]

@@ -17,7 +17,7 @@ from motley.plugins.tensorrt.lowering import RESIDUAL, Constant, lower, segments
 from tests.models.cases import Case, LocalSession, uneven_shares, whole_share
 from tests.models.nearness import error
 from tests.models.test_stored import KINDS, Kind, make
-from tests.plugins.known_cases import REFUSED, ROUTED, known_cases, refused_cases, routed_cases
+from tests.plugins.known_cases import REFUSED, known_cases, refused_cases
 from tests.plugins.onnxruntime.lowered_engine import LoweredEngine
 
 FP32_TOLERANCE = 1e-4
@@ -120,12 +120,10 @@ def test_a_rank_without_vocabulary_keeps_its_last_collective(tmp_path: Path) -> 
     ] * 2
 
 
-@pytest.mark.parametrize("case", [*refused_cases(), *routed_cases()], ids=str)
+@pytest.mark.parametrize("case", refused_cases(), ids=str)
 def test_other_models_are_refused_by_name(case: Case, tmp_path: Path) -> None:
     with (
         LocalSession(case.folder, ReferenceEngine, [whole_share(units(case.model, "fp32", 32))], tmp_path) as session,
-        pytest.raises(
-            EngineError, match=f"engine 'tensorrt' does not know .*{({**REFUSED, **ROUTED})[case.folder.name]}"
-        ),
+        pytest.raises(EngineError, match=f"engine 'tensorrt' does not know .*{REFUSED[case.folder.name]}"),
     ):
         lower(session.graphs[0])

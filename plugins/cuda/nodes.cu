@@ -1,0 +1,225 @@
+// The small nodes of a rank's graph: norms, what is done to each element, heads, and routers.
+
+constexpr int NORM_PART = 512;  // elements of a group that a warp writes
+
+// y = x / sqrt(mean(x^2) + epsilon) * scale for each of `groups` groups of `width` in each row. A warp writes a part of a
+// group: all of its warps add up the squares of all of it, as that takes less time than to tell each other.
+extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* scale, float* y, int y_stride, int rows,
+                                    int groups, int width, float epsilon) {
+    const int parts = (width + NORM_PART - 1) / NORM_PART, lane = threadIdx.x % WARP;
+    const i64 row = warp_number() / parts / groups;
+    const int group = int(warp_number() / parts % groups), first = int(warp_number() % parts) * NORM_PART + lane;
+    if (row >= rows) return;
+    const float* from = x + row * x_stride + group * width;
+    float own[NORM_PART / WARP], scales[NORM_PART / WARP];  // read at once with what is added up, for the memory is far
+#pragma unroll
+    for (int i = 0; i < NORM_PART / WARP; ++i) {
+        const int at = first + i * WARP;
+        own[i] = at < width ? from[at] : 0, scales[i] = at < width ? scale[at] : 0;
+    }
+    float squares = 0;
+    if (width % 4 == 0 && x_stride % 4 == 0) {
+#pragma unroll 16
+        for (int i = 4 * lane; i < width; i += 4 * WARP) {
+            float values[4];
+            read_run<4>(from + i, values);
+            for (int j = 0; j < 4; ++j) squares = fmaf(values[j], values[j], squares);
+        }
+    } else {
+        for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
+    }
+    const float root = sqrtf(warp_sum(squares) / width + epsilon);
+    float* to = y + row * y_stride + group * width;
+#pragma unroll
+    for (int i = 0; i < NORM_PART / WARP; ++i)
+        if (first + i * WARP < width) to[first + i * WARP] = own[i] / root * scales[i];
+}
+
+extern "C" __global__ void add(const float* a, int a_stride, const float* b, int b_stride, float* y, int y_stride,
+                               int rows, int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = a[row * a_stride + i] + b[row * b_stride + i];
+}
+
+__device__ inline float sigmoid_of(float x) {
+    const float decay = expf(-fabsf(x));  // of a non-positive number: no overflow
+    return (x >= 0 ? 1 : decay) / (1 + decay);
+}
+
+// y = activation(gate) * up
+#define GATE(name, activation)                                                                                         \
+    extern "C" __global__ void name(const float* gate, int gate_stride, const float* up, int up_stride, float* y,      \
+                                    int y_stride, int rows, int width) {                                               \
+        const i64 row = thread_number() / width, i = thread_number() % width;                                          \
+        if (row >= rows) return;                                                                                       \
+        const float g = gate[row * gate_stride + i];                                                                   \
+        y[row * y_stride + i] = (activation) * up[row * up_stride + i];                                                \
+    }
+
+GATE(swish_mul, g * sigmoid_of(g))
+GATE(relu_mul, fmaxf(g, 0))
+// By the approximation with tanh, as plugins/native/rows.c states it.
+GATE(gelu_mul, g * sigmoid_of((g + g * g * g * 0x1.6e4e26p-5f) * 0x1.988454p0f))
+
+// y = x * factor + addend
+extern "C" __global__ void scale(const float* x, int x_stride, float factor, float addend, float* y, int y_stride, int rows,
+                                 int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] * factor + addend;
+}
+
+// y = what becomes of each element v
+#define EACH(name, result)                                                                                             \
+    extern "C" __global__ void name(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {       \
+        const i64 row = thread_number() / width, i = thread_number() % width;                                          \
+        if (row >= rows) return;                                                                                       \
+        const float v = x[row * x_stride + i];                                                                         \
+        y[row * y_stride + i] = (result);                                                                              \
+    }
+
+EACH(sigmoid, sigmoid_of(v))
+EACH(bounded, tanhf(v))
+EACH(root, sqrtf(v))
+
+extern "C" __global__ void clip(const float* x, int x_stride, float low, float high, float* y, int y_stride, int rows,
+                                int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = fmaxf(fminf(x[row * x_stride + i], high), low);
+}
+
+// The elements from `first` on of each head of x become those from `y_first` on of each of y's, `width` of them. Heads are
+// x_size elements apart, and y_size.
+extern "C" __global__ void copy_heads(const float* x, int x_stride, int x_size, int first, float* y, int y_stride, int y_size,
+                                      int y_first, int rows, int heads, int width) {
+    const i64 number = thread_number() / width, row = number / heads;
+    const int head = int(number % heads), i = int(thread_number() % width);
+    if (row < rows) y[row * y_stride + i64(head) * y_size + y_first + i] = x[row * x_stride + i64(head) * x_size + first + i];
+}
+
+// -- routers: which experts a row chooses, and how much of each it gets -------------------------------------------------
+
+// A warp per row.
+extern "C" __global__ void softmax(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {
+    const i64 row = warp_number();
+    const int lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const float* from = x + row * x_stride;
+    float largest = LOWEST, total = 0;
+    for (int i = lane; i < width; i += WARP) largest = fmaxf(largest, from[i]);
+    largest = warp_max(largest);
+    for (int i = lane; i < width; i += WARP) total += expf(from[i] - largest);
+    total = warp_sum(total);
+    for (int i = lane; i < width; i += WARP) y[row * y_stride + i] = expf(from[i] - largest) / total;
+}
+
+// The `count` largest of each row, the first of those that are equal, in their order: their values and where they are, both
+// [rows, count]. A warp per row.
+extern "C" __global__ void top_k(const float* x, int x_stride, float* values, int* where, int rows, int width, int count) {
+    const i64 row = warp_number();
+    const int lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const float* from = x + row * x_stride;
+    float before = 0;  // the one that was taken before, and where it is
+    int at_before = -1;
+    for (int n = 0; n < count; ++n) {
+        float best = 0;
+        int at = -1;
+        for (int i = lane; i < width; i += WARP) {
+            const float own = from[i];
+            const bool taken = n && (own > before || (own == before && i <= at_before));
+            if (!taken && (at < 0 || own > best)) best = own, at = i;
+        }
+        for (int distance = WARP / 2; distance; distance /= 2) {
+            const float other = __shfl_xor_sync(0xFFFFFFFF, best, distance);
+            const int its = int(__float_as_uint(__shfl_xor_sync(0xFFFFFFFF, __uint_as_float(u32(at)), distance)));
+            if (its >= 0 && (at < 0 || other > best || (other == best && its < at))) best = other, at = its;
+        }
+        if (at < 0) at = 0, best = from[0];  // what is no number has no order: any row of a table will do
+        before = best, at_before = at;
+        if (lane == 0) values[row * count + n] = best, where[row * count + n] = at;
+    }
+}
+
+// y[rows, count]: the elements of x's rows at some places
+extern "C" __global__ void gather(const float* x, int x_stride, const int* where, float* y, int rows, int count) {
+    const i64 at = thread_number();
+    if (at < i64(rows) * count) y[at] = x[at / count * x_stride + where[at]];
+}
+
+extern "C" __global__ void sum_row(const float* x, int x_stride, float* y, int rows, int width) {
+    if (thread_number() >= rows) return;
+    float total = 0;
+    for (int i = 0; i < width; ++i) total += x[thread_number() * x_stride + i];
+    y[thread_number()] = total;
+}
+
+// y = x / by, which has an element for each row, or for each of x
+extern "C" __global__ void divide(const float* x, int x_stride, const float* by, int by_stride, float* y, int y_stride,
+                                  int rows, int width, int by_width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] / by[row * by_stride + (by_width == 1 ? 0 : i)];
+}
+
+// y = x where a group of its elements is among the `kept` best of its row, and elsewhere the lowest number that counts. A
+// group is worth the sum of its two largest. A thread per group.
+extern "C" __global__ void keep_best_groups(const float* x, int x_stride, float* y, int y_stride, int rows, int groups,
+                                            int width, int kept) {
+    const i64 row = thread_number() / groups;
+    const int own = int(thread_number() % groups);
+    if (row >= rows) return;
+    const auto worth = [&](int group) {
+        const float* from = x + row * x_stride + group * width;
+        float best = from[0] > from[1] ? from[0] : from[1], second = from[0] > from[1] ? from[1] : from[0];
+        for (int i = 2; i < width; ++i) {
+            if (from[i] > best) second = best, best = from[i];
+            else if (from[i] > second) second = from[i];
+        }
+        return best + second;
+    };
+    const float mine = worth(own);
+    int better = 0;
+    for (int group = 0; group < groups; ++group) better += worth(group) > mine;
+    for (int i = own * width; i < (own + 1) * width; ++i)
+        y[row * y_stride + i] = better < kept ? x[row * x_stride + i] : -3e38f;
+}
+
+// y = base + the sum of the results of a row's experts, f32[rows, count, width], by their weights, in the order of the
+// experts' numbers: so it has the same bits as on a CPU. No two of a row's are the same. `base` may be null.
+extern "C" __global__ void mix(const float* results, const float* weights, const int* chosen, const float* base,
+                               int base_stride, float* y, int y_stride, int rows, int count, int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    float total = base ? base[row * base_stride + i] : 0;
+    for (int n = 0, last = -1; n < count; ++n) {
+        int next = 0x7FFFFFFF, at = 0;
+        for (int k = 0; k < count; ++k) {
+            const int expert = chosen[row * count + k];
+            if (expert > last && expert < next) next = expert, at = k;
+        }
+        if (next == 0x7FFFFFFF) break;
+        total += weights[row * count + at] * results[(row * count + at) * width + i];
+        last = next;
+    }
+    y[row * y_stride + i] = total;
+}
+
+// y = swish(min(gate, limit)) * (clamp(up) + addend), where a swish is g * sigmoid(alpha * g)
+extern "C" __global__ void clamped_swish_mul(const float* gate, int gate_stride, const float* up, int up_stride, float alpha,
+                                             float limit, float addend, float* y, int y_stride, int rows, int width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    const float g = fminf(gate[row * gate_stride + i], limit);
+    const float u = fmaxf(fminf(up[row * up_stride + i], limit), -limit) + addend;
+    y[row * y_stride + i] = g * sigmoid_of(alpha * g) * u;
+}
+
+// y = x * by, which has an element for each row, or for each of x
+extern "C" __global__ void multiply(const float* x, int x_stride, const float* by, int by_stride, float* y, int y_stride,
+                                    int rows, int width, int by_width) {
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] * by[row * by_stride + (by_width == 1 ? 0 : i)];
+}
+
+extern "C" __global__ void fill(float* y, float value, i64 count) {
+    if (thread_number() < count) y[thread_number()] = value;
+}

@@ -1,0 +1,125 @@
+"""The small nodes of a step: norms, what is done to each element, and how rows choose experts."""
+
+from __future__ import annotations
+
+import ctypes
+
+import onnx
+
+from motley.plugins.cuda.kernels import GATES, NORM_PART, WARP, integers, pointer, rows_of
+from motley.plugins.cuda.nodes.submission import Submission
+from motley.plugins.nodes import attributes_of
+
+
+class SmallNodes(Submission):
+    """How small nodes become kernels."""
+
+    def norm(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        (width,) = graph.initializers[node.input[1]].dims
+        y, groups = self._result(node, x.width), x.width // width
+        if self._count:
+            graph.launch(
+                "rms_norm",
+                self._count * groups * -(-width // NORM_PART) * WARP,
+                *rows_of(x),
+                pointer(graph.address(node.input[1])),
+                *rows_of(y),
+                *integers(self._count, groups, width),
+                ctypes.c_float(attributes_of(node)["epsilon"]),
+            )
+
+    def multiply(self, node: onnx.NodeProto) -> None:
+        """Multiply by a number, by what is the same for every row, by another value, or by what opens a gate, which
+        the kernel computes too."""
+        graph = self._graph
+        if graph.is_number(node.input[1]):
+            self._scale(node, factor=self._number(node.input[1]))
+            return
+        opened = graph.made_by.get(node.input[0])
+        if opened is not None and opened.op_type in GATES:
+            gate, up = graph.values[opened.input[0]], graph.values[node.input[1]]
+            y, size = self._result(node, up.width), integers(self._count, up.width)
+            graph.launch(
+                GATES[opened.op_type], self._count * up.width, *rows_of(gate), *rows_of(up), *rows_of(y), *size
+            )
+            return
+        self._with_another(node, "multiply")
+
+    def divide(self, node: onnx.NodeProto) -> None:
+        """Divide rows, each by a number of its own, or element by element."""
+        self._with_another(node, "divide")
+
+    def _with_another(self, node: onnx.NodeProto, kernel: str) -> None:
+        x, by = map(self._operand, node.input)
+        y, size = self._result(node, x.width), integers(self._count, x.width, by.width)
+        self._graph.launch(kernel, self._count * x.width, *rows_of(x), *rows_of(by), *rows_of(y), *size)
+
+    def add(self, node: onnx.NodeProto) -> None:
+        """Add two values, or to each row the same: a number, or a weight."""
+        if self._graph.is_number(node.input[1]):
+            self._scale(node, addend=self._number(node.input[1]))
+            return
+        a, b = map(self._operand, node.input)
+        y, size = self._result(node, a.width), integers(self._count, a.width)
+        self._graph.launch("add", self._count * a.width, *rows_of(a), *rows_of(b), *rows_of(y), *size)
+
+    def _scale(self, node: onnx.NodeProto, factor: float = 1.0, addend: float = 0.0) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y, numbers = self._result(node, x.width), (ctypes.c_float(factor), ctypes.c_float(addend))
+        size = integers(self._count, x.width)
+        graph.launch("scale", self._count * x.width, *rows_of(x), *numbers, *rows_of(y), *size)
+
+    def clip(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y, bounds = self._result(node, x.width), [ctypes.c_float(self._number(name)) for name in node.input[1:]]
+        size = integers(self._count, x.width)
+        graph.launch("clip", self._count * x.width, *rows_of(x), *bounds, *rows_of(y), *size)
+
+    def sigmoid(self, node: onnx.NodeProto) -> None:
+        self._map(node, "sigmoid")
+
+    def tanh(self, node: onnx.NodeProto) -> None:
+        self._map(node, "bounded")
+
+    def root(self, node: onnx.NodeProto) -> None:
+        self._map(node, "root")
+
+    def softmax(self, node: onnx.NodeProto) -> None:
+        self._map(node, "softmax", WARP)
+
+    def _map(self, node: onnx.NodeProto, kernel: str, threads: int = 0) -> None:
+        """Make rows of rows by a kernel that has so many threads for each; 0: one for each element."""
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y, size = self._result(node, x.width), integers(self._count, x.width)
+        graph.launch(kernel, self._count * (threads or x.width), *rows_of(x), *rows_of(y), *size)
+
+    # -- routers ------------------------------------------------------------------------------------------------------
+
+    def top_k(self, node: onnx.NodeProto) -> None:
+        """The largest elements of each row, and where they are, as i32."""
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        count = int(self._number(node.input[1]))
+        values, where = (graph.buffer(name, count, graph.max_rows) for name in node.output)
+        places = pointer(values.address), pointer(where.address)
+        graph.launch("top_k", self._tokens * WARP, *rows_of(x), *places, *integers(self._tokens, x.width, count))
+
+    def keep_best_groups(self, node: onnx.NodeProto) -> None:
+        """All that decides which groups of experts count, and the scores of the experts of these."""
+        graph, found = self._graph, self._graph.groups[node.output[0]]
+        x = graph.values[found.scores]
+        y, size = self._result(node, x.width), integers(self._tokens, found.groups, x.width // found.groups, found.kept)
+        graph.launch("keep_best_groups", self._tokens * found.groups, *rows_of(x), *rows_of(y), *size)
+
+    def gather(self, node: onnx.NodeProto) -> None:
+        """The elements of each row, or of what is the same for every row, at places of its own."""
+        graph = self._graph
+        x, where = self._operand(node.input[0]), graph.values[node.input[1]]
+        places = pointer(where.address), pointer(self._result(node, where.width).address)
+        count = self._tokens * where.width
+        graph.launch("gather", count, *rows_of(x), *places, *integers(self._tokens, where.width))
+
+    def sum_rows(self, node: onnx.NodeProto) -> None:
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y = self._result(node, 1)
+        graph.launch("sum_row", self._tokens, *rows_of(x), pointer(y.address), *integers(self._tokens, x.width))
