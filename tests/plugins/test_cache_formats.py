@@ -74,7 +74,7 @@ def test_logits_are_near_transformers_and_the_engines_agree(case: Case, cache_fo
 
 
 @pytest.mark.parametrize("cache_format", NARROW)
-@pytest.mark.parametrize("name", ["llama-biases-odd-sizes", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama-biases-odd-sizes", "mistral-window", "gemma2", "glm4-moe-lite"])
 def test_cuda_s_kernels_agree(name: str, cache_format: str, tmp_path: Path) -> None:
     """At any split, of a prompt and of single tokens."""
     case, found = golden_case(name), []

@@ -102,7 +102,7 @@ class AttentionNodes(Submission):
         graph, attributes, operands = self._graph, attributes_of(node), Operands.of(node)
         heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
         shape, reach = integers(heads, kv_heads, width), Reach(attributes.get("window", 0), attributes.get("chunk", 0))
-        own = int(bool(graph.blocks.windowed and reach.window))
+        own = int(bool(graph.blocks.windowed and (reach.window or reach.chunk)))
         arrays = [[pointer(graph.caches.get(f"{name}{end}", 0)) for end in ("", SCALES)] for name in operands.caches]
         blocks, places = integers(own, graph.blocks.tokens), pointer(self._places)
         q, *told = (graph.values[name] for name in operands.rows)
