@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from motley.transport.cuda.host_step import HostStep
 from tests.models.cases import BLOCKS, Case, LocalSession, golden_cases, uneven_shares
 from tests.models.long_text import regret, write_texts
 from tests.models.nearness import error, is_near
+from tests.plugins.cuda.recurring import NAMES, Recurring
 from tests.plugins.known_cases import known_cases
 from tests.transport.conftest import run_ranks as run_ranks
 
@@ -74,9 +76,14 @@ def logits(
         return np.concatenate([group.step(case.tokens[start:stop], start) for start, stop in steps])
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("form", [HostStep.MEMORY, HostStep.SPLIT])
-@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def ways() -> list[tuple[Case, HostStep, int]]:
+    """Golden models, how their steps call the host, and ranks: plain models in every way, all others in two."""
+    others = [case for case in golden_cases() if case not in known_cases()]
+    ways = [*product(known_cases(), (HostStep.MEMORY, HostStep.SPLIT), (1, 3))]
+    return [*ways, *product(others, [HostStep.MEMORY], [1]), *product(others, [HostStep.SPLIT], [3])]
+
+
+@pytest.mark.parametrize(("case", "form", "ranks"), ways(), ids=str)
 def test_transformers_logits_at_any_split(
     gpu: CudaDriver, case: Case, form: HostStep, ranks: int, tmp_path: Path
 ) -> None:
@@ -85,6 +92,15 @@ def test_transformers_logits_at_any_split(
     else:
         got = logits(case, tmp_path, one_on_the_gpu(form, ranks), ranks, "fp32", EngineOptions())
     assert error(got, case.logits[: len(got)]) < 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_waves_of_recurrent_layers(gpu: CudaDriver, name: str, tmp_path: Path) -> None:
+    """With guesses, in company, and from a snapshot: a row has the bits that it has in a prompt."""
+    checks = (Recurring.check_guesses, Recurring.check_company, Recurring.check_snapshots)
+    for number, check in enumerate(checks):
+        with Recurring(name, CudaEngine, SPLIT, tmp_path / str(number)) as ranks:
+            check(ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -48,6 +48,7 @@ from motley.plugins.engine import (
     transport,
 )
 from motley.plugins.known_nodes import rotary_tables
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.transport import Communicator, PeerLost
 from motley.transport.cuda.compiler import Capability, compile_kernels
@@ -145,6 +146,20 @@ def test_narrow_weights_against_float64(case: Case, quantisation: str, tmp_path:
     with LocalSession(case.folder, on_host, shares, tmp_path / "gpu", quantisation, options=options) as group:
         assert is_near(group.step(case.tokens[:5], 0), expected[:5], quantisation)
         assert is_near(group.step(case.tokens[5:6], 5), expected[5:], quantisation)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantisation"),
+    [("glm-moe-dsa", "int8"), ("qwen3-next", "int8"), ("nemotron-h", "int4"), ("gemma4-experts", "int4")],
+)
+def test_codes_come_to_what_they_come_to_on_a_processor(name: str, quantisation: str, tmp_path: Path) -> None:
+    """Where rounding sends rows to other experts, or stays in states, too: it is the same."""
+    case, found = golden_case(name), []
+    for factory in (on_host, OnnxRuntimeEngine):
+        shares, folder = uneven_shares(units(case.model, quantisation, 32), 2), tmp_path / factory.__name__
+        with LocalSession(case.folder, factory, shares, folder, quantisation) as group:
+            found.append(np.concatenate([group.step(case.tokens[:9], 0), group.step(case.tokens[9:10], 9)]))
+    assert error(*found) < 1e-5
 
 
 def test_blocks_are_zero_at_first(tmp_path: Path) -> None:
