@@ -110,6 +110,10 @@ def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
                 yield f"{called} with axis={_axis(node)}"
             case "Slice" if [_integers(constants, name) for name in node.input[3:]] != [[2]]:
                 yield f"{called} of what are no heads"
+            case "Gather" if node.input[1] != "rows" and not stored[0]:
+                yield f"{called} of other rows than those that get logits"
+            case "Reshape" if len(_integers(constants, node.input[1])) not in (2, 3):
+                yield f"{called} to what is neither rows nor heads"
             case "Add" | "Mul" | "Div" if node.input[0] in constants or not _is_operand(constants, node.input[1]):
                 yield f"{called} of a constant"
             case "Clip" if not all(is_number(constants.get(name)) for name in node.input[1:]):

@@ -171,7 +171,9 @@ CHANGES_FOR_CUDA = {
         "RMSNormalization without a gain": set_operand("RMSNormalization", 1, "hidden"),
         "Gemm by a matrix that is no weight": set_operand("Gemm", 1, "hidden"),
         "Split with axis=0": set_attribute("Split", axis=0),
+        "Gather of other rows than those that get logits": set_operand("Gather", 1, CONSTANT),
     },
+    "qwen3": {"Reshape to what is neither rows nor heads": set_operand("Reshape", 1, CONSTANT)},
     "gemma2": {"Gelu with approximate=none": set_attribute("Gelu", approximate="none")},
     "deepseek-v3": {
         "Slice of what are no heads": set_operand("Slice", 3, CONSTANT),
