@@ -44,6 +44,9 @@ PUBLISHED = (
     "Ministral-3-8B",
     "Hunyuan-7B",
     "GLM-4-9B-0414",
+    "Gemma-3-4B",
+    "OLMo-3-7B",
+    "Phi-3-mini-4k",
 )
 """What the models without experts are called whose shapes are `motley.orchestrator.known_models.shapes.SHAPES`."""
 PACKAGES = ("numpy", "onnxruntime")

@@ -79,6 +79,12 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "glm-4-9b-0414": 9400,
     "llama-4-scout": 107770,
     "glm-5": 743180,
+    "gpt-oss-20b": 20915,
+    "glm-4.5-air": 106852,
+    "ernie-4.5-21b-a3b": 21825,
+    "gemma-3-4b": 3880,
+    "olmo-3-7b": 7298,
+    "phi-3-mini-4k": 3821,
 }
 
 
