@@ -108,6 +108,7 @@ class LocalMesh:
     """A session's rank workers as real processes; use as an asynchronous context.
 
     Attributes:
+        profile: what the model costs that the ranks hold.
         plans: what every rank owns.
         ready: what every rank said when it was ready; then every expert host.
         timing: the latest timing of every rank.
@@ -116,6 +117,7 @@ class LocalMesh:
 
     def __init__(self, spec: MeshSpec, progress: Progress | None = None) -> None:
         self.spec = spec
+        self.profile = pb.ModelProfile()
         self.plans: list[RankPlan] = []
         self.ready: list[pb.Ready] = []
         self.timing: list[pb.Timing] = []
@@ -239,6 +241,7 @@ class LocalMesh:
         profile = (await asyncio.to_thread(describe, model, None)).profile
         if spec.hosts:
             profile = trunk_profile(profile)
+        self.profile = profile
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
         caches, engine = Caches(spec.context, spec.memory_tokens, spec.disk_tokens), spec.engine

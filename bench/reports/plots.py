@@ -30,7 +30,7 @@ MEANINGS = {
     "wait": "wait: for other ranks, and latency",
     "lead": "lead: choosing",
 }
-BOUND = "bound: weights / bandwidth"
+BOUND = "bound: bytes read / bandwidth"
 INK = "#1a1a1a"
 FP32, FP16 = "#3b6fb6", "#d1495b"
 LEGEND: dict[str, Any] = {"loc": "outside lower center", "fontsize": 8, "frameon": False, "columnspacing": 1.4}

@@ -63,8 +63,8 @@ def section(results: Results, image: str) -> str:
             f"|{len(COLUMNS) * '---|'}",
             *(_row(report) for report in results.latency),
             "",
-            "The bound is what reading a token's weights takes at the memory bandwidth that as many cores had in the "
-            f"same minute ({_span([report.bandwidth_gb_s for report in results.latency])} GB/s).",
+            "The bound is what reading a token's weights and caches takes at the memory bandwidth that as many cores "
+            f"had in the same minute ({_span([report.bandwidth_gb_s for report in results.latency])} GB/s).",
             "",
             *(f"- {finding}" for finding in findings(results)),
             "",

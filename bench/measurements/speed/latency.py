@@ -1,13 +1,13 @@
 """Time per token of a model cut over rank processes on this machine, and where it goes.
 
-The physics: decoding one token reads every weight of every share once, so it takes at least
-``bytes of all shares / read bandwidth of the cores that read them``: the bound. (The row of the embedding table, a few
-kB, and the KV cache are left out.) Ranks work side by side and wait for the slowest at each of the ``2 * layers``
-all-reduces of a token: what a token takes is ``compute + wire + wait`` on every rank, and what the leader needs to
-choose the token and to tell the others.
+The physics: decoding one token reads every weight of every share once, but of experts only those that it has chosen,
+and the caches and states of its sequence, so it takes at least ``these bytes / read bandwidth of the cores that read
+them``: the bound (`motley.bench.measurements.speed.token_reads`). Ranks work side by side and wait for the slowest at
+each of the ``2 * layers`` all-reduces of a token: what a token takes is ``compute + wire + wait`` on every rank, and
+what the leader needs to choose the token and to tell the others.
 
-The bandwidth is measured in the same run, by as many cores at once as the ranks use, over as many bytes as the weights
-have, so that a large cache serves both alike, right before and right after the timed tokens; the larger counts, so
+The bandwidth is measured in the same run, by as many cores at once as the ranks use, over as many bytes as a token
+reads, so that a large cache serves both alike, right before and right after the timed tokens; the larger counts, so
 that a busy minute does not flatter the engine.
 """
 
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from motley.bench.measurements.percentiles import percentiles
+from motley.bench.measurements.speed.token_reads import token_reads
 from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec, Progress
 from motley.daemon.machine.memory import memory_bandwidth
 from motley.daemon.machine.processor import usable_cores
@@ -59,7 +60,9 @@ class LatencyReport:
     Attributes:
         bandwidth_gb_s: measured read bandwidth of all cores in use together, GB/s (1e9 bytes).
         weights_mb_per_token: read for one token by all ranks together.
-        bound_ms: these weights at this bandwidth.
+        caches_mb_per_token: the same of caches, at the mean of the timed positions, and of recurrent states, which are
+            written too.
+        bound_ms: all of these at this bandwidth.
         stages: of the ranks, how many each has, and how many layers; empty: every rank has a share of every layer.
         ratio: the median token over the bound; see `bounded`.
     """
@@ -77,6 +80,7 @@ class LatencyReport:
     ms_per_token: dict[str, float]
     bandwidth_gb_s: float
     weights_mb_per_token: float
+    caches_mb_per_token: float
     bound_ms: float
     ratio: float
     prefill_tokens_per_s: float
@@ -162,14 +166,16 @@ async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> Lat
     spec, ranks = mesh.spec, len(mesh.plans)
     cores = min(ranks * spec.threads, usable_cores())
     before = list(mesh.timing)
-    weights = sum(ready.share_bytes for ready in mesh.ready)
-    bandwidth = await asyncio.to_thread(memory_bandwidth, cores, size=weights)
+    shares = sum(ready.share_bytes for ready in mesh.ready)
+    reads = token_reads(mesh.profile, mesh.plans, shares, len(prompt) + (tokens + 1) / 2)
+    size = round(reads.whole)
+    bandwidth = await asyncio.to_thread(memory_bandwidth, cores, size=size)
     said = await mesh.decode(prompt, tokens + 1)  # the first comes with the prompt
-    bandwidth = max(bandwidth, await asyncio.to_thread(memory_bandwidth, cores, size=weights))
+    bandwidth = max(bandwidth, await asyncio.to_thread(memory_bandwidth, cores, size=size))
     timeline = _timeline(mesh.timing, tokens)
     p50 = float(np.median(timeline.step_ms))
     ttft = next(tokens.prefill_s for tokens in said if tokens.ids)  # signs of life come before it
-    bound_ms = 1e3 * weights / bandwidth
+    bound_ms = 1e3 * reads.whole / bandwidth
     per_rank = [
         {**{part: _mean(rank[part]) for part in PARTS}, "collectives": _collectives(first, last)}
         for rank, first, last in zip(timeline.ranks, before, mesh.timing, strict=True)
@@ -193,7 +199,8 @@ async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> Lat
             **percentiles(timeline.step_ms),
         },
         bandwidth_gb_s=_round(bandwidth / 1e9),
-        weights_mb_per_token=_round(weights / 1e6),
+        weights_mb_per_token=_round(reads.weights / 1e6),
+        caches_mb_per_token=_round((reads.caches + reads.states) / 1e6),
         bound_ms=_round(bound_ms),
         ratio=_round(p50 / bound_ms),
         prefill_tokens_per_s=_round(len(prompt) / ttft),

@@ -15,6 +15,7 @@ from motley.cli.commands.bench.caches import CACHES_EXAMPLE, caches
 from motley.cli.commands.bench.chaos import chaos
 from motley.cli.commands.bench.device import DEVICE_EXAMPLE, device
 from motley.cli.commands.bench.drafts import DRAFTS_EXAMPLE, drafts
+from motley.cli.commands.bench.families import FAMILIES_EXAMPLE, families
 from motley.cli.commands.bench.forecast import FORECAST_EXAMPLE, forecast
 from motley.cli.commands.bench.options import (
     AsJson,
@@ -77,6 +78,7 @@ bench.command(epilog="Example: motley bench chaos --minutes 5 --seed 3 --json")(
 bench.command(epilog=DEVICE_EXAMPLE)(device)
 bench.command(epilog=ADAPTERS_EXAMPLE)(adapters)
 bench.command(epilog=DRAFTS_EXAMPLE)(drafts)
+bench.command(epilog=FAMILIES_EXAMPLE)(families)
 bench.command(epilog=FORECAST_EXAMPLE)(forecast)
 bench.command(epilog=PARTS_EXAMPLE)(parts)
 bench.command(epilog=QUANTISATION_EXAMPLE)(quantisation)

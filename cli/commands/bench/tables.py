@@ -35,7 +35,8 @@ def show_latency(report: LatencyReport) -> None:
     weights = f"{report.weights_mb_per_token:.0f} MB of weights per token"
     if report.bounded:
         console.print(
-            f"{report.ratio:.2f} x the bound of {report.bound_ms:.2f} ms: {weights} at {report.bandwidth_gb_s:.1f} GB/s"
+            f"{report.ratio:.2f} x the bound of {report.bound_ms:.2f} ms: {weights} and "
+            f"{report.caches_mb_per_token:.0f} of caches at {report.bandwidth_gb_s:.1f} GB/s"
         )
     else:
         console.print(f"{weights}: too few (below {BOUNDED_MB} MB) for the memory's speed to be what bounds a token")
