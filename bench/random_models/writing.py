@@ -151,11 +151,12 @@ def _usual(model: Model, to_residual: float) -> list[_Tensor]:
             elif isinstance(each, Linear) and w.out.kind is Kind.HIDDEN:
                 sigmas |= dict.fromkeys((w.name, w.bias), to_residual)
     experts = re.compile(r"\.experts\.\d+\.")  # as the description calls them all
-    return [
-        _Tensor(tensor.name, tensor.shape, sigmas.get(general, _SIGMA), means.get(general, 0.0))
+    made = {
+        tensor.name: _Tensor(tensor.name, tensor.shape, sigmas.get(general, _SIGMA), means.get(general, 0.0))
         for tensor in tensors(model)
         for general in [experts.sub(".experts.{expert}.", tensor.name)]
-    ]
+    }
+    return list(made.values())  # layers may have a weight in common
 
 
 def _hybrid(model: Model, to_residual: float) -> list[_Tensor]:

@@ -145,6 +145,16 @@ def test_a_head_that_the_configuration_tells_of_is_written(name: str, key: str, 
         pass
 
 
+def test_a_weight_that_all_layers_have_is_written_once(tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "num_key_value_heads": 1, "global_head_dim": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+    rows = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 300}
+    synthesise(tiny("gemma-4-e2b") | layers | kinds | rows, tmp_path)
+    with open_model(tmp_path) as opened:
+        gain = opened.source.read(Piece("model.per_layer_projection_norm.weight", range(16)))
+        assert gain == pytest.approx(1, abs=0.1)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_are_gaussian_of_the_right_width(tmp_path: Path, dtype: Any) -> None:
     seen: list[tuple[int, int]] = []
