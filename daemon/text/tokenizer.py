@@ -33,6 +33,10 @@ _NEVER_SAID = "<|never said|>"
 """A token that ends answers in a tokenizer that has none."""
 
 
+_ENDINGS = ("bos_token", "eos_token")
+"""What begins and ends texts, as ``tokenizer_config.json`` calls it."""
+
+
 class TokenizerError(Exception):
     """A model's text files are missing or broken; the message names the file."""
 
@@ -83,7 +87,7 @@ class Tokenizer:
         """Read a model folder.
 
         Raises:
-            TokenizerError: ``tokenizer.json`` is absent, or a file cannot be understood.
+            TokenizerError: ``tokenizer.json`` is absent or another model's, or a file cannot be understood.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -102,22 +106,25 @@ class Tokenizer:
         generation = read_json(folder / "generation_config.json")
 
         vocabulary = 1 + max(backend.get_vocab().values(), default=-1)
-        rows = config.get("vocab_size")
+        rows = _rows(config)
         special = {
             name: text
-            for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+            for name in (*_ENDINGS, "unk_token", "pad_token")
             if (text := _token_text(folder / "tokenizer_config.json", name, settings.get(name)))
         }
-        stop = {
-            *_token_ids(folder / "generation_config.json", generation.get("eos_token_id")),
-            *_token_ids(folder / "config.json", config.get("eos_token_id")),
+        ends = {
+            folder / name: _token_ids(folder / name, values.get("eos_token_id"))
+            for name, values in (("config.json", config), ("generation_config.json", generation))
         }
+        _refuse_words_beyond(path, backend, special, folder / "config.json", rows)
+        _refuse_unknown_ends(path, backend, ends)
+        stop = {token for tokens in ends.values() for token in tokens}
         if (end := backend.token_to_id(special.get("eos_token", ""))) is not None:
             stop.add(end)
         add_bos = settings.get("add_bos_token")
         return cls(
             backend,
-            vocabulary=min(vocabulary, rows) if isinstance(rows, int) else vocabulary,
+            vocabulary=vocabulary if rows is None else min(vocabulary, rows),
             stop_tokens=frozenset(stop),
             special=special,
             add_bos=add_bos if isinstance(add_bos, bool) else None,
@@ -263,6 +270,51 @@ def _token_ids(path: Path, value: object) -> list[int]:
     if len(checked) < len(ids):
         raise TokenizerError(f"{path}: eos_token_id is neither a token id nor a list of them: {value!r}")
     return checked
+
+
+def _rows(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a model knows, by its ``config.json``; None: that is not said there."""
+    text = config.get("text_config")
+    rows = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    return rows if isinstance(rows, int) else None
+
+
+def _refuse_words_beyond(
+    path: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str], config: Path, rows: int | None
+) -> None:
+    """Refuse a tokenizer with tokens beyond a model's vocabulary, which another model's has.
+
+    Added tokens may be there, as those of images are in published text models (Gemma 3's), or one for padding in
+    training: a text has them only where it spells them, and such a request is refused. What begins and ends texts may
+    not. Fewer tokens than the model has are fine, for vocabularies are padded.
+    """
+    if rows is None:
+        return
+    known = backend.get_vocab()
+    free = backend.get_added_tokens_decoder().keys() - {known.get(special.get(name, "")) for name in _ENDINGS}
+    beyond = {token: text for text, token in known.items() if token >= rows and token not in free}
+    if beyond:
+        last = max(beyond)
+        raise TokenizerError(
+            f"{path} is another model's: it has token {last}, {beyond[last]!r}, but {config} has vocab_size {rows}."
+            " Take the tokenizer that was published with the weights"
+        )
+
+
+def _refuse_unknown_ends(path: Path, backend: tokenizers.Tokenizer, ends: Mapping[Path, Sequence[int]]) -> None:
+    """Refuse a tokenizer in which nothing that ends a model's answers is a special token: it is another model's.
+
+    One of them is enough, as files of published models name some that their tokenizers do not have.
+    """
+    known = {token: text for text, token in backend.get_vocab().items()}
+    special = backend.get_added_tokens_decoder() or known
+    for file, tokens in ends.items():
+        if tokens and not any(token in special for each in ends.values() for token in each):
+            found = f"{known[tokens[0]]!r}, a word" if tokens[0] in known else f"none of its {len(known)} tokens"
+            raise TokenizerError(
+                f"{path} is another model's: answers end with token {tokens[0]} (eos_token_id in {file}), which is"
+                f" {found} there. Take the tokenizer that was published with the weights, or correct that id"
+            )
 
 
 def _load_template(folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:

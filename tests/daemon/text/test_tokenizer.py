@@ -75,9 +75,52 @@ def test_stop_tokens_come_from_every_file(folder: WriteFolder) -> None:
     assert Tokenizer.load(path).stop_tokens == {EOS, 2, 7, 9}
 
 
-def test_the_vocabulary_is_no_larger_than_the_model(folder: WriteFolder) -> None:
-    assert Tokenizer.load(folder(bytes_tokenizer(), config={"vocab_size": 200})).vocabulary == 200
+def test_a_model_may_know_more_tokens_than_its_tokenizer(folder: WriteFolder) -> None:
+    """Vocabularies are padded."""
     assert Tokenizer.load(folder(bytes_tokenizer(), config={"vocab_size": 300})).vocabulary == 259
+
+
+def test_added_tokens_may_be_beyond_the_model(folder: WriteFolder) -> None:
+    """As in Gemma 3's smallest, whose tokenizer knows images, which the model does not."""
+    backend = bytes_tokenizer()
+    backend.add_special_tokens(["<image>", "<pad>"])
+    for config in ({"vocab_size": 259}, {"text_config": {"vocab_size": 259}}):
+        tokenizer = Tokenizer.load(folder(backend, tokenizer_config={"pad_token": "<pad>"}, config=config))
+        assert tokenizer.vocabulary == 259
+
+
+@pytest.mark.parametrize("config", [{"vocab_size": 200}, {"model_type": "gemma3", "text_config": {"vocab_size": 200}}])
+def test_a_tokenizer_with_more_words_than_the_model_is_anothers(folder: WriteFolder, config: dict[str, Any]) -> None:
+    path = folder(bytes_tokenizer(), config=config)
+    told = r"tokenizer\.json is another model's: it has token 258, .*config\.json has vocab_size 200"
+    with pytest.raises(TokenizerError, match=told):
+        Tokenizer.load(path)
+
+
+def test_a_tokenizer_whose_texts_end_beyond_the_model_is_anothers(folder: WriteFolder) -> None:
+    backend = bytes_tokenizer()
+    backend.add_special_tokens(["<|im_end|>"])
+    path = folder(backend, tokenizer_config={"eos_token": "<|im_end|>"}, config={"vocab_size": 259})
+    with pytest.raises(TokenizerError, match=r"it has token 259, '<\|im_end\|>', but .*vocab_size 259"):
+        Tokenizer.load(path)
+
+
+@pytest.mark.parametrize(
+    ("ends", "found"),
+    [
+        (
+            {"config": {"eos_token_id": 151645, "vocab_size": 151936}},
+            r"151645 .*/config\.json\), .*none of its 259 tokens",
+        ),
+        ({"config": {"eos_token_id": 9}}, r"9 .*/config\.json\), which is '.', a word there"),
+        ({"generation_config": {"eos_token_id": [300, 9]}}, r"300 .*/generation_config\.json\), .*none of its 259"),
+    ],
+)
+def test_a_tokenizer_without_what_ends_the_models_answers_is_anothers(
+    folder: WriteFolder, ends: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(TokenizerError, match=rf"tokenizer\.json is another model's: .* token {found}"):
+        Tokenizer.load(folder(bytes_tokenizer(), **ends))
 
 
 def test_a_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
