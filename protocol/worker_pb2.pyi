@@ -44,7 +44,7 @@ class Start(_message.Message):
     def __init__(self, session: _Optional[str] = ..., epoch: _Optional[int] = ..., rank: _Optional[int] = ..., assignment: _Optional[_Union[_mesh_pb2.Assignment, _Mapping]] = ...) -> None: ...
 
 class Decode(_message.Message):
-    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts", "written", "constraint", "adapter")
+    __slots__ = ("request_id", "prompt", "sampling", "max_tokens", "stop_tokens", "without_drafts", "written", "constraint", "adapter", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class Decode(_message.Message):
     WRITTEN_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     sampling: _mesh_pb2.Sampling
@@ -63,7 +64,8 @@ class Decode(_message.Message):
     written: _containers.RepeatedScalarFieldContainer[int]
     constraint: _mesh_pb2.Constraint
     adapter: _mesh_pb2.Adapter
-    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[_mesh_pb2.Constraint, _Mapping]] = ..., adapter: _Optional[_Union[_mesh_pb2.Adapter, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_mesh_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., without_drafts: _Optional[bool] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[_mesh_pb2.Constraint, _Mapping]] = ..., adapter: _Optional[_Union[_mesh_pb2.Adapter, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
     __slots__ = ("tokenizer_json", "size", "stop")

@@ -99,6 +99,7 @@ class Generation:
             written=self._request.written,
             constraint=self._constraint,
             adapter=adapter,
+            priority=self._request.priority,
         )
 
     def _replay(self, written: Sequence[int]) -> None:

@@ -68,6 +68,7 @@ def request_of(decode: wp.Decode, arrived: int, alike: int) -> Request:
         lookup=None if decode.without_drafts else Lookup(),
         sampling=decode.sampling,
         adapter=adapter,
+        priority=decode.priority,
     )
 
 

@@ -15,6 +15,8 @@ class Request:
 
     Attributes:
         arrived: its place in the order of arrival.
+        priority: those with a lower one begin before it.
+        begun: its place in the order in which requests were first admitted; None: it has not been, by this rank.
         tokens: the prompt, and what has been generated.
         prompt: how many of them are the prompt.
         longest: how many there may come to be.
@@ -62,6 +64,15 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     adapter: str = ""
     adapter_slot: int = NONE
+    priority: int = 0
+    begun: int | None = None
+
+    @property
+    def turn(self) -> tuple[bool, int, int]:
+        """Its place among those that wait: behind all that have begun, before ranks were lost perhaps."""
+        if self.begun is None and not self.generated:
+            return True, self.priority, self.arrived
+        return False, -1 if self.begun is None else self.begun, self.arrived
 
     @property
     def left(self) -> int:

@@ -2,13 +2,18 @@
 
 There are no phases. In every step each request catches up with what is known of it: one token if it is being answered,
 as many as there is time for if there is more. Whoever is being answered comes first; what `Pace` leaves of the step is
-for prompts, and of these for the one that has been given least so far, or now and then for the oldest. If there are
-none, those who are being answered get guesses of their next tokens to verify, as many as are worth it.
+for prompts, and of these for the most urgent one that has been given least so far, or now and then for the one that
+began first. If there are none, those who are being answered get guesses of their next tokens to verify, as many as are
+worth it.
+
+Requests begin in the order of their priorities, then of their arrival. Who has begun comes to its end whatever arrives:
+it steps back only for those that began before it, goes on before all that have not begun, and now and then the prompt
+that began first has what is left of a step.
 
 A request is admitted when there are blocks for all its tokens, and gets them as they are needed: near ones, for rows
 are written to these alone. When they are used up, those of the first positions move far. If there is no room there
-either, the request that came last steps back: it waits until there is, and computes again what nobody has kept for it.
-The oldest always goes on, unless blocks cannot be moved for now: then it waits, too.
+either, the request that began last steps back: it waits until there is, and computes again what nobody has kept for it.
+The first always goes on, unless blocks cannot be moved for now: then it waits, too.
 
 Where ranks form stages, steps follow each other through them as *waves*, one for each stage. While a step is under way
 its requests are left alone; those that are answered are shared out over the waves.
@@ -17,7 +22,6 @@ its requests are left alone; those that are answered are shared out over the wav
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -35,7 +39,8 @@ from motley.protocol.mesh_pb2 import Activity
 MOVED_AT_ONCE = 16
 """Blocks of running requests that move far together, if there are so many: the ranks have to agree each time."""
 OLDEST_FIRST = 4
-"""In one of so many steps the oldest prompt comes first: shorter ones that keep coming would hold it up for ever."""
+"""In one of so many steps the prompt that began first comes first: shorter or more urgent ones that keep coming would
+hold it up for ever."""
 
 
 class _Guesses(NamedTuple):
@@ -53,8 +58,8 @@ class Schedule:
     """The requests of a session, and what they hold.
 
     Attributes:
-        waiting: requests that have not been admitted, or have stepped back, the next one first.
-        active: those that have, in the order of their arrival.
+        waiting: requests that have not been admitted, or have stepped back, the next one first (`Request.turn`).
+        active: those that have, in the order in which they began.
         adapters: the slots of what requests may be computed with beside the model.
     """
 
@@ -83,7 +88,7 @@ class Schedule:
             states: the model keeps recurrent states of sequences, which are remembered now and then, or embeddings are
                 made of all their rows: so none may be computed twice. None: neither.
         """
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.active: list[Request] = []
         self.adapters = AdapterTable(adapters)
         self._store = store
@@ -96,6 +101,8 @@ class Schedule:
         self._under_way: set[Request] = set()
         """Requests of steps that are."""
         self._states = states
+        self._begun = 0
+        """Requests that have been admitted."""
         self._steps = 0
         self._full = False
         """Whether there was no room for the request that waits first, and none has become free since."""
@@ -134,8 +141,10 @@ class Schedule:
         )
 
     def add(self, request: Request) -> None:
-        """Have a new request wait."""
-        self.waiting.append(request)
+        """Have a request wait, a new one or one that has been removed."""
+        insort(self.waiting, request, key=lambda each: each.turn)
+        if self.waiting[0] is request:
+            self._full = False
 
     def remove(self, request: Request, broken: bool = False) -> None:
         """Forget a request that has ended. What it has computed may still be found, unless it is `broken`."""
@@ -170,9 +179,9 @@ class Schedule:
         near = self._store.near
         lost = [request for request in self.active if self._states or any(block >= near for block in request.blocks)]
         slots = [request.slot for request in lost]
-        for request in reversed(lost):
+        for request in lost:
             self._release(request, broken=True)
-            self.waiting.appendleft(request)
+            self.add(request)
         self._store.lose_far()
         self._full = False
         return slots
@@ -260,7 +269,7 @@ class Schedule:
             plan.moved += moved.items()
 
     def _grow(self, plan: Plan) -> bool:
-        """Give every active request the blocks that it needs next; who came last steps back if there are none.
+        """Give every active request the blocks that it needs next; who began last steps back if there are none.
 
         Returns:
             Whether there is to be a step: not if somebody would have to step back while steps are under way.
@@ -285,7 +294,7 @@ class Schedule:
     def _step_back(self, request: Request, plan: Plan) -> None:
         plan.closed.append(request.slot)
         self._release(request)
-        self.waiting.appendleft(request)
+        self.add(request)
         self._full = True
 
     def _release(self, request: Request, broken: bool = False) -> None:
@@ -327,7 +336,9 @@ class Schedule:
             self.waiting.remove(request)
             request.blocks += taken
             request.given = 0
-            if request.cached is None:
+            if request.begun is None:
+                request.begun = self._begun
+                self._begun += 1
                 request.cached = min(request.position, request.prompt)
                 self._prompted += request.prompt
                 self._cached += request.cached
@@ -335,7 +346,7 @@ class Schedule:
             request.slot = next(slot for slot in range(self._sequences) if slot not in busy)
             if request.adapter:
                 request.adapter_slot = self.adapters.take(request.adapter)
-            insort(self.active, request, key=lambda each: each.arrived)
+            insort(self.active, request, key=lambda each: each.turn)
             plan.opened.append(request)
             if self._states:
                 self._states.admitted(request)
@@ -377,7 +388,7 @@ class Schedule:
         answered = self._of_a_wave([request for request in able if request.left == 1])
         prompts = [request for request in able if request.left > 1]
         if self._steps % OLDEST_FIRST:
-            prompts.sort(key=lambda each: each.given)
+            prompts.sort(key=lambda each: (each.priority, each.given))
         if len(answered) + len(prompts) > self._spans:  # by turns
             chosen = sorted([*answered, *prompts], key=lambda each: each.stepped)[: self._spans]
             answered, prompts = ([each for each in group if each in chosen] for group in (answered, prompts))

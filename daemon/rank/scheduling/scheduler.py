@@ -272,7 +272,7 @@ class Scheduler:
                 self._withdraw(request)
             else:
                 self._held.remove(request)
-                self._made_schedule().waiting.appendleft(request)
+                self._made_schedule().add(request)
 
     def _made_schedule(self) -> Schedule:
         if self._schedule is None:

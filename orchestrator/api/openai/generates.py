@@ -120,6 +120,7 @@ def _generates(request: Request, prompts: Sequence[Generate], logprobs: bool, to
             prompt.constraint.CopyFrom(constraint)
         prompt.stop.extend(request.stop)
         prompt.ignore_eos, prompt.without_drafts = request.ignore_eos, not request.drafts
+        prompt.priority = request.priority
         for k in range(n):
             generate = Generate()
             generate.CopyFrom(prompt)

@@ -16,6 +16,7 @@ MAX_STOPS = 4
 MAX_ANSWERS = 128
 """To all prompts of a request together."""
 _UINT32 = 2**32 - 1
+_PRIORITIES = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=_UINT32)]
 TokenCount = Annotated[int, Field(ge=1, le=_UINT32)]
@@ -219,6 +220,8 @@ class Request(Body):
     """Go on behind tokens that end an answer. Not part of OpenAI's API."""
     drafts: bool = True
     """Whether tokens may be guessed ahead, which changes no text. Not part of OpenAI's API."""
+    priority: Annotated[int, Field(ge=-_PRIORITIES, le=_PRIORITIES)] = 0
+    """Of those that wait, requests with a lower one begin earlier, as at vLLM. Not part of OpenAI's API."""
     user: str = ""
     safety_identifier: str = ""
     prompt_cache_key: str = ""

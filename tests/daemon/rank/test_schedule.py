@@ -19,8 +19,8 @@ def a_schedule(*, blocks: int = 1000, sequences: int = 64, spans: int = 64, rows
     return Schedule(BlockStore(blocks, 16), Pace(rows, False), sequences=sequences, spans=spans, rows=rows)
 
 
-def a_request(prompt: Sequence[int], answer: int, lookup: Lookup | None = None) -> Request:
-    return Request(next(ARRIVALS), [*prompt], len(prompt), len(prompt) + answer, lookup=lookup)
+def a_request(prompt: Sequence[int], answer: int, lookup: Lookup | None = None, priority: int = 0) -> Request:
+    return Request(next(ARRIVALS), [*prompt], len(prompt), len(prompt) + answer, lookup=lookup, priority=priority)
 
 
 def run(schedule: Schedule, token: int = 7) -> Iterator[Plan]:
@@ -59,6 +59,55 @@ def test_an_old_prompt_goes_on_however_many_new_ones_come() -> None:
         for _ in range(16 - len(schedule.waiting)):
             schedule.add(a_request([next(arrivals)] * 100, 1))
     assert len(old.tokens) == old.longest
+
+
+def test_those_of_a_lower_priority_begin_earlier_and_equal_ones_as_they_came() -> None:
+    schedule = a_schedule(sequences=1)
+    requests = [a_request([number], 2, priority=priority) for number, priority in enumerate((0, 3, -1, 3, 0, -1))]
+    for request in requests:
+        schedule.add(request)
+    began: list[Request] = []
+    for plan, _ in zip(run(schedule), range(20), strict=False):
+        began += plan.opened
+    assert [requests.index(request) for request in began] == [2, 5, 0, 4, 1, 3]
+
+
+def test_the_more_urgent_of_two_prompts_is_computed_first() -> None:
+    schedule = a_schedule()
+    patient, urgent = (a_request(range(start, start + 600), 3, priority=-start) for start in (0, 1000))
+    for request in (patient, urgent):
+        schedule.add(request)
+    for _ in run(schedule):
+        if not urgent.left > 1:
+            break
+    assert patient.position < 300
+
+
+def test_a_request_under_way_comes_to_its_end_however_many_urgent_ones_keep_coming() -> None:
+    """They want all slots, rows and blocks: it steps back for none of them, is not overtaken where it waits, and its
+    prompt is computed beside theirs."""
+    schedule = a_schedule(blocks=60, sequences=8)
+    patient = a_request(range(1000, 1300), 300)
+    schedule.add(patient)
+    arrivals, stepped_back = count(start=10_000), 0
+    for plan, _ in zip(run(schedule), range(600), strict=False):
+        assert plan.parts
+        stepped_back += len(plan.closed)
+        while len(schedule.waiting) < 8:
+            schedule.add(a_request([next(arrivals)] * 100, 40, priority=-1))
+        assert patient.slot >= 0 or len(patient.tokens) == patient.longest
+    assert stepped_back > 3, "there are fewer blocks than are wanted"
+    assert len(patient.tokens) == patient.longest
+
+
+def test_what_was_under_way_when_ranks_were_lost_goes_on_before_what_was_not() -> None:
+    schedule = a_schedule(sequences=1)
+    urgent, asked_again = a_request([1], 5, priority=-9), a_request([2], 5)
+    asked_again.tokens.append(7)
+    for request in (urgent, asked_again):
+        schedule.add(request)
+    schedule.next()
+    assert schedule.active == [asked_again]
 
 
 def test_who_needs_no_more_blocks_keeps_nobody_out() -> None:

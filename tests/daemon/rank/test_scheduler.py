@@ -701,6 +701,14 @@ def test_a_request_is_answered_as_if_it_were_alone(
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 
 
+def test_who_is_more_urgent_begins_earlier() -> None:
+    session = Session(sequences=1)
+    requests = [request("patient", [1], 3), request("urgent", [2], 3)]
+    requests[1].priority = -1
+    session.run(requests)
+    assert list(session.ends) == ["urgent", "patient"]
+
+
 def test_who_came_last_steps_back_when_there_are_no_blocks() -> None:
     blocks = CacheBlocks(20, 5)
     requests = [request("first", [1, 2, 3], 50), request("last", [4, 5, 6], 57)]

@@ -44,13 +44,14 @@ def on_tokens(generation: Generation, message: wp.Tokens) -> pb.Delta:
 
 
 def test_a_prompt_becomes_an_order() -> None:
-    order = Generation(request(max_tokens=7, sampling=sampling(seed=3)), TOKENIZER, CONTEXT).start()
+    order = Generation(request(max_tokens=7, sampling=sampling(seed=3), priority=-2), TOKENIZER, CONTEXT).start()
     assert order == wp.Decode(
         request_id="r1",
         prompt=TOKENIZER.encode("ROMEO:"),
         sampling=sampling(seed=3),
         max_tokens=7,
         stop_tokens=[EOS],
+        priority=-2,
     )
 
 

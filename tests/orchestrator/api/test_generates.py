@@ -71,6 +71,7 @@ def test_everything_asked_for_arrives() -> None:
         max_completion_tokens=9,
         stop=["a", "b"],
         ignore_eos=True,
+        priority=-3,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -81,6 +82,7 @@ def test_everything_asked_for_arrives() -> None:
     assert (sampling.logprobs, sampling.top_logprobs) == (True, 3)
     assert (parameters.each[0].max_tokens, list(parameters.each[0].stop)) == (9, ["a", "b"])
     assert parameters.each[0].ignore_eos
+    assert parameters.each[0].priority == -3
     assert parameters.stream
     assert parameters.include_usage
 
@@ -196,6 +198,10 @@ COMMON = [
     ("user", 5),
     ("service_tier", ["auto"]),
     ("store", "yes"),
+    ("priority", "high"),
+    ("priority", 2**31),
+    ("priority", "high"),
+    ("priority", 2**31),
     ("parallel_tool_calls", 0),
     ("metadata", "a"),
     ("metadata", {"a": 1}),
