@@ -1,6 +1,6 @@
 /* What adapters make of the rows of a product: y += up @ (down @ x), or y = down @ x where they have a matrix in place
- * of the base's; in two passes over the matrices of all that have rows in a step. The arithmetic is the same to the bit
- * for every level, pool and company, and for whatever else is in slots:
+ * of the base's; of all that have rows in a step, alone or while the base's product is computed. The arithmetic is the
+ * same to the bit for every level, pool and company, and for whatever else is in slots:
  *
  * - Down: lane i of 16 adds the products of elements i, i + 16, ... of a row of the matrix and of x by
  *   lane = fma(element, activation, lane), starting from 0; lanes are added as the tree of matmul.c.
@@ -9,6 +9,10 @@
  *   changes no bit of y.
  *
  * FP16 and BF16 elements are widened first.
+ *
+ * Beside the base's product, the first half of its panels is computed with the downs, the second half with the ups of
+ * both halves' columns; what they read is fetched while the base's panel before them is computed, so that many rows,
+ * for which memory has time, hardly wait for it.
  */
 #include "library.h"
 #include "pool.h"
@@ -16,86 +20,207 @@
 
 #include <stdatomic.h>
 
-/* Of a pass's results, that a thread takes at a time: whole panels. */
-enum { DOWN_COLUMNS = 8, WHOLE_COLUMNS = 64, UP_COLUMNS = 1024 };
+/* Panels of downs, and columns of y, that a thread takes at a time of what is computed alone. */
+enum { ALONE_PANELS = 4, ALONE_COLUMNS = 512 };
 
-#define BEYOND ((int64_t)1 << 40) /* all chunks */
+enum { MOST_STRETCHES = 128, MOST_FETCHED = 256 << 10 }; /* that are fetched for a chunk: what a level-2 cache holds */
 
 struct job {
     const struct adapted *a;
-    float *between;         /* what the first pass makes of each group and part, one after another: [rows, rank] */
-    int64_t downs;          /* chunks of the first pass, which come first */
+    float *between;        /* what the downs make of each group and part, one after another: [rows, rank] */
+    int64_t panels;        /* of all downs */
+    int64_t firsts;        /* chunks that come first, which the others wait for */
     _Atomic int64_t *done; /* of those */
+    const struct plan *base; /* of the product; NULL: it is there */
 };
 
-/* Compute a chunk of a pass; beyond the last one, nothing. Returns how many chunks were counted, all of them in that
- * case, and says in *needed how much there is between the passes. */
-static int64_t pass_chunk(const struct job *job, int up, int64_t chunk, int64_t *needed) {
+/* The next group and part for which there is something, all of it. Returns 0 after the last one. */
+struct cursor {
+    int64_t group, part, between;
+};
+static int next_piece(const struct job *job, struct cursor *next, struct adapted_piece *piece) {
     const struct adapted *a = job->a;
-    int64_t chunks = 0;
-    *needed = 0;
-    for (int64_t g = 0; g < a->step->count; g++) {
-        const struct adapted_group *group = a->step->groups + g;
-        for (int64_t p = 0; p < a->count; p++) {
-            const struct adapted_part *part = a->parts + p;
+    for (; next->group < a->step->count; next->group++, next->part = 0) {
+        const struct adapted_group *group = a->step->groups + next->group;
+        while (next->part < a->count) {
+            const struct adapted_part *part = a->parts + next->part++;
             const struct factors *own = part->slots + group->slot;
-            if (!own->rank || (up && !own->up)) continue;
-            const int64_t size = up ? UP_COLUMNS : own->up ? DOWN_COLUMNS : WHOLE_COLUMNS;
-            const int64_t all = up ? part->width : own->rank, begin = (chunk - chunks) * size;
-            if (chunk >= chunks && begin < all) {
-                const struct adapted_piece piece = {
-                    .own = own,
-                    .x = a->x,
-                    .between = job->between + *needed,
-                    .y = a->y + part->first,
-                    .rows = a->step->rows + group->first,
-                    .tokens = group->count,
-                    .columns = a->columns,
-                    .y_apart = a->width,
-                    .begin = begin,
-                    .end = begin + size < all ? begin + size : all,
-                };
-                if (up) kernels->adapt_up(&piece);
-                else kernels->adapt_down(&piece);
-                return chunks;
-            }
-            chunks += divide_up(all, size);
-            if (own->up) *needed += group->count * own->rank;
+            if (!own->rank) continue;
+            *piece = (struct adapted_piece){
+                .own = own,
+                .x = a->x,
+                .between = job->between + next->between,
+                .y = a->y + part->first,
+                .rows = a->step->rows + group->first,
+                .tokens = group->count,
+                .columns = a->columns,
+                .y_apart = a->width,
+                .begin = part->first,
+                .end = part->first + part->width,
+            };
+            if (own->up) next->between += group->count * own->rank;
+            return 1;
         }
     }
-    return chunks;
+    return 0;
+}
+
+typedef void visit(void *given, const struct adapted_piece *piece, int up);
+
+/* Visit what the panels in [begin, end) of all downs are of. */
+static void each_down(const struct job *job, int64_t begin, int64_t end, visit *visit, void *given) {
+    struct adapted_piece piece;
+    struct cursor next = {0};
+    for (int64_t first = 0; first < end && next_piece(job, &next, &piece);) {
+        if (!piece.own->up) continue;
+        const int64_t rank = piece.own->rank, after = first + divide_up(rank, PANEL_ROWS);
+        piece.begin = begin > first ? (begin - first) * PANEL_ROWS : 0;
+        piece.end = end < after ? (end - first) * PANEL_ROWS : rank;
+        if (piece.begin < piece.end) visit(given, &piece, 0);
+        first = after;
+    }
+}
+
+/* Visit what makes, or is added to, columns of y in [begin, end). */
+static void each_up(const struct job *job, int64_t begin, int64_t end, visit *visit, void *given) {
+    struct adapted_piece piece;
+    struct cursor next = {0};
+    while (next_piece(job, &next, &piece)) {
+        const int64_t first = piece.begin;
+        piece.begin = begin > first ? begin - first : 0;
+        piece.end = (end < piece.end ? end : piece.end) - first;
+        if (piece.begin < piece.end) visit(given, &piece, piece.own->up != NULL);
+    }
+}
+
+static void compute(void *given, const struct adapted_piece *piece, int up) {
+    (void)given;
+    if (up) kernels->adapt_up(piece);
+    else kernels->adapt_down(piece);
+}
+
+static void count_panels(void *given, const struct adapted_piece *piece, int up) {
+    (void)up;
+    *(int64_t *)given += divide_up(piece->own->rank, PANEL_ROWS);
+}
+
+static int64_t element_bytes(int32_t kind) { return kind == FACTOR_FP32 ? 4 : 2; }
+
+/* What is read soon. */
+struct reading {
+    struct stretch all[MOST_STRETCHES];
+    int64_t count, bytes;
+};
+
+static void note(void *given, const struct adapted_piece *piece, int up) {
+    struct reading *reading = given;
+    const struct factors *own = piece->own;
+    const int64_t apart = up ? own->rank * element_bytes(own->up_kind)
+                             : up_to_multiple(piece->columns, PANEL_STRETCH) * element_bytes(own->down_kind);
+    const int64_t all = up ? PANEL_COLUMNS : PANEL_ROWS, begin = piece->begin / all * all;
+    const int64_t end = up ? up_to_multiple(piece->end, all) : piece->end, bytes = (end - begin) * apart;
+    if (reading->count == MOST_STRETCHES || reading->bytes + bytes > MOST_FETCHED) return;
+    const uint8_t *from = (const uint8_t *)(up ? own->up : own->down) + begin * apart;
+    reading->all[reading->count++] = (struct stretch){from, from + bytes};
+    reading->bytes += bytes;
+}
+
+/* The panels of downs of one of the first chunks. */
+static void each_of_first(const struct job *job, int64_t chunk, visit *visit, void *given) {
+    const int64_t of = job->firsts ? job->firsts : 1;
+    each_down(job, job->panels * chunk / of, job->panels * (chunk + 1) / of, visit, given);
 }
 
 /* Chunks are claimed in their order, so those that one of the second pass waits for are being computed. */
-static void work(const void *given, int64_t chunk) {
+static void work_alone(const void *given, int64_t chunk) {
     const struct job *job = given;
-    int64_t needed;
-    if (chunk < job->downs) {
-        pass_chunk(job, 0, chunk, &needed);
+    if (chunk < job->firsts) {
+        each_of_first(job, chunk, compute, NULL);
         atomic_fetch_add_explicit(job->done, 1, memory_order_release);
     } else {
-        pool_await(job->done, job->downs);
-        pass_chunk(job, 1, chunk - job->downs, &needed);
+        const int64_t begin = (chunk - job->firsts) * ALONE_COLUMNS;
+        pool_await(job->done, job->firsts);
+        each_up(job, begin, begin + ALONE_COLUMNS, compute, NULL);
     }
 }
 
-/* Add what the adapters of a step's rows make of them. Returns -1, or -2 if there is no memory, or the number of a group
- * that has a row which is not there. */
-EXPORT int64_t motley_adapted(const struct adapted *a) {
+/* The columns of a panel of the base's product. */
+static void each_of_panel(const struct job *job, int64_t panel, visit *visit, void *given) {
+    const int64_t begin = panel * job->base->panel, end = begin + job->base->panel;
+    each_up(job, begin, end < job->a->width ? end : job->a->width, visit, given);
+}
+
+/* Likewise. Of a single panel, all is computed with that. */
+static void work_beside(const void *given, int64_t panel) {
+    const struct job *job = given;
+    const int first = panel < job->firsts, last = !first;
+    const int64_t other = panel - job->firsts; /* whose ups are computed as well */
+    struct reading reading = {.count = 0, .bytes = 0};
+    if (first || !job->firsts) each_of_first(job, panel, note, &reading);
+    if (last) each_of_panel(job, panel, note, &reading);
+    if (last && other < job->firsts) each_of_panel(job, other, note, &reading);
+    matmul_panel(job->base, panel, reading.all, reading.count);
+    if (first || !job->firsts) each_of_first(job, panel, compute, NULL);
+    if (first) {
+        atomic_fetch_add_explicit(job->done, 1, memory_order_release);
+        return;
+    }
+    pool_await(job->done, job->firsts);
+    each_of_panel(job, panel, compute, NULL);
+    if (other < job->firsts) each_of_panel(job, other, compute, NULL);
+}
+
+/* The number of a group that has a row which is not there, or -1. */
+static int64_t misfit(const struct adapted *a) {
     for (int64_t g = 0; g < a->step->count; g++)
         for (int64_t i = 0; i < a->step->groups[g].count; i++) {
             const int64_t row = a->step->rows[a->step->groups[g].first + i];
             if (row < 0 || row >= a->tokens) return g;
         }
+    return -1;
+}
+
+/* The floats between the passes; *any: whether there is something to compute. */
+static int64_t between_floats(const struct job *job, int *any) {
+    struct adapted_piece piece;
+    struct cursor next = {0};
+    *any = 0;
+    while (next_piece(job, &next, &piece)) *any = 1;
+    return next.between;
+}
+
+/* Add what the adapters of a step's rows make of them, to y, or to what `base` makes of x, which is computed then. Returns
+ * -1, or -2 if there is no memory, or the number of a group that has a row which is not there. */
+EXPORT int64_t motley_adapted(const struct adapted *a, const struct matmul *base) {
+    const int64_t wrong = misfit(a);
+    if (wrong >= 0) return wrong;
     _Atomic int64_t done = 0;
-    struct job job = {a, NULL, 0, &done};
-    int64_t needed;
-    job.downs = pass_chunk(&job, 0, BEYOND, &needed);
-    const int64_t ups = pass_chunk(&job, 1, BEYOND, &needed);
-    if (!job.downs) return -1;
-    if (!pool_reserve(a->pool, (size_t)needed * sizeof(float))) return -2;
-    job.between = (float *)pool_enter(a->pool);
-    pool_run(a->pool, work, &job, job.downs + ups);
+    struct job job = {.a = a, .done = &done};
+    int any;
+    const int64_t floats = between_floats(&job, &any);
+    if (!any) {
+        if (base) motley_matmul(base);
+        return -1;
+    }
+    struct plan plan;
+    int64_t before = 0;
+    if (base) {
+        plan = matmul_plan(base);
+        before = up_to_multiple(matmul_scratch(&plan), sizeof(float));
+    }
+    if (!pool_reserve(a->pool, (size_t)(before + floats * (int64_t)sizeof(float)))) return -2;
+    uint8_t *scratch = pool_enter(a->pool);
+    job.between = (float *)(void *)(scratch + before);
+    each_down(&job, 0, INT64_MAX / PANEL_ROWS, count_panels, &job.panels);
+    if (base) {
+        matmul_begin(&plan, scratch, LANES_IN_ALL);
+        job.base = &plan;
+        job.firsts = plan.panels / 2;
+        pool_run(a->pool, work_beside, &job, plan.panels);
+    } else {
+        job.firsts = divide_up(job.panels, ALONE_PANELS);
+        pool_run(a->pool, work_alone, &job, job.firsts + divide_up(a->width, ALONE_COLUMNS));
+    }
     pool_leave(a->pool);
     return -1;
 }

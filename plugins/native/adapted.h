@@ -50,8 +50,8 @@ struct adapted {
     int64_t tokens, columns, width, count; /* of parts */
 };
 
-/* A part of a pass over some rows of a step, see adapted.c: between[tokens, rank], of its columns in [begin, end), or
- * y[rows, ..], likewise; y, too, of factors without an up. */
+/* What is computed of one group's rows and one part at a time, see adapted.c: between[tokens, rank], of its columns in
+ * [begin, end), or y[rows, ..], likewise; y, too, of factors without an up. */
 struct adapted_piece {
     const struct factors *own;
     const float *x;

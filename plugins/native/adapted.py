@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .library import F32, U8, Adapted, AdaptedGroup, AdaptedPart, AdaptedRows, Factors, address, library, place
-from .matmul import Pool
+from .matmul import Pool, QuantisedMatrix
 from .rows import Action
 
 KINDS: Mapping[np.dtype[np.generic], int] = {
@@ -183,14 +183,17 @@ class AdaptedProduct:
             factors[slot] = Factors()
             self._kept.pop((slot, part), None)
 
-    def bind(self, x: F32, y: F32, rows: StepRows) -> Action:
+    def bind(self, x: F32, y: F32, rows: StepRows, base: QuantisedMatrix | None = None) -> Action:
         """Fix the operands; each call of the result then adds to y what the adapters of its rows make of x.
 
         Args:
             x: f32[M, K].
             y: f32[M, N].
+            base: first, y is overwritten with what this makes of x, which takes less time than in a call by itself. Its
+                pool is this one's.
 
         Raises:
+            MemoryError: there is no memory for quantised activations.
             ValueError: an operand has another shape or type, is not contiguous or aligned, or `y` is read-only.
         """
         tokens, width = len(x), sum(self._widths)
@@ -205,5 +208,6 @@ class AdaptedProduct:
             width=width,
             count=len(self._widths),
         )
+        product = base.operands(x, y) if base else None
         adapted.kept = (self, x, y, rows)
-        return partial(library().motley_adapted, ctypes.byref(adapted))
+        return partial(library().motley_adapted, ctypes.byref(adapted), ctypes.byref(product) if product else None)

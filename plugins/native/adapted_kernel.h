@@ -1,20 +1,25 @@
 /* The kernels of adapted.c, of one level. */
 
-enum { AHEAD = 4096 }; /* bytes, that a matrix is fetched before it is used: it is read from its beginning to its end */
+enum { AHEAD = 4096 }; /* bytes, that a matrix is fetched before it is used: a piece is read from its beginning to its end */
 
-/* A vector of elements of a matrix, from the one numbered `at` on. */
-ALWAYS floats load_factors(const void *matrix, int64_t at, const int kind) {
-    if (kind == FACTOR_FP32) return load_floats((const float *)matrix + at, LANES);
-    halves bits;
-    memcpy(&bits, (const uint16_t *)matrix + at, sizeof bits);
+ALWAYS int64_t factor_bytes(const int kind) { return kind == FACTOR_FP32 ? 4 : 2; }
+
+/* A vector of elements of a matrix from the one numbered `at` on, `count` or as many as there are lanes; those left are 0. */
+ALWAYS floats load_factors(const void *matrix, int64_t at, int64_t count, const int kind) {
+    if (kind == FACTOR_FP32) return load_floats((const float *)matrix + at, count);
+    halves bits = {0};
+    if (count < LANES) memcpy(&bits, (const uint16_t *)matrix + at, (size_t)count * sizeof(uint16_t));
+    else memcpy(&bits, (const uint16_t *)matrix + at, sizeof bits);
     if (kind == FACTOR_FP16) return widen(bits);
     return (floats)(__builtin_convertvector(bits, unsigneds) << 16);
 }
 
-ALWAYS void fetch(const void *matrix, int64_t at, const int count, const int kind) {
-    const int bytes = kind == FACTOR_FP32 ? 4 : 2;
-    UNROLL for (int line = 0; line < count * bytes; line += 64)
-        __builtin_prefetch((const uint8_t *)matrix + at * bytes + AHEAD + line);
+/* Fetch what comes AHEAD of `count` elements, unless that is beyond a piece. */
+ALWAYS void fetch(const void *matrix, int64_t at, const int count, int64_t end, const int kind) {
+    const int64_t first = at * factor_bytes(kind) + AHEAD, left = end * factor_bytes(kind) - first;
+    if (left > 0)
+        UNROLL for (int line = 0; line < count * factor_bytes(kind); line += 64)
+            __builtin_prefetch((const uint8_t *)matrix + first + line);
 }
 
 #define ADAPTED_VECTORS 2 /* of columns of y, by TILE_TOKENS tokens */
@@ -32,7 +37,7 @@ ALWAYS void add_elements(const void *down, int64_t at, floats lanes[PARTS][TILE]
         floats values[TILE_TOKENS];
         UNROLL for (int t = 0; t < tokens; t++) values[t] = load_floats(x[t] + column + p * LANES, count);
         UNROLL for (int r = 0; r < rows; r++) {
-            const floats own = load_factors(down, at + r * LANES_IN_ALL + p * LANES, kind);
+            const floats own = load_factors(down, at + r * LANES_IN_ALL + p * LANES, LANES, kind);
             UNROLL for (int t = 0; t < tokens; t++)
                 lanes[p][t * rows + r] = fused(own, values[t], lanes[p][t * rows + r]);
         }
@@ -42,6 +47,7 @@ ALWAYS void add_elements(const void *down, int64_t at, floats lanes[PARTS][TILE]
 ALWAYS void down_tile(const struct adapted_piece *s, int64_t row, int64_t token, const int rows, const int tokens,
                       const int kind) {
     const int64_t whole = s->columns / LANES_IN_ALL * LANES_IN_ALL, first = row / PANEL_ROWS * PANEL_ROWS;
+    const int64_t apart = (s->columns + LANES_IN_ALL - 1) / LANES_IN_ALL * LANES_IN_ALL;
     const int64_t height = s->own->rank - first < PANEL_ROWS ? s->own->rank - first : PANEL_ROWS;
     const void *down = s->own->down;
     const float *x[TILE_TOKENS];
@@ -49,9 +55,9 @@ ALWAYS void down_tile(const struct adapted_piece *s, int64_t row, int64_t token,
     floats lanes[PARTS][TILE];
     UNROLL for (int p = 0; p < PARTS; p++)
         UNROLL for (int i = 0; i < rows * tokens; i++) lanes[p][i] = (floats){0};
-    int64_t at = first * ((s->columns + LANES_IN_ALL - 1) / LANES_IN_ALL * LANES_IN_ALL) + (row - first) * LANES_IN_ALL;
+    int64_t at = first * apart + (row - first) * LANES_IN_ALL;
     for (int64_t column = 0; column < whole; column += LANES_IN_ALL, at += height * LANES_IN_ALL) {
-        fetch(down, at, rows * LANES_IN_ALL, kind);
+        fetch(down, at, rows * LANES_IN_ALL, s->end * apart, kind);
         add_elements(down, at, lanes, x, column, LANES_IN_ALL, rows, tokens, kind);
     }
     if (whole < s->columns) add_elements(down, at, lanes, x, whole, s->columns - whole, rows, tokens, kind);
@@ -63,17 +69,18 @@ ALWAYS void down_tile(const struct adapted_piece *s, int64_t row, int64_t token,
     }
 }
 
+/* A lone row of x by whole panels, which are then read in their order; several by as many rows as there is room for. */
 ALWAYS void down_rows(const struct adapted_piece *s, const int kind) {
     for (int64_t token = 0, next; token < s->tokens; token = next) {
-        const int many = s->tokens - token >= TILE_TOKENS;
-        int64_t row = s->begin;
+        const int many = s->tokens - token >= TILE_TOKENS, step = many ? TILE_ROWS : PANEL_ROWS;
         next = token + (many ? TILE_TOKENS : 1);
-        for (; row + TILE_ROWS <= s->end; row += TILE_ROWS) {
-            if (many) down_tile(s, row, token, TILE_ROWS, TILE_TOKENS, kind);
-            else down_tile(s, row, token, TILE_ROWS, 1, kind);
+        for (int64_t row = s->begin, after; row < s->end; row = after) {
+            after = row % step || row + step > s->end ? row + 1 : row + step;
+            if (after == row + 1)
+                for (int64_t t = token; t < next; t++) down_tile(s, row, t, 1, 1, kind);
+            else if (many) down_tile(s, row, token, TILE_ROWS, TILE_TOKENS, kind);
+            else down_tile(s, row, token, PANEL_ROWS, 1, kind);
         }
-        for (; row < s->end; row++)
-            for (int64_t t = token; t < next; t++) down_tile(s, row, t, 1, 1, kind);
     }
 }
 
@@ -92,11 +99,11 @@ ALWAYS void up_tile(const struct adapted_piece *s, int64_t column, int64_t token
     UNROLL for (int i = 0; i < vectors * tokens; i++) sums[i] = (floats){0};
     int64_t at = first * rank + column - first;
     for (int64_t r = 0; r < rank; r++, at += PANEL_COLUMNS) {
-        fetch(up, at, vectors * LANES, kind);
+        fetch(up, at, vectors * LANES, s->end * rank, kind);
         floats values[TILE_TOKENS];
         UNROLL for (int t = 0; t < tokens; t++) values[t] = all_lanes(s->between[(token + t) * rank + r]);
         UNROLL for (int v = 0; v < vectors; v++) {
-            const floats own = load_factors(up, at + v * LANES, kind);
+            const floats own = load_factors(up, at + v * LANES, v < vectors - 1 ? LANES : last, kind);
             UNROLL for (int t = 0; t < tokens; t++) sums[t * vectors + v] = fused(own, values[t], sums[t * vectors + v]);
         }
     }
@@ -110,20 +117,27 @@ ALWAYS void up_tile(const struct adapted_piece *s, int64_t column, int64_t token
     }
 }
 
-ALWAYS void up_rows(const struct adapted_piece *s, const int kind) {
+/* Columns of one panel. */
+ALWAYS void up_panel(const struct adapted_piece *s, int64_t column, int64_t end, const int kind) {
     for (int64_t token = 0, next; token < s->tokens; token = next) {
         const int many = s->tokens - token >= TILE_TOKENS;
-        int64_t column = s->begin;
+        int64_t own = column;
         next = token + (many ? TILE_TOKENS : 1);
         if (many)
-            for (; column + ADAPTED_VECTORS * LANES <= s->end; column += ADAPTED_VECTORS * LANES)
-                up_tile(s, column, token, LANES, ADAPTED_VECTORS, TILE_TOKENS, kind);
+            for (; own + ADAPTED_VECTORS * LANES <= end; own += ADAPTED_VECTORS * LANES)
+                up_tile(s, own, token, LANES, ADAPTED_VECTORS, TILE_TOKENS, kind);
         else
-            for (; column + MORE_VECTORS * LANES <= s->end; column += MORE_VECTORS * LANES)
-                up_tile(s, column, token, LANES, MORE_VECTORS, 1, kind);
-        for (; column < s->end; column += LANES)
-            for (int64_t t = token; t < next; t++)
-                up_tile(s, column, t, s->end - column < LANES ? s->end - column : LANES, 1, 1, kind);
+            for (; own + MORE_VECTORS * LANES <= end; own += MORE_VECTORS * LANES)
+                up_tile(s, own, token, LANES, MORE_VECTORS, 1, kind);
+        for (; own < end; own += LANES)
+            for (int64_t t = token; t < next; t++) up_tile(s, own, t, end - own < LANES ? end - own : LANES, 1, 1, kind);
+    }
+}
+
+ALWAYS void up_rows(const struct adapted_piece *s, const int kind) {
+    for (int64_t column = s->begin, next; column < s->end; column = next) {
+        next = (column / PANEL_COLUMNS + 1) * PANEL_COLUMNS;
+        up_panel(s, column, next < s->end ? next : s->end, kind);
     }
 }
 

@@ -20,7 +20,6 @@
  *                                     of the first lanes only, less than LANES; the others are loaded as 0
  */
 #define PARTS (LANES_IN_ALL / LANES)
-#define MANY_TOKENS 8 /* for which the codes of a matmul are unpacked once */
 #define TILE (TILE_ROWS * TILE_TOKENS > MANY_TOKENS ? TILE_ROWS * TILE_TOKENS : MANY_TOKENS) /* sums at most */
 
 #include "floats.h"

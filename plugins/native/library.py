@@ -286,7 +286,7 @@ STRUCTS = (
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     Encoding,
 )
-INTERFACE = (14, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (15, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -301,7 +301,7 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("matmul", [POINTER(Matmul)], None),
     ("norm", [POINTER(Norm)], None),
     ("gated", [POINTER(Gated)], None),
-    ("adapted", [POINTER(Adapted)], c_int64),
+    ("adapted", [POINTER(Adapted), POINTER(Matmul)], c_int64),
     ("prepare_attention", [POINTER(Attention)], c_int32),
     ("attention", [POINTER(Attention)], c_int32),
     ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),

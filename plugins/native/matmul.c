@@ -25,7 +25,7 @@ EXPORT void motley_set_reach(int32_t bits, int32_t far, int32_t near) {
     reaches[bits / 8] = (struct reach){far, near};
 }
 
-static struct plan make_plan(const struct matmul *m) {
+struct plan matmul_plan(const struct matmul *m) {
     struct plan plan = {.m = *m};
     const int32_t subs = 8 / m->bits, block_bytes = m->block / subs;
     plan.words = block_bytes < 16 ? 2 : 4;
@@ -45,10 +45,12 @@ static struct plan make_plan(const struct matmul *m) {
 /* Bytes of the activations of a head. */
 static int64_t activation_bytes(const struct plan *plan) { return plan->m.tokens * plan->units * plan->token_unit; }
 
+int64_t matmul_scratch(const struct plan *plan) { return plan->m.heads * activation_bytes(plan); }
+
 /* Make room for a matmul's activations; 0 if there is no memory. */
 EXPORT int32_t motley_prepare(const struct matmul *m) {
-    struct plan plan = make_plan(m);
-    return pool_reserve(m->pool, (size_t)(m->heads * activation_bytes(&plan)));
+    struct plan plan = matmul_plan(m);
+    return pool_reserve(m->pool, (size_t)matmul_scratch(&plan));
 }
 
 /* The matmul of one head. */
@@ -76,16 +78,33 @@ static void multiply_panel(const void *job, int64_t chunk) {
     kernels->multiply(&own, row, end < own.m.rows ? end : own.m.rows);
 }
 
-/* Compute a matmul for which motley_prepare has made room. */
-EXPORT void motley_matmul(const struct matmul *m) {
-    struct plan plan = make_plan(m);
-    plan.activations = pool_enter(m->pool);
-    int64_t panel = PANEL_BYTES / plan.row_bytes;
+void matmul_panel(const struct plan *plan, int64_t panel, const struct stretch *soon, int64_t count) {
+    struct plan own = *plan;
+    const int64_t row = panel * plan->panel, end = row + plan->panel < plan->m.rows ? row + plan->panel : plan->m.rows;
+    int64_t lines = 0;
+    for (int64_t i = 0; i < count; i++) lines += (soon[i].end - soon[i].begin) / LINE;
+    own.soon = soon;
+    own.soon_count = count;
+    own.soon_lines = divide_up(lines, (end - row) * divide_up(plan->m.tokens, MANY_TOKENS));
+    kernels->multiply(&own, row, end);
+}
+
+void matmul_begin(struct plan *plan, uint8_t *scratch, int64_t even) {
+    const struct matmul *m = &plan->m;
+    int64_t panel = PANEL_BYTES / plan->row_bytes;
     const int64_t fair = divide_up(m->heads * m->rows, 4 * pool_threads(m->pool));
     if (pool_threads(m->pool) > 1 && panel > fair) panel = fair;
-    plan.panel = panel < 1 ? 1 : panel < MOST_PANEL ? panel : MOST_PANEL;
-    plan.panels = divide_up(m->rows, plan.panel);
-    pool_run(m->pool, quantise_token, &plan, m->heads * m->tokens);
+    panel = up_to_multiple(panel < 1 ? 1 : panel, even);
+    plan->activations = scratch;
+    plan->panel = panel < MOST_PANEL ? panel : MOST_PANEL;
+    plan->panels = divide_up(m->rows, plan->panel);
+    pool_run(m->pool, quantise_token, plan, m->heads * m->tokens);
+}
+
+/* Compute a matmul for which motley_prepare has made room. */
+EXPORT void motley_matmul(const struct matmul *m) {
+    struct plan plan = matmul_plan(m);
+    matmul_begin(&plan, pool_enter(m->pool), 1);
     pool_run(m->pool, multiply_panel, &plan, m->heads * plan.panels);
     pool_leave(m->pool);
 }

@@ -9,6 +9,9 @@
 
 enum { LANES_IN_ALL = 16, LARGEST_BLOCK = 256, MOST_PANEL = 64 };
 
+#define MANY_TOKENS 8 /* for which the codes of a matmul are unpacked once */
+#define LINE 64       /* bytes of a cache's */
+
 /* SHARED with library.py. y[tokens, rows] = x[tokens, columns] @ W[rows, columns].T + bias.
  * There may be several heads, each with such a W of its own, one after another as codes, scales, zeros and bias. Of a
  * token, head h reads x from `x_head` floats further on than the head before it, and writes y beside it. */
@@ -32,6 +35,11 @@ struct reach {
     int64_t far, near;
 };
 
+/* Memory that is read soon. */
+struct stretch {
+    const uint8_t *begin, *end;
+};
+
 /* A matmul cut in units, and where its quantised activations lie: those of `tile` tokens lie together, unit by unit.
  * A unit is a piece of each lane that a vector of this level has. Of a token it is a scale (f32) and a first value of
  * the sum (i32) of each lane, and codes (i8): of each lane its first word, of each its second, and so on; for 4-bit
@@ -51,7 +59,19 @@ struct plan {
     int64_t panels;      /* of a head */
     struct reach ahead;
     uint8_t *activations;
+    const struct stretch *soon; /* what is fetched while a panel is computed, a few lines with each row and tile */
+    int64_t soon_count, soon_lines;
 };
+
+/* A matmul of one head in parts, for who computes something beside it. Its scratch of so many bytes holds activations,
+ * which are made by matmul_begin; then each panel, of a multiple of `even` rows, is computed by matmul_panel, while `soon`
+ * is fetched. The pool is the caller's. */
+struct plan matmul_plan(const struct matmul *m);
+int64_t matmul_scratch(const struct plan *plan);
+void matmul_begin(struct plan *plan, uint8_t *scratch, int64_t even);
+void matmul_panel(const struct plan *plan, int64_t panel, const struct stretch *soon, int64_t count);
+
+void motley_matmul(const struct matmul *m);
 
 /* Where token's first unit lies; *width: tokens in its tile, so that its next unit is width * token_unit bytes on. */
 static inline uint8_t *token_units(const struct plan *plan, int64_t token, int64_t tile, int64_t *width) {

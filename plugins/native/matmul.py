@@ -122,7 +122,11 @@ class QuantisedMatrix:
             MemoryError: there is no memory for quantised activations.
             ValueError: an operand has another shape or type, is not contiguous or aligned, or `y` is read-only.
         """
-        return self._bind(x, y, self.columns, 0)
+        return _computed(self.operands(x, y))
+
+    def operands(self, x: F32, y: F32) -> Matmul:
+        """As `bind`, for who has a kernel compute the matmul together with something else."""
+        return self._operands(x, y, self.columns, 0)
 
     def bind_heads(self, x: F32, y: F32, first: int) -> Callable[[], None]:
         """As `bind`, but each head multiplies K elements of its own.
@@ -138,9 +142,9 @@ class QuantisedMatrix:
         heads = self._matmul.heads
         if width % heads or not 0 <= first <= width // heads - self.columns:
             raise ValueError(f"x must be float32[M, {heads} * S], S at least {first + self.columns}, not {x.shape}")
-        return self._bind(x, y, width, first)
+        return _computed(self._operands(x, y, width, first))
 
-    def _bind(self, x: F32, y: F32, width: int, first: int) -> Callable[[], None]:
+    def _operands(self, x: F32, y: F32, width: int, first: int) -> Matmul:
         tokens = len(x) if x.ndim else 0
         matmul = Matmul.from_buffer_copy(self._matmul)
         matmul.x = address("x", x, np.float32, tokens, width) + x.itemsize * first
@@ -150,4 +154,8 @@ class QuantisedMatrix:
         if not library().motley_prepare(matmul):
             raise MemoryError(f"no memory for the activations of {tokens} rows of {self.columns} columns")
         matmul.kept = (self._kept, x, y)
-        return partial(library().motley_matmul, ctypes.byref(matmul))
+        return matmul
+
+
+def _computed(matmul: Matmul) -> Callable[[], None]:
+    return partial(library().motley_matmul, ctypes.byref(matmul))

@@ -155,11 +155,25 @@ ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t be
         m->y[(token + t) * m->heads * m->rows + row] = totals[t] + (m->bias ? m->bias[row] : 0.f);
 }
 
+/* The next lines of what is read soon: `from` is in the first of the stretches that are left. */
+struct fetching {
+    const struct stretch *stretch, *end;
+    const uint8_t *from;
+};
+ALWAYS void fetch_soon(struct fetching *f, int64_t lines) {
+    for (; lines > 0 && f->stretch < f->end; lines--) {
+        __builtin_prefetch(f->from, 0, 2);
+        f->from += LINE;
+        if (f->from >= f->stretch->end && ++f->stretch < f->end) f->from = f->stretch->begin;
+    }
+}
+
 /* A panel of weight rows by all tokens: the panel stays in a cache, a tile's chunk of units in a nearer one. */
 ALWAYS void panel(const struct plan *plan, int64_t row, int64_t end, const struct kind k) {
     const ints which = blocks_of_lanes(plan, k.words);
     const int64_t most = NEAR_BYTES / (MANY_TOKENS * plan->token_unit) / PARTS * PARTS;
     floats kept[MOST_PANEL][PARTS][MANY_TOKENS];
+    struct fetching soon = {plan->soon, plan->soon + plan->soon_count, plan->soon_count ? plan->soon->begin : NULL};
     for (int64_t token = 0, next; token < plan->m.tokens; token = next) {
         const int64_t left = plan->m.tokens - token;
         const int tokens = left >= MANY_TOKENS ? MANY_TOKENS : left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -167,6 +181,7 @@ ALWAYS void panel(const struct plan *plan, int64_t row, int64_t end, const struc
         for (int64_t begin = 0, stop; begin < plan->units; begin = stop) {
             stop = begin + most < plan->units && tokens > 1 ? begin + most : plan->units;
             for (int64_t n = row; n < end; n++) {
+                if (!begin) fetch_soon(&soon, plan->soon_lines);
                 if (tokens == MANY_TOKENS) tile(plan, n, token, begin, stop, kept[n - row], which, MANY_TOKENS, k);
                 else if (tokens == 4) tile(plan, n, token, begin, stop, kept[n - row], which, 4, k);
                 else if (tokens == 2) tile(plan, n, token, begin, stop, kept[n - row], which, 2, k);

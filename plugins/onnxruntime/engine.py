@@ -396,7 +396,7 @@ class OnnxRuntimeEngine:
             actions += made
             adding += made
             if part.adapt:
-                adding.append(part.adapt.bind(places, self._adapted[number]))
+                part.adapt.append(adding, places, self._adapted[number])
             match part.segment.then:
                 case Reduction(summed):
                     then = Bound(actions, partial=places[summed])
@@ -479,7 +479,7 @@ class OnnxRuntimeEngine:
             actions += made
             adding += made
             if part.adapt:
-                adding.append(part.adapt.bind(places, self._adapted_head))
+                part.adapt.append(adding, places, self._adapted_head)
         return _kept(self._heads, key, BoundHead(actions, adding, wanted, logits))
 
     def _rows_of_buffers(self, rows: slice) -> dict[str, Array]:

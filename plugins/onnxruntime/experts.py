@@ -153,5 +153,5 @@ class Chain:
         for part in self._parts:
             actions += [bind(places) for bind in (part.run, part.then) if bind]
             if part.adapt and adapted:
-                actions.append(part.adapt.bind(places, adapted))
+                part.adapt.append(actions, places, adapted)
         return actions, [places[name] for name in self._results]

@@ -59,6 +59,7 @@ class Adapt:
         product, y: the names of the product before and after; both are in the same place.
         parts: the names of what lies side by side in it, by which adapters know them.
         factors: what the adapters in slots have for it.
+        base: what the product is made with, if it is one of our own and nothing comes between; None: another thing.
     """
 
     x: str
@@ -66,10 +67,35 @@ class Adapt:
     y: str
     parts: tuple[str, ...]
     factors: AdaptedProduct
+    base: QuantisedMatrix | None = None
 
-    def bind(self, places: Mapping[str, Array], rows: StepRows) -> Action:
-        """Bind it to the places of its values, and to which rows are whose."""
-        return self.factors.bind(places[self.x], places[self.y], rows)
+    def append(self, actions: list[Action], places: Mapping[str, Array], rows: StepRows) -> None:
+        """Have it computed after some actions, the last of which computes the product: in its place, where one kernel
+        does both.
+
+        Args:
+            places: of its values.
+            rows: which are whose.
+        """
+        if self.base:
+            actions.pop()
+        actions.append(self.factors.bind(places[self.x], places[self.y], rows, self.base))
+
+
+@dataclass(frozen=True)
+class QuantisedProduct:
+    """A product with a quantised matrix: a `Bind`.
+
+    Attributes:
+        x, y: the names of its operand and result.
+    """
+
+    matrix: QuantisedMatrix
+    x: str
+    y: str
+
+    def __call__(self, places: Mapping[str, Array]) -> Action:
+        return self.matrix.bind(places[self.x], places[self.y])
 
 
 def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
@@ -106,7 +132,7 @@ def _product(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, 
     attributes = attributes_of(then.node)
     matrix = QuantisedMatrix(codes, scales, zeros, bias, attributes["bits"], attributes["block"], pool)
     (x,), (y,) = then.operands, then.results
-    return lambda places: matrix.bind(places[x], places[y]), {x: matrix.columns, y: matrix.rows}
+    return QuantisedProduct(matrix, x, y), {x: matrix.columns, y: matrix.rows}
 
 
 def _head_product(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 from weakref import WeakSet
@@ -28,7 +28,7 @@ from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
 from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, adapt, attention, kernel
+from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, QuantisedProduct, adapt, attention, kernel
 from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.onnxruntime.recurrences import Recur, recurrence
 from motley.plugins.segments import ATTENTION, PRODUCT, RECURRENT, ROWS, Kernel, Segment, buffer_numbers
@@ -111,6 +111,15 @@ class Part:
     recur: Recur | None = None
 
 
+def _with_base(part: Part, before: Part | None) -> Part:
+    """A part that, if it adds to a product that the part before it ends with, knows what that is made with."""
+    if not before or not part.adapt or part.run or not isinstance(before.then, QuantisedProduct):
+        return part
+    if (before.then.x, before.then.y) != (part.adapt.x, part.adapt.product):
+        return part
+    return replace(part, adapt=replace(part.adapt, base=before.then.matrix))
+
+
 class Threads:
     """Compute threads of this process, for the runtime and for products.
 
@@ -167,6 +176,7 @@ class Workshop:
         moved = dict.fromkeys(name for then in thens for name in then.node.input if name in self._initializers)
         self._share.make_room(map(self._initializers.__getitem__, moved))
         parts = [self._make(segment) for segment in segments if segment.outputs or segment.then]
+        parts = [_with_base(part, before) for before, part in zip([None, *parts], parts, strict=False)]
         self._choose_reach(parts)
         return parts
 

@@ -24,7 +24,7 @@ from motley.plugins.native.adapted import (
     up_bytes,
 )
 from motley.plugins.native.library import F32
-from motley.plugins.native.matmul import Pool
+from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from tests.plugins.native.native_levels import assert_same, at_all_levels, at_the_end, normal
 
 POOL = Pool(1)
@@ -113,6 +113,40 @@ def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     pool.close()
     assert_same(*results)
     assert_same(results[0][2], y[2])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 3, 21])
+@pytest.mark.parametrize("widths", [(5, 0, 11), (70, 58), (40, 300, 7)], ids=str)  # one panel, two and many
+def test_beside_the_base_s_product_bits_are_as_after_it(widths: tuple[int, ...], tokens: int, threads: int) -> None:
+    """Of factors, of a matrix in place of the base's, and where no row has an adapter."""
+    random, width = np.random.default_rng([tokens, *widths]), sum(widths)
+    codes = random.integers(0, 256, (width, 3, 32), np.uint8)
+    scales = random.standard_normal((width, 3)).astype(np.float32)
+    pool = Pool(threads)
+    base = QuantisedMatrix(codes, scales, None, None, 4, 64, pool)
+    kinds = [np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)]
+    pairs = {
+        slot: {part: pair(random, 3 * slot, 192, own, kind) for part, own in enumerate(widths) if own}
+        for slot, kind in enumerate(kinds, 1)
+    }
+    product = loaded(pairs, 192, widths, pool)
+    product.load(2, len(widths) - 1, packed_whole(normal(random, widths[-1], 192).astype(np.float16)))
+    x, y, rows = normal(random, tokens, 192), np.empty((tokens, width), np.float32), StepRows(tokens)
+    together = product.bind(x, y, rows, base)
+
+    def run() -> F32:
+        y.fill(np.nan)
+        together()
+        return y.copy()
+
+    for slots in ({}, {3: [0]}, {2: [*range(tokens)][1::2], 1: [*range(tokens)][::2]}):
+        own = {slot: each for slot, each in slots.items() if each}
+        rows.set(own)
+        result = at_all_levels(run)
+        base.bind(x, y)()
+        assert_same(result, adapted(product, x, y, own))
+    pool.close()
 
 
 def test_zeros_change_no_bit() -> None:
