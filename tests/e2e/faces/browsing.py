@@ -80,3 +80,19 @@ async def text_of(page: Page, selector: str) -> str:
 async def until(page: Page, condition: str, *arguments: object) -> None:
     """Wait for a JavaScript function of `arguments` to be true in the page."""
     await page.wait_for_function(f"(values) => ({condition})(...values)", arg=list(arguments))
+
+
+async def what_axe_finds(page: Page) -> str:
+    """What a screen reader or weak eyes cannot make out on the page as it is now, in light and dark; "": nothing.
+
+    It is axe-core that looks (https://github.com/dequelabs/axe-core), for the rules of WCAG and for good practice.
+    """
+    from axe_playwright_python.async_playwright import Axe
+
+    found = ""
+    for scheme, options in (("light", {"resultTypes": ["violations"]}), ("dark", {"runOnly": ["color-contrast"]})):
+        await page.emulate_media(color_scheme=scheme)
+        results = await Axe().run(page, options=options)
+        if results.violations_count:
+            found += f"In {scheme}: {results.generate_report()}\n"
+    return found

@@ -15,7 +15,7 @@ from motley.bench.random_models.writing import synthesise
 from motley.cli.reaching.client import Client
 from motley.orchestrator.known_models.shapes import SHAPES
 from tests.e2e.answers.test_experts import CONTEXT, SMALL
-from tests.e2e.faces.browsing import DESKTOP, PHONE, page_of, text_of, until
+from tests.e2e.faces.browsing import DESKTOP, PHONE, page_of, text_of, until, what_axe_finds
 from tests.e2e.processes import BUNDLED, Mesh, chatting_model
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ async def test_a_machine_joins_and_dies(browser: Browser, there: Mesh) -> None:
         assert "Lost" in await card.inner_text()
         assert "motley join" in await card.inner_text(), "what to do"
         assert await page.locator("#picture .lost").count() == 1
+        assert await what_axe_finds(page) == ""
 
 
 MARKDOWN = [
@@ -275,6 +276,7 @@ async def test_a_session_is_started_and_closed_by_hand(browser: Browser, there: 
         await page.get_by_label("Machine", exact=True).fill("rtx 4070")
         await page.locator("#whatif-go").click()
         await until(page, "() => document.querySelector('#whatif-result').innerText.includes('With rtx 4070, 1Gbit')")
+        assert await what_axe_finds(page) == ""
         await page.locator("#whatif-close").click()
 
         await card.get_by_role("button", name="Close").click()
@@ -301,6 +303,7 @@ async def test_experts_are_mapped_and_rebalanced(
         cells = [await cell.get_attribute("aria-label") or "" for cell in await table.locator("tbody td").all()]
         assert all(cell.count("it serves") == 2 for cell in cells)
         assert "2 of each asked for, 2 there at least" in await text_of(page, ".experts figcaption")
+        assert await what_axe_finds(page) == ""
         async with page.expect_response("**/experts/rebalance") as answered:
             await page.get_by_role("button", name="Rebalance").click()
         assert (await answered.value).ok
@@ -333,6 +336,7 @@ async def test_what_fits_is_told_and_chosen(browser: Browser, there: Mesh) -> No
         assert await page.evaluate(
             "(table) => table.scrollWidth <= table.clientWidth", await page.query_selector("#fit-table")
         )
+        assert await what_axe_finds(page) == ""
         await page.get_by_role("button", name="qwen2.5-0.5b").click()
         assert await page.get_by_label("Model", exact=True).input_value() == "qwen2.5-0.5b"
         await until(
@@ -371,93 +375,6 @@ async def test_many_machines_are_told_apart(size: tuple[int, int], browser: Brow
         assert all(f"{name}: 0.2 ms" in words for name in names[1:])
 
 
-async def test_on_a_phone_the_chat_is_a_touch_away(browser: Browser, there: Mesh) -> None:
-    await there.session(nodes=["a"])
-    async with page_of(browser, there, PHONE) as page:
-        await page.locator("#send:not([disabled])").wait_for()
-        await page.mouse.wheel(0, 700)  # wherever one is
-        await page.get_by_role("link", name="Chat").tap()
-        await until(
-            page,
-            """() => {
-                const box = (of) => document.querySelector(of).getBoundingClientRect();
-                return box("#chat-title").top >= box("nav").bottom && box("#send").bottom <= innerHeight;
-            }""",
-        )
-        assert await page.locator("#prompt").get_attribute("placeholder") == (
-            "A text for the model to continue: it was not trained to chat."
-        ), "there is no Shift+Enter"
-
-
-CUT_OFF = """() => [...document.querySelectorAll('input')]
-    .filter((each) => each.placeholder && !each.value && each.checkVisibility())
-    .filter((each) => {
-        const { type, placeholder } = each;
-        [each.type, each.value] = ['text', placeholder];
-        const cut = each.scrollWidth > each.clientWidth;
-        [each.value, each.type] = ['', type];
-        return cut;
-    }).map((each) => each.placeholder)"""
-"""Placeholders that have no room."""
-
-FITS = [
-    (DESKTOP, "light"),
-    pytest.param(DESKTOP, "dark", marks=pytest.mark.soak),
-    pytest.param(PHONE, "light", marks=pytest.mark.soak),
-    (PHONE, "dark"),
-]
-
-
-@pytest.mark.parametrize(("size", "scheme"), FITS)
-async def test_everything_fits_in_light_and_dark(
-    size: tuple[int, int], scheme: str, browser: Browser, there: Mesh, tmp_path: Path
-) -> None:
-    await there.session(nodes=["a", "b", "c"], adapters=2)
-    async with Client(there.url) as client:
-        await client.call("POST", "/v1/completions", {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 40})
-    async with page_of(browser, there, size, scheme) as page:
-        await page.locator("#sessions figure polyline").wait_for(state="attached")
-        await page.locator("#new > summary").click()
-        await page.get_by_text("All settings").click()
-        for part in await page.locator("#access summary, .adapters > summary").all():
-            await part.click()
-        await page.get_by_role("button", name="Make a token").click()
-        await page.locator("#new-token-made code").wait_for()
-        await page.locator("#chat summary").get_by_text("Settings").click()
-        await page.get_by_label("Max tokens").fill("20")
-        await page.locator("#prompt").fill("A-very-long-word-without-a-break-" * 8)
-        await page.locator("#prompt").press("Enter")
-        await until(page, "() => document.querySelector('#log').innerText.includes('tokens')")
-        beyond = await page.evaluate(
-            """() => [...document.querySelectorAll('body *')]
-                .filter((each) => each.checkVisibility() && !each.closest('.scroll, .unseen'))
-                .filter((each) => each.getBoundingClientRect().right > innerWidth + 1)
-                .map((each) => each.outerHTML.slice(0, 80))"""
-        )
-        assert beyond == []
-        assert await page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
-        assert await page.evaluate(
-            "() => [...document.querySelectorAll('.scroll, pre')].every((each) => each.scrollWidth <= each.clientWidth)"
-        )
-        await until(page, "() => document.querySelector('#again').checkVisibility()")  # as full as it gets
-        assert await page.evaluate(CUT_OFF) == []
-        ground, ink = await page.evaluate(
-            "() => ['backgroundColor', 'color'].map((name) => getComputedStyle(document.body)[name])"
-        )
-        assert (_lightness(ground) > _lightness(ink)) == (scheme == "light")
-        if folder := os.environ.get("MOTLEY_SCREENSHOTS"):
-            await page.screenshot(path=Path(folder) / f"{size[0]}-{scheme}.png", full_page=True)
-        await page.get_by_role("button", name="Close session").click()
-        asked = await page.locator("#confirm").bounding_box() or {}
-        assert asked["x"] >= 8
-        assert asked["x"] + asked["width"] <= size[0] - 8
-
-
-def _lightness(colour: str) -> int:
-    """Of ``rgb(1, 2, 3)``."""
-    return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
-
-
 async def test_a_training_is_a_card_with_curves(browser: Browser, there: Mesh) -> None:
     """As the API tells of one; that trains nothing here."""
     points = [{"step": step, "steps": 40, "loss": 4.0 / step, "tokens_per_s": 900.0} for step in range(1, 31)]
@@ -486,6 +403,7 @@ async def test_a_training_is_a_card_with_curves(browser: Browser, there: Mesh) -
             assert shown in words
         label = await card.locator("svg").get_attribute("aria-label")
         assert label == "Loss on b: 4.000 at step 1, 0.133 at step 30"
+        assert await what_axe_finds(page) == ""
         if folder := os.environ.get("MOTLEY_SCREENSHOTS"):
             await page.screenshot(path=f"{folder}/jobs.png", full_page=True)
         stopped: list[str] = []

@@ -10,7 +10,7 @@ import pytest
 from motley.cli.reaching.client import Client
 from motley.daemon.node.joining.pairing import pair
 from tests.e2e.answers.test_adapters import an_adapter
-from tests.e2e.faces.browsing import page_of, until
+from tests.e2e.faces.browsing import page_of, until, what_axe_finds
 from tests.e2e.processes import BUNDLED, Mesh
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ async def test_a_machine_is_let_in_by_the_code_on_the_page_and_shut_out(
         async def read_code(_: int) -> str:
             wants = page.locator("#pairings > li", has_text="attic")
             await wants.wait_for()
+            assert await what_axe_finds(page) == ""
             return (await wants.locator(".code").inner_text()).replace(" ", "")
 
         monkeypatch.setattr(there, "token", await pair(host, int(port), "attic", read_code))
@@ -37,6 +38,7 @@ async def test_a_machine_is_let_in_by_the_code_on_the_page_and_shut_out(
         await there.nodes.pop("attic").end()
         await attic.filter(has_text="not here now").wait_for()
         await page.get_by_role("button", name="Shut out: attic").click()
+        assert await what_axe_finds(page) == ""
         await page.get_by_role("button", name="Cancel").click()
         await page.get_by_role("button", name="Shut out: attic").click()
         await page.get_by_role("button", name="Shut out", exact=True).click()
