@@ -27,69 +27,73 @@ enum { MOST_STRETCHES = 128, MOST_FETCHED = 256 << 10 }; /* that are fetched for
 
 struct job {
     const struct adapted *a;
-    float *between;        /* what the downs make of each group and part, one after another: [rows, rank] */
-    int64_t panels;        /* of all downs */
-    int64_t firsts;        /* chunks that come first, which the others wait for */
-    _Atomic int64_t *done; /* of those */
-    const struct plan *base; /* of the product; NULL: it is there */
+    struct adapted_piece *pieces; /* of each group and part for which there is something: all its columns of y */
+    int64_t count;                /* of pieces */
+    int64_t panels;               /* of all downs */
+    int64_t firsts;               /* chunks that come first, which the others wait for */
+    _Atomic int64_t *done;        /* of those */
+    const struct plan *base;      /* of the product; NULL: it is there */
 };
 
-/* The next group and part for which there is something, all of it. Returns 0 after the last one. */
-struct cursor {
-    int64_t group, part, between;
-};
-static int next_piece(const struct job *job, struct cursor *next, struct adapted_piece *piece) {
+/* Find the pieces, and write them down unless they are still to be counted. What the downs make of each, [rows, rank], is
+ * one after another; returns how many floats that is. */
+static int64_t find_pieces(struct job *job, float *between) {
     const struct adapted *a = job->a;
-    for (; next->group < a->step->count; next->group++, next->part = 0) {
-        const struct adapted_group *group = a->step->groups + next->group;
-        while (next->part < a->count) {
-            const struct adapted_part *part = a->parts + next->part++;
+    int64_t floats = 0;
+    job->count = job->panels = 0;
+    for (int64_t g = 0; g < a->step->count; g++) {
+        const struct adapted_group *group = a->step->groups + g;
+        for (int64_t p = 0; p < a->count; p++) {
+            const struct adapted_part *part = a->parts + p;
             const struct factors *own = part->slots + group->slot;
             if (!own->rank) continue;
-            *piece = (struct adapted_piece){
-                .own = own,
-                .x = a->x,
-                .between = job->between + next->between,
-                .y = a->y + part->first,
-                .rows = a->step->rows + group->first,
-                .tokens = group->count,
-                .columns = a->columns,
-                .y_apart = a->width,
-                .begin = part->first,
-                .end = part->first + part->width,
-            };
-            if (own->up) next->between += group->count * own->rank;
-            return 1;
+            if (job->pieces)
+                job->pieces[job->count] = (struct adapted_piece){
+                    .own = own,
+                    .x = a->x,
+                    .between = between + floats,
+                    .y = a->y + part->first,
+                    .rows = a->step->rows + group->first,
+                    .tokens = group->count,
+                    .columns = a->columns,
+                    .y_apart = a->width,
+                    .begin = part->first,
+                    .end = part->first + part->width,
+                };
+            job->count++;
+            if (!own->up) continue;
+            job->panels += divide_up(own->rank, PANEL_ROWS);
+            floats += group->count * own->rank;
         }
     }
-    return 0;
+    return floats;
 }
 
 typedef void visit(void *given, const struct adapted_piece *piece, int up);
 
 /* Visit what the panels in [begin, end) of all downs are of. */
 static void each_down(const struct job *job, int64_t begin, int64_t end, visit *visit, void *given) {
-    struct adapted_piece piece;
-    struct cursor next = {0};
-    for (int64_t first = 0; first < end && next_piece(job, &next, &piece);) {
-        if (!piece.own->up) continue;
-        const int64_t rank = piece.own->rank, after = first + divide_up(rank, PANEL_ROWS);
+    for (int64_t i = 0, first = 0, after; i < job->count && first < end; i++, first = after) {
+        const struct adapted_piece *whole = job->pieces + i;
+        const int64_t rank = whole->own->rank;
+        after = first + (whole->own->up ? divide_up(rank, PANEL_ROWS) : 0);
+        if (after <= begin || after == first) continue;
+        struct adapted_piece piece = *whole;
         piece.begin = begin > first ? (begin - first) * PANEL_ROWS : 0;
         piece.end = end < after ? (end - first) * PANEL_ROWS : rank;
-        if (piece.begin < piece.end) visit(given, &piece, 0);
-        first = after;
+        visit(given, &piece, 0);
     }
 }
 
 /* Visit what makes, or is added to, columns of y in [begin, end). */
 static void each_up(const struct job *job, int64_t begin, int64_t end, visit *visit, void *given) {
-    struct adapted_piece piece;
-    struct cursor next = {0};
-    while (next_piece(job, &next, &piece)) {
-        const int64_t first = piece.begin;
-        piece.begin = begin > first ? begin - first : 0;
-        piece.end = (end < piece.end ? end : piece.end) - first;
-        if (piece.begin < piece.end) visit(given, &piece, piece.own->up != NULL);
+    for (int64_t i = 0; i < job->count; i++) {
+        const struct adapted_piece *whole = job->pieces + i;
+        if (end <= whole->begin || whole->end <= begin) continue;
+        struct adapted_piece piece = *whole;
+        piece.begin = begin > whole->begin ? begin - whole->begin : 0;
+        piece.end = (end < whole->end ? end : whole->end) - whole->begin;
+        visit(given, &piece, piece.own->up != NULL);
     }
 }
 
@@ -97,11 +101,6 @@ static void compute(void *given, const struct adapted_piece *piece, int up) {
     (void)given;
     if (up) kernels->adapt_up(piece);
     else kernels->adapt_down(piece);
-}
-
-static void count_panels(void *given, const struct adapted_piece *piece, int up) {
-    (void)up;
-    *(int64_t *)given += divide_up(piece->own->rank, PANEL_ROWS);
 }
 
 static int64_t element_bytes(int32_t kind) { return kind == FACTOR_FP32 ? 4 : 2; }
@@ -150,12 +149,13 @@ static void each_of_panel(const struct job *job, int64_t panel, visit *visit, vo
     each_up(job, begin, end < job->a->width ? end : job->a->width, visit, given);
 }
 
-/* Likewise. Of a single panel, all is computed with that. */
+/* As work_alone. Of a single panel, all is computed with that. */
 static void work_beside(const void *given, int64_t panel) {
     const struct job *job = given;
     const int first = panel < job->firsts, last = !first;
     const int64_t other = panel - job->firsts; /* whose ups are computed as well */
-    struct reading reading = {.count = 0, .bytes = 0};
+    struct reading reading;
+    reading.count = reading.bytes = 0;
     if (first || !job->firsts) each_of_first(job, panel, note, &reading);
     if (last) each_of_panel(job, panel, note, &reading);
     if (last && other < job->firsts) each_of_panel(job, other, note, &reading);
@@ -180,15 +180,6 @@ static int64_t misfit(const struct adapted *a) {
     return -1;
 }
 
-/* The floats between the passes; *any: whether there is something to compute. */
-static int64_t between_floats(const struct job *job, int *any) {
-    struct adapted_piece piece;
-    struct cursor next = {0};
-    *any = 0;
-    while (next_piece(job, &next, &piece)) *any = 1;
-    return next.between;
-}
-
 /* Add what the adapters of a step's rows make of them, to y, or to what `base` makes of x, which is computed then. Returns
  * -1, or -2 if there is no memory, or the number of a group that has a row which is not there. */
 EXPORT int64_t motley_adapted(const struct adapted *a, const struct matmul *base) {
@@ -196,22 +187,23 @@ EXPORT int64_t motley_adapted(const struct adapted *a, const struct matmul *base
     if (wrong >= 0) return wrong;
     _Atomic int64_t done = 0;
     struct job job = {.a = a, .done = &done};
-    int any;
-    const int64_t floats = between_floats(&job, &any);
-    if (!any) {
+    const int64_t floats = find_pieces(&job, NULL);
+    if (!job.count) {
         if (base) motley_matmul(base);
         return -1;
     }
     struct plan plan;
-    int64_t before = 0;
+    int64_t activations = 0;
     if (base) {
         plan = matmul_plan(base);
-        before = up_to_multiple(matmul_scratch(&plan), sizeof(float));
+        activations = matmul_scratch(&plan);
     }
-    if (!pool_reserve(a->pool, (size_t)(before + floats * (int64_t)sizeof(float)))) return -2;
+    const int64_t pieces = up_to_multiple(activations, LINE);
+    const int64_t between = pieces + up_to_multiple(job.count * (int64_t)sizeof(struct adapted_piece), LINE);
+    if (!pool_reserve(a->pool, (size_t)(between + floats * (int64_t)sizeof(float)))) return -2;
     uint8_t *scratch = pool_enter(a->pool);
-    job.between = (float *)(void *)(scratch + before);
-    each_down(&job, 0, INT64_MAX / PANEL_ROWS, count_panels, &job.panels);
+    job.pieces = (struct adapted_piece *)(void *)(scratch + pieces);
+    find_pieces(&job, (float *)(void *)(scratch + between));
     if (base) {
         matmul_begin(&plan, scratch, LANES_IN_ALL);
         job.base = &plan;
