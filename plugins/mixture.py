@@ -62,6 +62,10 @@ def deal(chosen: I64, slots: Slots | None = None) -> list[Sent]:
         slots = None
     count = chosen.shape[1]
     order = np.argsort(chosen, axis=None, kind="stable")
+    if len(chosen) == 1:  # a decoded token: each expert gets the row, and there is nothing to group
+        row, numbers = np.zeros(1, np.int64), chosen[0].tolist()
+        own = None if slots is None else slots[:1]
+        return [Sent(numbers[place], row, order[at : at + 1], own) for at, place in enumerate(order.tolist())]
     experts = chosen.ravel()[order]
     starts = np.flatnonzero(np.diff(experts, prepend=-1))
     sent = []
@@ -84,7 +88,11 @@ def add_mixture(totals: Sequence[Array], x: Array, weights: Array, sent: Sequenc
         sent: the rows of each expert, see `deal`.
         compute: gives the S results of each expert.
     """
+    alone = len(x) == 1
     for own, results in zip(sent, compute(x, sent), strict=True):
-        weight = weights[own.rows, own.places][:, None]
+        weight = weights[:, own.places] if alone else weights[own.rows, own.places][:, None]
         for total, result in zip(totals, results, strict=True):
-            total[own.rows] += weight * result
+            if alone:
+                total += weight * result
+            else:
+                total[own.rows] += weight * result
