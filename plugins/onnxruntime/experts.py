@@ -81,13 +81,24 @@ class LocalExperts:
         """What adapters add to the products of the experts."""
 
     def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
+        if len(x) == 1:
+            yield from self._of_one_row(x, sent)
+            return
         for own in sent:
             self._adapted.set(rows_by_slot(own.slots))
             expert, count = self._experts[own.expert], len(own.rows)
             np.take(x, own.rows, axis=0, out=self._rows[:count])
-            run = count if len(x) == 1 else expert.run_for(count)
+            run = expert.run_for(count)
             self._rows[count:run] = self._rows[count - 1]
             yield [result[:count] for result in expert(self._rows[:run])]
+
+    def _of_one_row(self, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
+        """A token alone, as decoding has it: all its experts read the same row, and it has the adapter that it has."""
+        rows = self._rows[:1]
+        np.copyto(rows, x)
+        self._adapted.set(rows_by_slot(sent[0].slots) if sent else {})
+        for own in sent:
+            yield self._experts[own.expert](rows)
 
 
 class _LocalExpert:
