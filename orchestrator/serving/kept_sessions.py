@@ -24,6 +24,8 @@ READY, WANTED = ".json", ".wanted"
 """How the names of files end: of a session that can be taken up, and of one that is to be begun anew."""
 RETURN_S = 30.0
 """Nodes have so long to come back to an orchestrator that was started again: they try every 8 s at least."""
+LOADS_S = 60.0
+"""How often the loads of a session's experts are written while it serves."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +45,8 @@ class KeptSessions:
         self._folder = state_dir / FOLDER if state_dir else None
         self._kept: dict[str, _Version] = {}
         """By session, as the files of those that can be taken up have them."""
-        self._wanted: set[str] = set()
-        """Sessions of which a file says no more than that they are wanted."""
+        self._wanted: dict[str, int] = {}
+        """Sessions of which a file says what is wanted, and the time of its loads of experts, in `LOADS_S`."""
 
     def take_up(self, sessions: SessionTable, now: float) -> dict[str, Wanted]:
         """Add the sessions that were kept; a file that holds none stays, and is named in the log.
@@ -67,7 +69,7 @@ class KeptSessions:
                     _log.info("session %s (%s) waits for its nodes", session.id, session.name)
             except (OSError, SessionFileError) as error:
                 _log.warning("%s: this session cannot be taken up: %s", file, error)
-        self._wanted = set(wanted)
+        self._wanted = dict.fromkeys(wanted, 0)
         return {key: own for key, own in wanted.items() if key not in self._kept}
 
     def note(self, session: Session) -> None:
@@ -81,17 +83,18 @@ class KeptSessions:
             if self._kept.get(session.id) != version and self._write(session.id, READY, pack(session)):
                 self._kept[session.id] = version
                 self._remove(session.id, WANTED)
-                self._wanted.discard(session.id)
-        elif session.workers and session.id not in self._kept and session.id not in self._wanted:
-            self._wanted.add(session.id)
-            self._write(session.id, WANTED, pack_wanted(session))
+                self._wanted.pop(session.id, None)
+        elif session.workers and session.id not in self._kept:
+            counted = int(session.experts.loads.counted_at // LOADS_S) if session.experts else 0
+            if self._wanted.get(session.id) != counted:
+                self._wanted[session.id] = counted
+                self._write(session.id, WANTED, pack_wanted(session))
 
     def forget(self, session_id: str) -> None:
         """A session is not wanted any more."""
         if self._kept.pop(session_id, None) is not None:
             self._remove(session_id, READY)
-        if session_id in self._wanted:
-            self._wanted.discard(session_id)
+        if self._wanted.pop(session_id, None) is not None:
             self._remove(session_id, WANTED)
 
     def _write(self, session_id: str, suffix: str, content: bytes) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from motley.orchestrator.experts.loads import KeptLoads
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.planning.cutting.shares import PlanError
@@ -59,8 +60,11 @@ class Lifecycle:
         self._carrier = carrier
         self._clock = clock
 
-    async def create(self, request: SessionRequest) -> Session:
+    async def create(self, request: SessionRequest, loads: KeptLoads | None = None) -> Session:
         """Plan a session and start its ranks; returns once the assignments are sent.
+
+        Args:
+            loads: how often its experts were chosen before it is begun anew; None: it is new.
 
         Raises:
             ServingError: the name is taken, a node or engine is unknown, the model cannot be served or fitted, or the
@@ -72,6 +76,7 @@ class Lifecycle:
             participants = choose_participants(request, [node for node in self._nodes if node.id not in aside])
             spec = wanted_model(request, participants)
             session = self._sessions.open(request, time.time())
+            session.earlier_loads = loads or {}
             try:
                 taking = [one.node for one in participants]
                 profiles, copies = await self._descriptions.survey(session, spec, taking, self._nodes)

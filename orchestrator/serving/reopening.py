@@ -54,7 +54,7 @@ class Reopening:
         name = wanted.request.name or wanted.request.model
         while True:
             try:
-                await self._lifecycle.create(wanted.request)
+                await self._lifecycle.create(wanted.request, wanted.loads)
             except ServingError as error:
                 if error.failure.code not in UNWANTED and self._clock() - began < GIVE_UP_S:
                     await asyncio.sleep(AGAIN_S)

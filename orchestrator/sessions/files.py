@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import TypeAdapter, ValidationError
 
 from motley.orchestrator.adapters import NamedAdapter
+from motley.orchestrator.experts.loads import KeptLoads
 from motley.orchestrator.planning.caches import Blocks, Caches
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.cutting.shares import RankPlan
@@ -30,6 +31,7 @@ FORMAT = 3
 """Files of another format are not read."""
 
 REQUEST = TypeAdapter(SessionRequest)
+LOADS = TypeAdapter(dict[int, list[int]])
 _Message = TypeVar("_Message", bound=Message)
 
 
@@ -38,10 +40,12 @@ class Wanted(NamedTuple):
 
     Attributes:
         nodes: by name, that had a part of it.
+        loads: how often its experts on hosts were chosen.
     """
 
     request: SessionRequest
     nodes: frozenset[str]
+    loads: KeptLoads
 
 
 class SessionFileError(Exception):
@@ -111,7 +115,10 @@ def read(content: bytes, away: Away) -> Session:
 def pack_wanted(session: Session) -> bytes:
     """What is wanted of a session that cannot be taken up, as a file has it."""
     request = REQUEST.dump_python(replace(session.request, name=session.name), mode="json")
-    return json.dumps({"format": FORMAT, "request": request, "nodes": sorted(session.node_names)}).encode()
+    told = {"format": FORMAT, "request": request, "nodes": sorted(session.node_names)}
+    if session.experts:
+        told["loads"] = session.experts.loads.lately()
+    return json.dumps(told).encode()
 
 
 def read_wanted(content: bytes) -> Wanted:
@@ -124,7 +131,11 @@ def read_wanted(content: bytes) -> Wanted:
         told = json.loads(content)
         if told["format"] != FORMAT:
             raise SessionFileError(f"it is of format {told['format']}, which this version does not read")
-        return Wanted(REQUEST.validate_python(told["request"]), frozenset(map(str, told["nodes"])))
+        return Wanted(
+            REQUEST.validate_python(told["request"]),
+            frozenset(map(str, told["nodes"])),
+            LOADS.validate_python(told.get("loads", {})),
+        )
     except (ValueError, TypeError, KeyError, AttributeError, ValidationError, RecursionError) as error:
         raise SessionFileError(f"it is damaged ({type(error).__name__}: {error})") from error
 

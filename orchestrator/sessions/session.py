@@ -46,6 +46,7 @@ from enum import StrEnum
 from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.experts.checksums import HostedError
 from motley.orchestrator.experts.hosts import ExpertHost, Holder, Member
+from motley.orchestrator.experts.loads import KeptLoads
 from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.recovery import bound_nodes
@@ -194,6 +195,8 @@ class Session:
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
     experts: ExpertMap | None = None
     """Where its experts are; None: in the ranks' shares, or there are none."""
+    earlier_loads: KeptLoads = field(default_factory=dict, repr=False)
+    """How often its experts were chosen before the orchestrator was started again: they are placed by that at first."""
     adapters: dict[str, NamedAdapter] = field(default_factory=dict)
     """Those that its requests may name, by that."""
     forecast: Forecast | None = None

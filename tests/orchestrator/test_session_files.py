@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,9 @@ from motley.orchestrator.sessions.files import SessionFileError, pack, read
 from motley.orchestrator.sessions.session import ModelKnown, Session, State
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Away, CacheHolder, Rank
-from motley.protocol.mesh_pb2 import Described, Empty, Failure, Loan, ModelProfile, RankEvent, Ready
+from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, Failure, Loan, ModelProfile, RankEvent, Ready
+
+from .conftest import Mesh, report
 
 NODES = ["pc", "laptop"]
 SETUP = Setup("onnxruntime", "int4", False, keeps_windows=True)
@@ -148,23 +152,56 @@ async def test_what_was_wanted_and_not_ready_is_begun_anew(mesh: Any, new_node: 
     node.on_rank = say_nothing
     status, _ = await mesh.call("POST", "/api/sessions", {"model": "bard", "context": 77})
     assert status == 201
-    state = tmp_path / "copied"
-    shutil.copytree(tmp_path / "state", state)
+    state = _killed(tmp_path)
     assert [file.suffix for file in (state / FOLDER).iterdir()] == [WANTED]
-    again = Orchestrator(OrchestratorConfig("127.0.0.1", 0, http_port=0, state_dir=state))
-    await again.start()
-    back = new_node("pc")
-    await back.join(again.local_target, again.join_token)
-    async with aiohttp.ClientSession(again.http_url) as http, asyncio.timeout(60):
-        while True:
-            async with http.get("/api/sessions") as response:
-                sessions = (await response.json())["sessions"]
-            if sessions and sessions[0]["state"] == "ready":
-                break
-            await asyncio.sleep(0.05)
-        assert [(one["name"], one["context"]) for one in sessions] == [("bard", 77)]
-        assert [file.name for file in (state / FOLDER).iterdir()] == [f"{sessions[0]['id']}{READY}"]
-        await http.delete(f"/api/sessions/{sessions[0]['id']}")
+    async with _started_again(state, new_node("pc")) as again:
+        session = (await again.poll("/api/sessions", _is_ready))["sessions"][0]
+        assert (session["name"], session["context"]) == ("bard", 77)
+        assert [file.name for file in (state / FOLDER).iterdir()] == [f"{session['id']}{READY}"]
+        await again.call("DELETE", f"/api/sessions/{session['id']}")
     assert list((state / FOLDER).iterdir()) == []
-    await again.stop()
-    await back.leave()
+
+
+async def test_experts_are_placed_by_how_often_they_were_chosen_before_a_restart(
+    mesh: Any, nodes: list[Any], new_node: Any, moe: ModelProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.orchestrator.serving.kept_sessions.LOADS_S", 1e-9)  # at once
+    before = await mesh.serve(experts="parallel", nodes=["pc", "laptop"])
+    rows = [9_000, 9_000, 0, 0, 0, 0, 0, 0]
+    await report(nodes[0], loads=[ExpertLoad(layer=layer, rows=rows) for layer in range(4)])
+    path = "/api/sessions/{}/experts".format
+    measured = await mesh.poll(path(before["id"]), lambda body: body["groups"][0]["experts"][0]["load"] > 3)
+    back = [new_node(name) for name in ("pc", "laptop")]
+    for node in back:
+        node.on_describe = lambda _: Described(profile=moe)
+    async with _started_again(_killed(tmp_path), *back) as again:
+        session = (await again.poll("/api/sessions", _is_ready))["sessions"][0]
+        _, body = await again.call("GET", path(session["id"]))
+    for group, known in zip(body["groups"], measured["groups"], strict=True):
+        loads, known_loads = ([expert["load"] for expert in of["experts"]] for of in (group, known))
+        assert loads == pytest.approx(known_loads, rel=0.01)
+        often = [{host["host"] for host in expert["hosts"]} for expert in group["experts"][:2]]
+        assert often[0].isdisjoint(often[1]), "the two that all tokens choose are apart from the start"
+
+
+def _killed(tmp_path: Path) -> Path:
+    """The state folder as it would be after `kill -9`, now."""
+    return shutil.copytree(tmp_path / "state", tmp_path / "copied")
+
+
+def _is_ready(body: Any) -> bool:
+    return [session["state"] for session in body["sessions"]] == ["ready"]
+
+
+@asynccontextmanager
+async def _started_again(state: Path, *nodes: Any) -> AsyncIterator[Mesh]:
+    """An orchestrator with a state folder of another one, and nodes that join it."""
+    orchestrator = Orchestrator(OrchestratorConfig("127.0.0.1", 0, http_port=0, state_dir=state))
+    await orchestrator.start()
+    async with aiohttp.ClientSession(orchestrator.http_url) as http:
+        mesh = Mesh(orchestrator, http)
+        for node in nodes:
+            await mesh.join(node)
+        yield mesh
+    await orchestrator.stop()
+    await asyncio.gather(*(node.leave() for node in nodes))

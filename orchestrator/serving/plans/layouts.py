@@ -106,13 +106,13 @@ class Layouts:
                     check_alive(participants, ranks)
                     try:
                         experts = hosting.on_nodes(ranks)
-                        answer = await self._first_answer(request, experts, ranks)
+                        answer = await self._first_answer(session, request, experts, ranks)
                     except PlacementError as error:
                         if not request.wants_parallel:
                             raise
                         check_alive(participants, ranks)
                         ranks, experts = hosting.on_groups(trunks, error)
-                        answer = await self._first_answer(request, experts, ranks)
+                        answer = await self._first_answer(session, request, experts, ranks)
                 except (PlanError, PlacementError):
                     self._carrier.check_planning(session)
                     if request.wants_parallel:
@@ -190,6 +190,12 @@ class Layouts:
             raise refusal("no_nodes", f"no node that is left can hold the model in {' or '.join(profiles)}")
         return found
 
-    async def _first_answer(self, request: SessionRequest, experts: ExpertMap, ranks: Sequence[Rank]) -> Answer:
+    async def _first_answer(
+        self, session: Session, request: SessionRequest, experts: ExpertMap, ranks: Sequence[Rank]
+    ) -> Answer:
+        """Where experts are at first, by how often they were chosen in the session before."""
+        experts.loads.resume(
+            session.experts.loads.lately() if session.experts else session.earlier_loads, self._clock()
+        )
         free = self._memory.beside(request.expert_engine, [*ranks, *experts.hosts, *experts.members])
         return await self._planner.answer(experts.first_question(free))

@@ -57,3 +57,19 @@ def test_counts_that_make_no_sense_are_left_out(loads: ExpertLoads) -> None:
     assert loads.rows.tolist() == [[5, 5, 5, 5], [0, 0, 0, 0]]
     loads.count(0, report((1, [6, 6])), 0)  # the last experts need not be told
     assert loads.rows.tolist() == [[6, 6, 5, 5], [0, 0, 0, 0]]
+
+
+def test_what_was_counted_lately_is_kept_and_begun_with(loads: ExpertLoads) -> None:
+    loads.count(0, report((1, [4000, 4000, 0, 0]), (3, [1, 2, 3, 4])), 0)
+    kept = loads.lately()
+    assert kept == {1: [4000, 4000, 0, 0], 3: [1, 2, 3, 4]}
+    again = ExpertLoads([1, 3], 4, 2)
+    again.resume(kept, 10 * HALF_LIFE_S)
+    again.count(0, report((1, [8, 0, 0, 0])), 10 * HALF_LIFE_S)
+    assert again.per_token()[0] == pytest.approx(loads.per_token()[0], abs=0.01), "it has not aged meanwhile"
+    assert again.rows.sum() == again.fresh == 8, "what was counted before is not counted again"
+
+
+def test_what_was_kept_of_other_experts_is_left_out(loads: ExpertLoads) -> None:
+    loads.resume({0: [9, 9, 9, 9], 1: [9000] * 5, 3: [-1, 9000, 9000, 9000]}, 0)
+    assert loads.per_token() == pytest.approx(np.full((2, 4), 0.5))
