@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 
 from aiohttp import web
 
@@ -20,6 +21,10 @@ HANDSHAKE_S = 10.0
 """A connection that has not agreed on TLS by then is closed."""
 WAITING = 128
 """Connections that wait in the system to be accepted, at most."""
+
+# A connection with TLS reads a record at a time. asyncio has each hold 256 kB for that, also one that never says a
+# word, and offers no other way to change it.
+SSLProtocol.max_size = 16 << 10
 
 _log = logging.getLogger(__name__)
 

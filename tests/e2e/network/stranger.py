@@ -63,12 +63,15 @@ async def say_hellos(target: str, count: int, size: int) -> None:
 
 
 async def connect(target: str, what: str, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Make so many connections and begin a request on each, or send random bytes; those that are refused are left."""
+    """Make so many connections and begin a request on each, or send random bytes, with TLS where `what` ends in it;
+    those that are refused are left."""
     host, port = parse_address(target)
+    what, _, tls = what.partition("-")
+    context = ssl._create_unverified_context() if tls else None
     made = []
     for number in range(count):
         try:
-            reader, writer = await asyncio.open_connection(host, port, local_addr=(SOURCE, 0))
+            reader, writer = await asyncio.open_connection(host, port, local_addr=(SOURCE, 0), ssl=context)
         except OSError:
             continue
         made.append((reader, writer))
@@ -106,7 +109,7 @@ async def main(what: str, target: str, count: int, size: int = 0) -> None:
 async def tell_when_cut_off(readers: list[asyncio.StreamReader]) -> None:
     """Print a line when nothing more comes from any of them."""
     for reader in readers:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             await reader.read()
     print("cut off", flush=True)
 

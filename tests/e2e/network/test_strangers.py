@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from tests.e2e.processes import BUNDLED, END_S, ROOT, START_S, Mesh, mesh
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of files, and many addresses of loopback")
 
+PORTS = ("nodes", "clients", "public")
 MEMORY_BYTES = 20e6
 LOG_BYTES = 100e3
 SILENCE_S = 10.0
@@ -32,6 +34,9 @@ class Siege:
         self._orchestrator = psutil.Process(there.orchestrator.process.pid)
         self._memory = self._orchestrator.memory_info().rss
         self._port = {"nodes": there.target, "clients": there.url.removeprefix("http://")}
+        for line in there.orchestrator.lines:
+            if public := re.search(r"API https://\S+:(\d+)/v1", line):
+                self._port["public"] = f"127.0.0.1:{public[1]}"
 
     async def bother(self, what: str, whom: str, count: int, size: int = 0, until_cut_off: bool = False) -> None:
         """Have a stranger do something to a port until all is sent, or until all its connections were closed; ask who
@@ -84,8 +89,8 @@ class Siege:
 
 @asynccontextmanager
 async def besieged(folder: Path, files: int) -> AsyncIterator[Siege]:
-    """An orchestrator that may have so many files open, with a node."""
-    async with mesh(folder, "a", entry="tests.e2e.faces.few_files", FILES=str(files)) as there:
+    """An orchestrator that may have so many files open, for other machines, too, with a node."""
+    async with mesh(folder, "a", host="0.0.0.0", entry="tests.e2e.faces.few_files", FILES=str(files)) as there:
         assert await is_let_in(there.target, there.token)
         yield Siege(there)
 
@@ -93,8 +98,9 @@ async def besieged(folder: Path, files: int) -> AsyncIterator[Siege]:
 async def test_strangers_are_a_line_in_the_log(tmp_path: Path) -> None:
     async with besieged(tmp_path, files=256) as siege:
         await siege.bother("hellos", "nodes", 4, 16 << 20)
-        both = [siege.bother(what, whom, 300) for what in ("idle", "noise") for whom in ("nodes", "clients")]
-        await asyncio.gather(*both, siege.bother("slow", "clients", 150))
+        all_ports = [siege.bother(what, whom, 300) for what in ("idle", "noise") for whom in PORTS]
+        within_tls = [siege.bother(what, "public", 50) for what in ("slow-tls", "noise-tls")]
+        await asyncio.gather(*all_ports, *within_tls, siege.bother("slow", "clients", 150))
         await siege.check()
 
 
@@ -106,11 +112,12 @@ async def test_many_strangers_are_a_line_in_the_log_and_no_stream_is_lost(tmp_pa
             stop = asyncio.Event()
             talking = asyncio.create_task(_talk(client, stop))
             await siege.bother("hellos", "nodes", 79, 60_000_000)
-            for whom in ("nodes", "clients"):
+            for whom in PORTS:
                 await siege.bother("idle", whom, 1500, until_cut_off=True)
                 await siege.check()
                 await siege.bother("noise", whom, 2000)
-            await siege.bother("slow", "clients", 300, until_cut_off=True)
+            for what, whom in (("slow", "clients"), ("slow-tls", "public")):
+                await siege.bother(what, whom, 300, until_cut_off=True)
             await siege.check()
             stop.set()
             assert await talking > 0
