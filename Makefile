@@ -16,8 +16,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(BIN)/pytest $(PARALLEL)
 
-# What takes too long for every commit: tests marked so, and eight times as many drawn examples.
+# What takes too long for every commit: tests marked so, with clients of other houses, and eight times as many drawn examples.
 soak: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --editable ".[outside]"
 	$(BIN)/pytest $(PARALLEL) -m "soak or hypothesis" --hypothesis-profile soak
 
 # Training with torch, which the other targets leave out unless it is installed.

@@ -1,7 +1,7 @@
 """Clients of other houses against a mesh of real processes: LangChain, LiteLLM, an agent's loop, schemathesis.
 
-Their packages are large, so they are no part of what development installs: `pip install langchain-openai litellm mcp
-schemathesis` has these tests run.
+Their packages are large, so they are no part of what development installs: `make soak` installs them, as
+`pip install -e ".[outside]"` does.
 """
 
 from __future__ import annotations
