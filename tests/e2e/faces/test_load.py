@@ -31,8 +31,8 @@ DELAY_S = 0.05
 
 
 async def test_200_streams_for_a_minute_beside_2000_idle_connections(tmp_path: Path) -> None:
-    """How long the loop is away is told from outside: by how long it takes to say that it lives, of which the way is a
-    part. The delay is looked at with the idle connections alone, as ranks on the same processor count otherwise."""
+    """How long the loop is away is told from outside: by how long it takes to say that it lives, of which the way, and
+    waiting for ranks that compute on the same processor, are a part."""
     async with mesh(tmp_path, "a", "b") as there:
         await there.session(nodes=["a", "b"], sequences=64, queue=256, cache_tokens=40_000, context=500)
         orchestrator = psutil.Process(there.orchestrator.process.pid)
@@ -63,7 +63,7 @@ async def test_200_streams_for_a_minute_beside_2000_idle_connections(tmp_path: P
         print(f"{answers} answers, health p99 {quiet:.1f} ms, beside streams {busy:.1f} ms, {grown / 1e6:.1f} MB more")
         assert answers >= STREAMS
         assert grown < GROWTH
-        assert quiet < 1e3 * DELAY_S
+        assert max(quiet, busy) < 1e3 * DELAY_S
         async with Client(there.url) as client:
             assert {node["state"] for node in (await client.call("GET", "/api/nodes"))["nodes"]} == {"alive"}
             assert not (await client.call("GET", "/api/requests"))["requests"]
