@@ -93,8 +93,9 @@ Quants = Annotated[
     typer.Option(
         "--quant",
         metavar="HOW[@NODE]",
-        help=f"How to load the model: {', '.join(Quantisation)}. With @NODE, on that node; may be repeated. Default:"
-        " stored (floats as int8), or as it is loaded.",
+        help="How exactly the model is kept: int4 takes the least memory and time; int8, fp16 and fp32 take more, and"
+        " are more exact; stored is as exact as its files, up to int8. With @NODE, as in int4@laptop, on that machine;"
+        " may be repeated. Default: stored, or as it is loaded already.",
     ),
 ]
 Engines = Annotated[
@@ -102,8 +103,9 @@ Engines = Annotated[
     typer.Option(
         "--engine",
         metavar="ENGINE[@NODE]",
-        help="What computes, as in cuda@gaming-pc; without @NODE, on all others. May be repeated. Default: auto, on a"
-        " GPU where that is faster and can do what is asked for, else onnxruntime; or as it is loaded.",
+        help="What computes: onnxruntime is the processor, cuda an NVIDIA graphics card, webgpu a card of any make;"
+        " auto is the card where that is faster and can do what is asked for, else the processor. With @NODE, as in"
+        " cuda@gaming-pc, on that machine; may be repeated. Default: auto, or as it is loaded already.",
     ),
 ]
 DeviceOption = Annotated[
@@ -112,9 +114,9 @@ DeviceOption = Annotated[
         "--device",
         parser=one_of(Device),
         metavar="|".join(Device),
-        help="What computes: cpu is engine onnxruntime, cuda engine cuda, webgpu engine webgpu, a GPU of any make. With"
-        " --engine, where that computes, if it can do either: reference can. Default: whatever is"
-        " faster, or as it is loaded.",
+        help="What computes: the processor (cpu), an NVIDIA graphics card (cuda), or one of any make (webgpu). With an"
+        " --engine that can compute on several, as reference can: on which. Default: whatever is faster, or as it is"
+        " loaded already.",
     ),
 ]
 WhatIf = Annotated[
