@@ -78,7 +78,8 @@ def is_valid(schema: Any, text: str) -> bool:
     return True
 
 
-def main(folder: Path) -> None:
+def examine(folder: Path) -> Counter[str]:
+    """Count all of it over the suite's files, and print the counts of each."""
     total = Counter[str]()
     for file in sorted(folder.glob("*.json")):
         found, whys = Counter[str](), Counter[str]()
@@ -105,8 +106,8 @@ def main(folder: Path) -> None:
                         print(f"    {file.stem}: {group['description']}: drawn {text[:80]!r}")
         print(file.stem, dict(found), dict(whys.most_common(2)), flush=True)
         total += found
-    print(dict(total))
+    return total
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    print(dict(examine(Path(sys.argv[1]))))
