@@ -68,6 +68,9 @@ class HeldElsewhere:
 
     # See `motley.plugins.block_holder.BlockHolder`.
 
+    def verify(self, new: object, used: object) -> None:
+        """Nothing: what is in a node's memory is relied upon, as everywhere."""
+
     def begin(self, layers: Sequence[HeldLayer], cache_format: str) -> None:
         self._layers = layers
         self._messenger.connect(self._peer, self._address, MEET_S)

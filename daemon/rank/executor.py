@@ -20,6 +20,7 @@ from motley.daemon.rank.adapters.messages import (
     WriteAdapter,
 )
 from motley.daemon.rank.adapters.table import NONE
+from motley.daemon.rank.blocks.far_file import FarPlace
 from motley.daemon.rank.blocks.kept_block import KeptBlock
 from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.decode_times import Clocks, DecodeTimes
@@ -54,15 +55,6 @@ from motley.protocol import mesh_pb2 as pb
 Embed = Callable[[Sequence[int]], F32]
 """Gives the rows f32[T, D] that a step of token ids begins with on this rank: their embeddings, or what the stage
 before has made of them; raises `IndexError` where there is no such token."""
-
-
-class FarPlace(Protocol):
-    """Where the far ones of a rank's cache blocks are: on its disk, or another machine has them."""
-
-    @property
-    def lost(self) -> str:
-        """Why they are lost, so that what was computed with them may be wrong; empty: they are there."""
-        ...
 
 
 class Adapters(Protocol):
@@ -366,6 +358,8 @@ class Executor:
                 sequence.add(plan.blocks, plan.windowed, self._blocks)
             spans.append(sequence.go_on(plan, tokens[at : at + plan.rows]))
             at += plan.rows
+        if self._far:
+            self._far.verify(np.concatenate([p.blocks for p in step.spans]), np.concatenate([s.blocks for s in spans]))
         try:
             hidden = self._embed(tokens)
         except IndexError as error:

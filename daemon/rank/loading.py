@@ -11,6 +11,7 @@ from typing import cast
 
 from motley.daemon.adapters.store import FOLDER as ADAPTERS
 from motley.daemon.adapters.store import AdapterStore
+from motley.daemon.caches.held_elsewhere import HeldElsewhere
 from motley.daemon.experts.factors import ExpertsAdapter
 from motley.daemon.loading.planned import open_planned
 from motley.daemon.loading.progress import Progress, signs_of_life
@@ -33,7 +34,6 @@ from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.weights.cache import ShareCache
 from motley.plugins.adapters import no_adapters
-from motley.plugins.block_holder import BlockHolder
 from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, Engine, EngineError, EngineOptions
 from motley.plugins.installed import embeds, keeps_prefixes, load_engine, on_gpu, takes_adapters
 from motley.protocol import GPU_RESERVE
@@ -99,7 +99,7 @@ def load_rank(
     cache: ShareCache,
     threads: int,
     progress: Progress,
-    holder: BlockHolder | None = None,
+    holder: HeldElsewhere | None = None,
     handed: HandedRows | None = None,
 ) -> Iterator[LoadedRank]:
     """Load a rank's share, from the cache if it is there, and examine its engine; everything is freed when the context

@@ -18,6 +18,7 @@ from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
+    SCALES,
     CacheBlocks,
     CacheSpec,
     EngineError,
@@ -121,6 +122,31 @@ def test_the_file_is_nobody_elses_and_its_room_is_taken(tmp_path: Path) -> None:
     assert not file.read("key_cache.3").any()
     file.close()
     assert not [*(tmp_path / "new").iterdir()]
+
+
+def test_what_a_disk_has_damaged_is_told(tmp_path: Path) -> None:
+    """Of blocks that a sequence begins with at once, of those that it goes on with in as many steps as they are."""
+    file = FarFile(tmp_path, CacheBlocks(2, 32, "int8", far=9), [CacheSpec(3, 2, 64), CacheSpec(4, 2, 64)])
+    for name in ("key_cache", "value_cache"):
+        for number in range(8):
+            for layer in (3, 4):
+                file.write(f"{name}.{layer}", number, np.full((2, 32, 64), number, np.int8))
+                file.write(f"{name}.{layer}{SCALES}", number, np.full((2, 32), number, np.float32))
+    everything, nothing = np.arange(2 + 8, dtype=np.int32), np.array([0, 1], np.int32)
+    file.verify(everything, everything)
+    assert file.lost == ""
+    kept = file.read("value_cache.4")[5]
+    os.pwrite(file._file.fileno(), b"\x04", kept.ctypes.data - file._bytes.ctypes.data + 7)
+    for used in (nothing, everything[:-3], everything, everything, everything[::-1]):
+        file.verify(nothing, used)
+    assert file.lost == ""
+    file.verify(np.array([1, 2 + 5], np.int32), nothing)
+    assert file.lost == f"KV caches on the disk of {tmp_path} are damaged"
+    file._damaged = False
+    for _ in range(8):
+        file.verify(nothing, everything)
+    assert file.lost
+    file.close()
 
 
 def test_what_the_disk_cannot_read_any_more_is_zeros_and_told(tmp_path: Path) -> None:

@@ -1,4 +1,9 @@
-"""A rank's far cache blocks in a file: on a disk there is room for more than in memory."""
+"""A rank's far cache blocks in a file: on a disk there is room for more than in memory.
+
+Disks may give back what nobody wrote. To look at every block in every step would take as long as attention does, so a
+block is compared with its checksum when a sequence begins with it, as it may have been there for long, and by turns
+while it is used.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +31,19 @@ ALIGNED = 64
 class DiskFull(Exception):
     """There is no room on a disk for the cache blocks that are to be kept there; the message says where and how much
     is needed."""
+
+
+class FarPlace(Protocol):
+    """Where the far ones of a rank's cache blocks are: on its disk, or another machine has them."""
+
+    @property
+    def lost(self) -> str:
+        """Why they are lost, so that what was computed with them may be wrong; empty: they are there."""
+        ...
+
+    def verify(self, new: npt.NDArray[np.int32], used: npt.NDArray[np.int32]) -> None:
+        """Look whether blocks are still what was kept: those that a sequence begins with, and of all that a step uses
+        some, by turns."""
 
 
 class FarFile:
@@ -69,12 +88,36 @@ class FarFile:
         self._folder = folder
         self._guard = Guard(mapped)
         self._bytes = np.frombuffer(mapped, np.uint8)
+        self._near = blocks.count
+        self._sums = {name: np.zeros(blocks.far, np.uint32) for name in self._places}
+        """Of each array of each block, as it was written."""
+        self._latest = -1
+        """The block that was verified by turns."""
+        self._damaged = False
 
     @property
     def lost(self) -> str:
         """Why what is in the file is not to be relied upon any more; empty: all that was read could be. What could not
         is zeros."""
-        return f"KV caches cannot be read from the disk of {self._folder}" if self._guard.broken else ""
+        if self._guard.broken:
+            return f"KV caches cannot be read from the disk of {self._folder}"
+        return f"KV caches on the disk of {self._folder} are damaged" if self._damaged else ""
+
+    def verify(self, new: npt.NDArray[np.int32], used: npt.NDArray[np.int32]) -> None:
+        """Compare blocks with what was written: the `new` ones, and another one of those that are `used`. Takes a
+        millisecond for a megabyte. What is found shows in `lost`.
+
+        Args:
+            new, used: numbers of blocks; near ones among them are left out.
+        """
+        due = {*(new[new >= self._near] - self._near).tolist()}
+        if len(far := used[used >= self._near] - self._near):
+            later = far[far > self._latest]
+            self._latest = int(later.min() if len(later) else far.min())
+            due.add(self._latest)
+        self._damaged |= any(
+            crc32(self.read(name)[number]) != sums[number] for number in due for name, sums in self._sums.items()
+        )
 
     def read(self, name: str) -> npt.NDArray[Any]:
         start, shape, dtype = self._places[name]
@@ -84,6 +127,7 @@ class FarFile:
         start, _, _ = self._places[name]
         self._file.seek(start + number * values.nbytes)
         write_all(self._file, values.data.cast("B"))
+        self._sums[name][number] = crc32(values.data)
 
     def close(self) -> None:
         """Give up the file. What was read of it stays valid while it is held."""

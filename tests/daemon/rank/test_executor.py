@@ -121,6 +121,23 @@ def test_blocks_are_added_to_those_that_a_sequence_has() -> None:
     assert engine.spans[0].blocks.tolist() == [5]
 
 
+def test_far_blocks_are_verified_when_a_sequence_begins_with_them_and_while_it_uses_them() -> None:
+    class Far:
+        lost, verified = "", list[tuple[list[int], list[int]]]()
+
+        def verify(self, new: Any, used: Any) -> None:
+            self.verified.append((new.tolist(), used.tolist()))
+
+    def embed(ids: Sequence[int]) -> F32:
+        return np.zeros((len(ids), 4), np.float32)
+
+    rank = Executor(cast(Any, Engine()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1), Far())
+    rank.execute(Open(0, 9, SAMPLING, ints(*range(9))))
+    rank.execute(Step([SpanPlan(0, 8, 1, 0, 0, ints(11, 12, 3))], ints(8)))
+    rank.execute(Step([SpanPlan(0, 9, 1, 1, 1, ints())], ints(7)))
+    assert Far.verified == [([11, 12, 3], [11, 12, 3]), ([], [11, 12, 3])]
+
+
 @pytest.mark.parametrize("blocks", [ints(14), ints(-1), ints(0, 1, 2, 3)], ids=["beyond", "below", "too many"])
 def test_blocks_that_there_are_not_are_refused(blocks: Any) -> None:
     rank = a_rank()
