@@ -71,6 +71,7 @@ class MeshSpec:
         adapter_rank: the largest rank of one.
         draft_model: a model folder: it guesses tokens on rank 0, by the same engine; None: there is none.
         own_head: the model's own head does.
+        one_wave: no step is computed in halves, of which one computes while the other's sum travels.
         stages: of the ranks, in order; empty: every rank has a share of every layer.
     """
 
@@ -96,6 +97,7 @@ class MeshSpec:
     own_head: bool = False
     adapters: int = 0
     adapter_rank: int = SessionRequest.adapter_rank
+    one_wave: bool = False
     stages: Sequence[StageSpec] = ()
 
     @property
@@ -261,6 +263,7 @@ class LocalMesh:
             window=blocks.window,
             far_blocks=blocks.on_disk,
             sequences=blocks.slots or SessionRequest.sequences,
+            one_wave=spec.one_wave,
             engine=spec.engine,
             threads=spec.threads,
             secret=secrets.token_bytes(32),

@@ -174,7 +174,7 @@ class Rank:
             vocabulary=loaded.vocabulary,
             sequences=self._assignment.sequences,
             max_rows=loaded.max_rows,
-            halves=has_sums and not self._assignment.model.exact,
+            halves=has_sums and not self._assignment.model.exact and not self._assignment.one_wave,
             alike=loaded.alike,
             tell=self._daemon.tell,
             check=lambda: self._check(communicator),

@@ -22,7 +22,6 @@ from motley.cli.commands.bench.options import (
     EngineName,
     Link,
     ModelFolder,
-    Ranks,
     StageLayers,
     Threads,
     parse_stage_layers,
@@ -37,9 +36,9 @@ from motley.cli.commands.bench.tables import (
     show_latency,
     show_moe,
     show_sweep,
-    show_throughput,
     show_wire_formats,
 )
+from motley.cli.commands.bench.throughput import THROUGHPUT_EXAMPLE, throughput
 from motley.cli.commands.bench.train import TRAIN_EXAMPLE, train
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
@@ -83,6 +82,7 @@ bench.command(epilog=FORECAST_EXAMPLE)(forecast)
 bench.command(epilog=PARTS_EXAMPLE)(parts)
 bench.command(epilog=QUANTISATION_EXAMPLE)(quantisation)
 bench.command(epilog=READING_EXAMPLE)(reading)
+bench.command(epilog=THROUGHPUT_EXAMPLE)(throughput)
 bench.command(epilog=TRAIN_EXAMPLE)(train)
 
 
@@ -173,54 +173,6 @@ def latency(
         show_latency(reports[0])
     else:
         show_sweep(reports)
-
-
-@bench.command(epilog="Example: motley bench throughput --model ./tinyllama --ranks 2 --requests 1,2,4,8")
-def throughput(
-    model: ModelFolder,
-    ranks: Ranks = 1,
-    stages: StageLayers = "",
-    requests: Annotated[str, typer.Option(help="Numbers of requests to answer at once.")] = "1,2,4,8",
-    quant: Quant = Quantisation.INT4,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Random tokens in each prompt.")] = 16,
-    tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of each answer.")] = 64,
-    link: Link = "none",
-    threads: Threads = 1,
-    engine: EngineName = "onnxruntime",
-    cache_format: CacheFormats = None,
-    exact: Exact = False,
-    as_json: AsJson = False,
-) -> None:
-    """Tokens per second of a session that answers several requests at once."""
-    from motley.bench.measurements.speed.throughput import measure_throughput
-    from motley.bench.meshes.local_mesh import MeshSpec
-    from motley.daemon.models.files import open_model
-    from motley.daemon.weights.hub import resolve
-
-    counts, staged = parse_counts("--requests", requests, at_most=64), parse_stage_layers(stages)
-    folder = resolve(str(model), None)
-    with open_model(folder) as opened:
-        vocabulary = opened.model.vocabulary
-    spec = MeshSpec(
-        model=folder,
-        weights=[1.0] * (sum(own.ranks for own in staged) or ranks),
-        quantisation=quant,
-        context=prompt_tokens + tokens,
-        cache_tokens=max(counts) * (prompt_tokens + tokens + CACHE_BLOCK),
-        cache_format=cache_format or MeshSpec.cache_format,
-        engine=engine,
-        threads=threads,
-        pin=True,
-        exact=exact,
-        link=parse_link(link),
-        stages=staged,
-    )
-    with loading_bars() as progress:
-        rows = run(measure_throughput(spec, counts, prompt_tokens, tokens, vocabulary, progress.advance_to))
-    if as_json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}))
-    else:
-        show_throughput(rows)
 
 
 @bench.command(epilog="Example: motley bench moe --nodes 4 --replicas 2 --link 2ms,1Gbit")
