@@ -116,6 +116,11 @@ def demo() -> Result:
     return {"passed": told["identical_to_single_process"], **kept}
 
 
+def _webgpu_tokens(shape: str, *quantisations: str) -> Step:
+    work = partial(gpu_contact.webgpu_tokens, shape, quantisations)
+    return Step(partial(gpu_contact.on_webgpu, work), 240, "ms per token by Vulkan, beside CUDA")
+
+
 STEPS: Mapping[str, Step] = {
     "device": Step(device, 30, "the driver must be 580 or newer; nobody else should use the GPU"),
     "calls": Step(gpu_contact.calls, 60, "the first call that is not 'ok' is what to mend first"),
@@ -152,9 +157,9 @@ STEPS: Mapping[str, Step] = {
         120,
         "golden models by Vulkan, within 1e-4; or what is missing here",
     ),
-    "webgpu tokens": Step(
-        partial(gpu_contact.on_webgpu, gpu_contact.webgpu_tokens), 240, "ms per token by Vulkan, beside CUDA"
-    ),
+    "webgpu tokens": _webgpu_tokens("tinyllama-1.1b", "int4", "fp16"),
+    "webgpu mistral int4": _webgpu_tokens("mistral-7b", "int4"),
+    "webgpu mistral fp16": _webgpu_tokens("mistral-7b", "fp16"),
     "others": Step(
         partial(run_tests, ["tests/gpu/test_engine.py", "-k", "reference or tensorrt"]), 120, "skipped without TensorRT"
     ),

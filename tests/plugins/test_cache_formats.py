@@ -28,6 +28,7 @@ from motley.plugins.tensorrt.engine import TensorRTEngine
 from tests.models.cases import BLOCKS, Case, LocalSession, golden_case, golden_cases, others_soak, uneven_shares
 from tests.plugins.cuda.test_engine import on_host
 from tests.plugins.reference.strict_arrays import STRICT
+from tests.transport.cuda.host_driver import HostDriver
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 NARROW = ("fp16", "int8")
@@ -155,6 +156,36 @@ def test_layers_with_a_window_take_what_is_planned_and_much_less_than_others(eng
     assert said["got"] == pytest.approx(said["planned"], rel=0.05)
     assert said["later"] < 0.05 * said["planned"]
     assert said["got"] < 0.4 * said["whole"]
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+@pytest.mark.parametrize("name", ["llama-mha", "mistral-window"])
+def test_cuda_takes_of_its_device_what_is_planned(name: str, cache_format: str, tmp_path: Path) -> None:
+    """For more blocks as much more, and nothing when they are written to."""
+    case, drivers = golden_case(name), list[HostDriver]()
+
+    def opened(*of: Any) -> CudaEngine:
+        drivers.append(HostDriver())
+        return CudaEngine(*of, drivers[-1], None)
+
+    planned, taken = [], []
+    for blocks in (CacheBlocks(8, 4), CacheBlocks(3000, 4, windowed=500, window=7)):
+        with session(case, tmp_path / str(blocks.count), cache_format, factory=opened, blocks=blocks) as own:
+            place = np.array([blocks.count - 1, 0], np.int32)
+            spans = [Span(place, at, 4, wanted=1, windowed=np.array([1, 0], np.int32)) for at in (0, 4)]
+            own.run(spans[:1], case.tokens[:4])
+            before = in_use(drivers[-1])
+            own.run(spans[1:], case.tokens[4:8])
+            assert in_use(drivers[-1]) == before
+            (graph,) = own.graphs
+            planned.append(graph.blocks.bytes_of(graph.caches))
+            taken.append(before)
+    assert taken[1] - taken[0] == pytest.approx(planned[1] - planned[0], rel=0.05)
+
+
+def in_use(driver: HostDriver) -> int:
+    """Bytes of a device."""
+    return sum(map(len, driver._memory.values()))
 
 
 def memory_of(engine: str, cache_format: str, model: Path) -> dict[str, int]:

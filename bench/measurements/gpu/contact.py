@@ -240,10 +240,10 @@ def on_webgpu(work: Callable[[], Result]) -> Result:
     return {"gpu": gpu.name, **work()}
 
 
-def webgpu_tokens() -> Result:
-    """How fast a model of TinyLlama's shape is on engine `webgpu`, and on `cuda` beside it."""
-    with _random_model(SHAPES["tinyllama-1.1b"]) as model:
-        return by_engine(model, ("int4", "fp16"), ("webgpu", "cuda"))
+def webgpu_tokens(shape: str, quantisations: Sequence[str]) -> Result:
+    """How fast a random model of a shape is on engine `webgpu`, and on `cuda` beside it."""
+    with _random_model(SHAPES[shape]) as model:
+        return by_engine(model, quantisations, ("webgpu", "cuda"))
 
 
 def by_engine(model: Path, quantisations: Sequence[str], engines: Sequence[str]) -> Result:

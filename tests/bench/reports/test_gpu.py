@@ -92,7 +92,7 @@ def test_steps_of_webgpu_say_which_package_is_missing(
 ) -> None:
     (tmp_path / f"{package}.py").write_text("raise ImportError('it is not here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for step in ("webgpu logits", "webgpu tokens"):
+    for step in ("webgpu logits", "webgpu tokens", "webgpu mistral fp16"):
         said = gpu.run(step, 60)["result"]["skipped"]
         assert said.endswith("missing (it is not here): pip install 'motley-mesh[webgpu]'")
 
