@@ -47,6 +47,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         head_dim=64,
     )
     | {"tie_word_embeddings": True},
+    "llama-3.2-3b": llama3(32.0, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28, head_dim=128)
+    | {"num_attention_heads": 24, "tie_word_embeddings": True},
     "llama-3.1-8b": llama3(8.0, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32),
     "mistral-7b": config_of(
         "mistral",
@@ -91,12 +93,30 @@ SHAPES: dict[str, dict[str, Any]] = {
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, max_window_layers=28
     )
     | {"tie_word_embeddings": True},
+    "qwen3-4b": qwen3(
+        hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32, max_window_layers=36
+    )
+    | {"tie_word_embeddings": True},
     "qwen3-8b": qwen3(
         hidden_size=4096,
         intermediate_size=12288,
         num_hidden_layers=36,
         num_attention_heads=32,
         max_window_layers=36,
+    ),
+    "qwen3-14b": qwen3(
+        hidden_size=5120,
+        intermediate_size=17408,
+        num_hidden_layers=40,
+        num_attention_heads=40,
+        max_window_layers=40,
+    ),
+    "qwen3-32b": qwen3(
+        hidden_size=5120,
+        intermediate_size=25600,
+        num_hidden_layers=64,
+        num_attention_heads=64,
+        max_window_layers=64,
     ),
     "mixtral-8x7b": mixtral(
         hidden_size=4096,
