@@ -19,6 +19,8 @@ from motley.daemon.pipe.forking import NUMBER
 assert sys.platform == "linux", "elsewhere nothing is forked"
 
 
+BEGIN_S = 30.0
+"""Who forks has so many seconds to import everything, and to fork."""
 END_S = 5.0
 """Who forks ends so soon once nobody can ask for workers any more."""
 
@@ -49,8 +51,19 @@ class ForkedWorker:
         return self._ended.result() if self._ended.done() else None
 
     async def begun(self) -> bool:
-        """Wait until it has been forked; False: it could not be."""
-        return await asyncio.shield(self._begun) > 0
+        """Wait until it has been forked; False: it could not be.
+
+        Raises:
+            TimeoutError: that takes longer than `BEGIN_S`.
+        """
+        async with asyncio.timeout(BEGIN_S):
+            return await asyncio.shield(self._begun) > 0
+
+    def give_up(self) -> None:
+        """End it, now or as soon as it begins: nobody wants it any more."""
+        if self._stdin >= 0:
+            os.close(self._stdin)  # which it reads before all else
+            self._stdin = -1
 
     async def wait(self) -> int:
         """Wait for its end."""
@@ -58,8 +71,9 @@ class ForkedWorker:
 
     def write(self, line: bytes) -> None:
         """Write a line to its standard input; for its first one there is surely room."""
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._stdin, line)
+        if self._stdin >= 0:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._stdin, line)
 
     def kill(self) -> None:
         """End it at once."""
@@ -73,7 +87,7 @@ class ForkedWorker:
             return
         self._loop.remove_reader(self._told)
         os.close(self._told)
-        os.close(self._stdin)
+        self.give_up()
         if not self._begun.done():
             self._begun.set_result(0)
         elif not told:  # who forked it has been killed
@@ -121,12 +135,13 @@ class ForkServer:
             return
         self._end()
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._orders.setblocking(False)  # what does not fit its buffer is not sent: nobody reads it
         with theirs:
             command = [sys.executable, "-P", "-m", self._module]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, start_new_session=True)
 
     def end(self) -> None:
-        """End it; its workers go on."""
+        """End it, and with it what workers it has left."""
         with self._lock:
             self._end()
 
@@ -157,4 +172,12 @@ async def fork_worker(environment: Mapping[str, str], server: ForkServer = _serv
         worker = ForkedWorker(*server.fork(environment))
     except OSError:  # who forks has just been killed, say
         return None
-    return worker if await worker.begun() else None
+    try:
+        return worker if await worker.begun() else None
+    except TimeoutError:
+        worker.give_up()
+        await asyncio.to_thread(server.end)
+        return None
+    except asyncio.CancelledError:
+        worker.give_up()
+        raise

@@ -74,8 +74,8 @@ async def test_it_has_nothing_open_of_other_workers() -> None:
     await status_of(second)
 
 
-async def test_workers_outlive_nobody_who_could_end_them() -> None:
-    """Where the process that forks is killed, nobody would learn of their end: they end too, and others can begin."""
+async def test_no_worker_outlives_the_process_that_forks() -> None:
+    """Nobody would learn of its end any more. Others can begin."""
     worker = await forked_worker()
     process = psutil.Process(worker.pid)
     server = forked._server._process
@@ -85,7 +85,31 @@ async def test_workers_outlive_nobody_who_could_end_them() -> None:
     await asyncio.to_thread(process.wait, END_S)
     server.wait()
     again = await forked_worker()
+    process = psutil.Process(again.pid)
     end_fork_server()
-    assert again.returncode is None, "it goes on"
-    again.kill()
-    await status_of(again)
+    assert await status_of(again) == -signal.SIGKILL
+    await asyncio.to_thread(process.wait, END_S)
+
+
+async def test_a_process_that_does_not_fork_in_time_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServer("tests.daemon.node.sleeping_server")
+    monkeypatch.setattr(forked, "BEGIN_S", 0.2)
+    assert await fork_worker({**os.environ, "PYTHONPATH": str(ROOT)}, server) is None
+    assert server._process is not None
+    assert server._process.returncode is not None
+
+
+async def test_a_worker_that_nobody_waits_for_any_more_ends() -> None:
+    worker = await forked_worker()  # so that the next one begins at once
+    wanted = asyncio.create_task(fork_worker(dict(os.environ)))
+    await asyncio.sleep(0)
+    wanted.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wanted
+    server = forked._server._process
+    assert server is not None
+    children = [child for child in psutil.Process(server.pid).children() if child.pid != worker.pid]
+    await asyncio.to_thread(psutil.wait_procs, children, END_S)
+    assert not [child for child in children if child.is_running()]
+    worker.kill()
+    await status_of(worker)
