@@ -1,8 +1,8 @@
 """A rank's graph on the device: its weights, its blocks of keys and values, the buffers of its values, its kernels.
 
-Weights stay on the device as they lie in the share file (float32, float16, int8 or int4 blocks). Products of few rows
-read them so. For the many rows of a prompt they are widened to scratch memory, a part of a matrix at a time,
-and multiplied by cuBLAS where that is installed.
+Weights stay on the device as they lie in the share file (float32, float16, int8 or int4 blocks), and products read
+them so. Only for the many rows of a prompt is float16 widened to scratch memory, a part of a matrix at a time, and
+multiplied by cuBLAS, as float32 is, where that is installed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from motley.transport.cuda.sum_memory import SumMemory
 log = logging.getLogger(__name__)
 
 SCRATCH_BYTES = 64 << 20
-"""The most that the widened part of a matrix takes that cuBLAS multiplies by."""
+"""The most that the widened part of a float16 matrix takes that cuBLAS multiplies by."""
 UPLOAD_BYTES = 16 << 20
 STEP_S = 1200.0
 """Longest step: its collectives have shorter deadlines of their own."""
@@ -65,7 +65,7 @@ class DeviceGraph:
         head_rows: how many rows of logits there is room for.
         values: where the values of a step that is being submitted are.
         parts: parts of heads likewise.
-        gemm: what multiplies prompts; None: our own kernels.
+        gemm: what multiplies prompts by floats; None: our own kernels.
     """
 
     def __init__(
@@ -136,16 +136,17 @@ class DeviceGraph:
         memory.callback(self._sum_memory.close)
         self.scratch = self.scratch_bytes = 0
         """The address and size of the memory where cuBLAS finds widened weights; 0: none is needed."""
-        self.gemm = self._open_gemm(open_gemm) if open_gemm is not None else None
+        floats = [each for each in self.matrices.values() if each.coded is None]
+        self.gemm = self._open_gemm(open_gemm, floats) if open_gemm is not None and floats else None
 
-    def _open_gemm(self, open_gemm: Callable[[CudaStream], Gemm]) -> Gemm | None:
+    def _open_gemm(self, open_gemm: Callable[[CudaStream], Gemm], floats: Sequence[Matrix]) -> Gemm | None:
         try:
             gemm = open_gemm(self.stream)
         except CudaError as error:
             log.warning("prompts are computed by Motley's own kernels, which are slower than cuBLAS: %s", error)
             return None
         self._memory.callback(gemm.close)
-        widest = [4 * each.outputs * each.columns for each in self.matrices.values() if not each.is_fp32]
+        widest = [4 * each.outputs * each.columns for each in floats if not each.is_fp32]
         self.scratch_bytes = min(SCRATCH_BYTES, max(widest, default=0))
         if self.scratch_bytes:
             self.scratch = self.allocate(self.scratch_bytes)

@@ -103,7 +103,7 @@ class CudaEngine:
         driver: Driver | None = None,
         open_gemm: Callable[[CudaStream], Gemm] | None = open_cublas,
     ) -> None:
-        """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts; None: our own kernels."""
+        """`driver`: None is the first GPU's. `open_gemm`: what multiplies prompts by floats; None: our own kernels."""
         options.check_extra("cuda", "host_step")
         graph.blocks.check_able("cuda", self.cache_formats, keeps_windows=self.keeps_windows)
         if options.exact:

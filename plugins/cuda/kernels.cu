@@ -50,105 +50,54 @@ struct Int8Scale {
 //
 // Memory-bound for few tokens: neighbouring lanes read neighbouring runs of a weight's row, several runs ahead, and use
 // each for all tokens of the group. What a lane adds up, and in which order, depends neither on ROWS nor on TOKENS nor on
-// AHEAD: a token has the same bits in any company. (Products by codes are in quantised.cu; here they are only widened.)
+// AHEAD: a token has the same bits in any company. Products by codes are in quantised.cu.
 
-// Codes lie in blocks along the columns: (code - zero) * scale, with the default zero where `zeros` is null.
 struct Matrix {
     const u8* weights;
-    const float* scales;
-    const u8* zeros;
-    int columns, shift;  // a block has 2^shift columns
-    __device__ i64 block_of(i64 row, int column) const { return row * (columns >> shift) + (column >> shift); }
+    int columns;
 };
-
-// A code as a float, less its zero: 2^23 + code is a float whose last bits are the code, and the difference is exact.
-__device__ inline float centred(u32 code, float zero) {
-    return __uint_as_float(0x4B000000u | code) - (8388608.f + zero);
-}
 
 // A run is as many neighbouring weights as are read at once.
 struct Fp32Run {
-    static constexpr bool FLOATS = true;
     static constexpr int RUN = 4;
     typedef uint4 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return read_once(m.weights + 4 * (row * m.columns + first));
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, Words words, float* values) {
+    __device__ static void decode(Words words, float* values) {
         values[0] = __uint_as_float(words.x), values[1] = __uint_as_float(words.y);
         values[2] = __uint_as_float(words.z), values[3] = __uint_as_float(words.w);
-        return 1;  // the scale
     }
 };
 
 struct OddFp32Run {  // where rows are no whole runs
-    static constexpr bool FLOATS = true;
     static constexpr int RUN = 1;
     typedef u32 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
-        values[0] = __uint_as_float(word);
-        return 1;
-    }
+    __device__ static void decode(Words word, float* values) { values[0] = __uint_as_float(word); }
 };
 
 struct Fp16Run {
-    static constexpr bool FLOATS = true;
     static constexpr int RUN = 8;
     typedef uint4 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return read_once(m.weights + 2 * (row * m.columns + first));
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, Words words, float* values) {
+    __device__ static void decode(Words words, float* values) {
         const u32 pairs[4] = {words.x, words.y, words.z, words.w};
         for (int i = 0; i < RUN; ++i) values[i] = half_to_float(u16(pairs[i / 2] >> 16 * (i % 2)));
-        return 1;
     }
 };
 
 struct OddFp16Run {
-    static constexpr bool FLOATS = true;
     static constexpr int RUN = 1;
     typedef u16 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u16*>(m.weights)[row * m.columns + first];
     }
-    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
-        values[0] = half_to_float(word);
-        return 1;
-    }
-};
-
-struct Int8Run {
-    static constexpr bool FLOATS = false;
-    static constexpr int RUN = 4;
-    typedef u32 Words;
-    __device__ static Words read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 4];
-    }
-    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
-        const i64 at = m.block_of(row, first);
-        const float zero = m.zeros ? m.zeros[at] : 128;
-        for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 8 * i & 0xFF, zero);
-        return m.scales[at];
-    }
-};
-
-struct Int4Run {  // the first of two codes is in the lower half of a byte
-    static constexpr bool FLOATS = false;
-    static constexpr int RUN = 8;
-    typedef u32 Words;
-    __device__ static Words read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u32*>(m.weights)[(row * m.columns + first) / 8];
-    }
-    __device__ static float decode(const Matrix& m, i64 row, int first, Words word, float* values) {
-        const i64 at = m.block_of(row, first);
-        const float zero = m.zeros ? m.zeros[at / 2] >> 4 * (at % 2) & 0xF : 8;
-        for (int i = 0; i < RUN; ++i) values[i] = centred(word >> 4 * i & 0xF, zero);
-        return m.scales[at];
-    }
+    __device__ static void decode(Words word, float* values) { values[0] = half_to_float(word); }
 };
 
 // So many neighbouring floats, read as widely as they are aligned.
@@ -169,7 +118,6 @@ template <class Weights, int ROWS, int TOKENS, int AHEAD>
 __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& m, const float* bias, float* y, int y_stride,
                        int tokens, int rows) {
     typedef typename Weights::Words Words;
-    static_assert(Weights::FLOATS, "codes have scales");
     constexpr int RUN = Weights::RUN, STEP = WARP * RUN;
     const i64 groups = (tokens + TOKENS - 1) / TOKENS;  // those of one row are neighbours: they read the same weights
     const i64 first_token = warp_number() % groups * TOKENS;
@@ -190,7 +138,7 @@ __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& 
             const int first = tile + a * STEP;
             if (first >= m.columns) break;
             float values[ROWS][RUN];
-            for (int r = 0; r < ROWS; ++r) Weights::decode(m, first_row + r, first, words[a][r], values[r]);
+            for (int r = 0; r < ROWS; ++r) Weights::decode(words[a][r], values[r]);
             for (int t = 0; t < TOKENS; ++t) {
                 float factors[RUN], sums[ROWS] = {};
                 const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
@@ -213,7 +161,7 @@ __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& 
 #define MATMUL_OF(name, Weights, ROWS, TOKENS, AHEAD)                                                                  \
     extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* bias, float* y,      \
                                     int y_stride, int tokens, int rows, int columns) {                                 \
-        const Matrix matrix = {weights, nullptr, nullptr, columns, 0};                                                 \
+        const Matrix matrix = {weights, columns};                                                 \
         matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, 1, matrix, bias, y, y_stride, tokens, rows);                 \
     }
 
@@ -236,27 +184,21 @@ __device__ void widen(const Matrix& m, float* to, int first_row, int rows) {
     const i64 thread = i64(blockIdx.x) * blockDim.x + threadIdx.x, runs = m.columns / RUN;
     const i64 row = first_row + thread / runs;
     if (row >= first_row + rows) return;
-    const int first = int(thread % runs) * RUN;
     float values[RUN];
-    const float scale = Weights::decode(m, row, first, Weights::read(m, row, first), values);
+    Weights::decode(Weights::read(m, row, int(thread % runs) * RUN), values);
     float* out = to + thread * RUN;
     if constexpr (RUN % 4 == 0) {
-        for (int i = 0; i < RUN; i += 4) {
-            *reinterpret_cast<float4*>(out + i) = {values[i] * scale, values[i + 1] * scale, values[i + 2] * scale,
-                                                   values[i + 3] * scale};
-        }
+        for (int i = 0; i < RUN; i += 4)
+            *reinterpret_cast<float4*>(out + i) = {values[i], values[i + 1], values[i + 2], values[i + 3]};
     } else {
-        for (int i = 0; i < RUN; ++i) out[i] = values[i] * scale;
+        for (int i = 0; i < RUN; ++i) out[i] = values[i];
     }
 }
 
 #define WIDEN(name, Weights)                                                                                           \
-    extern "C" __global__ void name(const u8* weights, const float* scales, const u8* zeros, float* to, int first_row, \
-                                    int rows, int columns, int shift) {                                                \
-        widen<Weights>({weights, scales, zeros, columns, shift}, to, first_row, rows);                                 \
+    extern "C" __global__ void name(const u8* weights, float* to, int first_row, int rows, int columns) {              \
+        widen<Weights>({weights, columns}, to, first_row, rows);                                                       \
     }
 
 WIDEN(widen_fp16, Fp16Run)
 WIDEN(widen_odd_fp16, OddFp16Run)
-WIDEN(widen_int8, Int8Run)
-WIDEN(widen_int4, Int4Run)

@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from motley.transport.cuda.compiler import DEVICE
 
-_FILES = ("kernels", "nodes", "attention", "adapting", "recurrent", "quantised")
+_FILES = ("kernels", "nodes", "attention", "adapting", "recurrent", "quantised", "tiles")
 SOURCES = (DEVICE, *(Path(__file__).with_name(f"{name}.cu") for name in _FILES))
 WARP = 32
 THREADS = 128
@@ -19,7 +19,11 @@ THREADS = 128
 ROWS = {1: 1, 2: 2, 4: 2, 8: 4}
 """Outputs per warp of a product by floats, by the tokens that it multiplies together, as in the source."""
 TOKENS = tuple(ROWS)
-"""The numbers of tokens that a warp can multiply together: there is a kernel for each."""
+"""The numbers of tokens that a warp can multiply together by floats: there is a kernel for each."""
+DOTTED = (1, 2, 4)
+"""The same by codes, without tensor cores; more tokens are multiplied in tiles."""
+TILES = ((16, 8), (16, 16), (16, 32), (32, 32))
+"""Rows of codes and tokens that a warp has together of a product in tiles, as in the source."""
 KINDS: dict[int, tuple[str, int]] = {
     TensorProto.FLOAT: ("fp32", 4),
     TensorProto.FLOAT16: ("fp16", 8),
@@ -164,24 +168,36 @@ class Coded:
         """Of codes."""
         return self.columns * self.bits // 8
 
-    @property
-    def token_bytes(self) -> int:
-        """Of a token's activations."""
-        return self.stretches * (HEAD_BYTES + STRETCH * (8 // self.bits))
+    def activation_bytes(self, tokens: int) -> int:
+        """Of the memory for so many tokens' activations: products in tiles read those of whole tiles."""
+        return -(-tokens // TILES[-1][1]) * TILES[-1][1] * self.stretches * (HEAD_BYTES + STRETCH * (8 // self.bits))
 
     @property
-    def quantise(self) -> str:
-        """The kernel that quantises activations."""
-        return f"quantise_int{self.bits}_{self.block_stretches}"
+    def is_short(self) -> bool:
+        """Whether pieces are half as long, as blocks are so short."""
+        return 1 << self.block_shift < STRETCH // 4
 
-    def rows(self, tokens: int) -> int:
-        """Outputs per warp of a product that multiplies so many tokens at a time, as in the source."""
-        return 2 if (self.bits, tokens) == (8, 1) else 4
+    def quantise(self, tokens: int) -> str:
+        """The kernel that quantises activations for the product of so many tokens."""
+        return f"quantise_int{self.bits}_{self.block_stretches}{'_tiles' if tokens > DOTTED[-1] else ''}"
 
-    def products(self, tokens: int, zeros: bool) -> str:
-        """The kernel that multiplies so many tokens at a time, by codes with zero points of their own or without."""
-        short = "_short" if 1 << self.block_shift < STRETCH // 4 else ""
-        return f"products_int{self.bits}{short}{'_zeros' if zeros else ''}_{tokens}"
+    def product(self, outputs: int, tokens: int, zeros: bool) -> tuple[str, int]:
+        """The kernel that multiplies so many tokens by a matrix of so many rows, of codes with zero points of their own
+        or without, and how many threads that takes."""
+        name = f"products_int{self.bits}{'_short' if self.is_short else ''}{'_zeros' if zeros else ''}"
+        if tokens <= DOTTED[-1]:
+            together = next(each for each in DOTTED if each >= tokens)
+            rows = 2 if (self.bits, together) == (8, 1) else 4  # of a warp, as in the source
+            return f"{name}_{together}", -(-outputs // rows) * WARP
+        most = 2 if self.is_short else 3 if self.bits == 8 and zeros else 4  # for which there are registers
+        rows, together = next((each for each in TILES[:most] if each[1] >= tokens), TILES[most - 1])
+        of_a_block = 2 * rows if self.is_short else rows  # by its four warps, of which all or two have the same
+        return f"{name}_{rows}x{together}", -(-outputs // of_a_block) * -(-tokens // together) * THREADS
+
+    def expert_product(self, outputs: int, tokens: int, zeros: bool) -> tuple[str, int]:
+        """As `product`, of tokens that have a matrix each."""
+        name, threads = self.product(outputs, 1, zeros)
+        return f"expert_{name}", threads * tokens
 
 
 def pointer(address: int) -> ctypes.c_void_p:

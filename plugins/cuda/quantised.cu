@@ -1,5 +1,6 @@
 // Products by 4- and 8-bit codes, of activations that are quantised to 8 bits first. The arithmetic, and so every bit of
-// a result, is that of plugins/native/matmul.c, which states it; what it calls a lane is a *part* here.
+// a result, is that of plugins/native/matmul.c, which states it; what it calls a lane is a *part* here. The products of more
+// than a few tokens are in tiles.cu.
 //
 // A row of weights is cut in stretches of 64 bytes, and these in pieces: of 16 bytes, or of 8 where blocks are as short. 16
 // neighbouring threads have a row, and each of them every 16th piece, so a warp has two rows at a time, or two by two. The
@@ -13,13 +14,14 @@ constexpr int MAGIC = 0x4B400000;     // the bits of...
 constexpr float MAGIC_VALUE = 12582912.f;
 
 // Bytes of a token's stretch: a scale and a first sum of each short piece, or twice of each piece, and codes. Of 4-bit
-// weights the even elements come before its odd ones, as their codes are the lower and the upper halves of bytes.
+// weights the even elements come before its odd ones, as their codes are the lower and the upper halves of bytes. For tiles
+// (tiles.cu) what long pieces have comes once, and words of codes are in the order of the threads that have them.
 constexpr int HEAD_BYTES = 2 * 4 * SHORT_PIECES;
 __device__ constexpr int stretch_bytes(int bits) { return HEAD_BYTES + STRETCH * (8 / bits); }
 
-// Quantises x: f32[tokens, columns] for `products` below, to `stretches` of each token. 16 threads have a block of several,
-// BLOCK_STRETCHES, or a stretch. A block has 2^block_shift columns.
-template <int BITS, int BLOCK_STRETCHES>
+// Quantises x: f32[tokens, columns] for products, by tiles or not, to `stretches` of each token. 16 threads have a block of
+// several, BLOCK_STRETCHES, or a stretch. A block has 2^block_shift columns.
+template <int BITS, int BLOCK_STRETCHES, bool TILES>
 __device__ void quantise(const float* x, int x_stride, u8* to, int tokens, int columns, int block_shift, int stretches) {
     constexpr int RUN = 4 * 8 / BITS, BYTES = stretch_bytes(BITS);
     const i64 number = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / PARTS, of_a_token = stretches / BLOCK_STRETCHES;
@@ -57,18 +59,24 @@ __device__ void quantise(const float* x, int x_stride, u8* to, int tokens, int c
         if (!there) continue;
         u8* out = to + (token * stretches + first + s) * BYTES;
         u32* codes = reinterpret_cast<u32*>(out + HEAD_BYTES);
-        for (int word = 0; word < 8 / BITS; ++word) codes[word * PARTS + part] = words[word];
-        if (part % 2) continue;
-        reinterpret_cast<float*>(out)[part / 2] = by.scale;
-        reinterpret_cast<int*>(out)[SHORT_PIECES + part / 2] = -int(sum);
+        for (int word = 0; word < 8 / BITS; ++word)
+            codes[TILES ? (part % 4 * 4 + part / 4) * (8 / BITS) + word : word * PARTS + part] = words[word];
+        const int of_a_piece = TILES && threads > 2 ? 4 : 2;
+        if (part % of_a_piece) continue;
+        reinterpret_cast<float*>(out)[part / of_a_piece] = by.scale;
+        reinterpret_cast<int*>(out)[SHORT_PIECES + part / of_a_piece] = -int(sum);
     }
 }
 
-#define QUANTISE(name, BITS, BLOCK_STRETCHES)                                                                          \
+#define QUANTISE_FOR(name, BITS, BLOCK_STRETCHES, TILES)                                                               \
     extern "C" __global__ void name(const float* x, int x_stride, u8* to, int tokens, int columns, int block_shift,    \
                                     int stretches) {                                                                   \
-        quantise<BITS, BLOCK_STRETCHES>(x, x_stride, to, tokens, columns, block_shift, stretches);                     \
+        quantise<BITS, BLOCK_STRETCHES, TILES>(x, x_stride, to, tokens, columns, block_shift, stretches);              \
     }
+
+#define QUANTISE(name, BITS, BLOCK_STRETCHES)                                                                          \
+    QUANTISE_FOR(name, BITS, BLOCK_STRETCHES, false)                                                                   \
+    QUANTISE_FOR(name##_tiles, BITS, BLOCK_STRETCHES, true)
 
 // By the bits of weights, and the stretches of a block.
 QUANTISE(quantise_int4_1, 4, 1)
@@ -76,27 +84,6 @@ QUANTISE(quantise_int4_2, 4, 2)
 QUANTISE(quantise_int8_1, 8, 1)
 QUANTISE(quantise_int8_2, 8, 2)
 QUANTISE(quantise_int8_4, 8, 4)
-
-// to: f32[tokens, columns], what was quantised, as floats again; a thread per element.
-template <int BITS>
-__device__ void dequantise(const u8* x, int stretches, float* to, int tokens, int columns) {
-    constexpr int RUN = 4 * 8 / BITS;
-    const i64 token = thread_number() / columns;
-    const int column = int(thread_number() % columns), run = column / RUN, i = column % RUN;
-    if (token >= tokens) return;
-    const u8* stretch = x + (token * stretches + run / PARTS) * stretch_bytes(BITS);
-    const int part = run % PARTS, word = BITS == 4 ? i % 2 : 0, byte = BITS == 4 ? i / 2 : i;
-    const u32 codes = reinterpret_cast<const u32*>(stretch + HEAD_BYTES)[word * PARTS + part];
-    to[thread_number()] = float((signed char)(codes >> 8 * byte)) * reinterpret_cast<const float*>(stretch)[part / 2];
-}
-
-#define DEQUANTISE(name, BITS)                                                                                         \
-    extern "C" __global__ void name(const u8* x, int stretches, float* to, int tokens, int columns) {                  \
-        dequantise<BITS>(x, stretches, to, tokens, columns);                                                           \
-    }
-
-DEQUANTISE(dequantise_int4, 4)
-DEQUANTISE(dequantise_int8, 8)
 
 // Rows of codes, as a share file has them; `zeros` may be null.
 struct Codes {
@@ -218,8 +205,7 @@ constexpr int AHEAD_OF_ONE = 2;
 #define PRODUCTS(name, BITS, SHORT, ZEROS)                                                                             \
     PRODUCTS_OF(name##_1, BITS, SHORT, ZEROS, 1, rows_of_one(BITS), AHEAD_OF_ONE)                                      \
     PRODUCTS_OF(name##_2, BITS, SHORT, ZEROS, 2, 2, 2)                                                                 \
-    PRODUCTS_OF(name##_4, BITS, SHORT, ZEROS, 4, 2, 2)                                                                 \
-    PRODUCTS_OF(name##_8, BITS, SHORT, ZEROS, 8, 2, 2)
+    PRODUCTS_OF(name##_4, BITS, SHORT, ZEROS, 4, 2, 2)
 
 PRODUCTS(products_int4_short, 4, true, false)
 PRODUCTS(products_int4_short_zeros, 4, true, true)
@@ -260,7 +246,7 @@ EXPERT_PRODUCTS(expert_products_int8_zeros_1, 8, false, true)
     extern "C" __global__ void name(const float* x, int x_stride, int sharing, const ExpertMatrix* experts,            \
                                     const int* chosen, float* y, int y_stride, int tokens, int rows, int columns) {    \
         const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
-        const Matrix matrix = {reinterpret_cast<const u8*>(floats_at(own.weights)), nullptr, nullptr, columns, 0};     \
+        const Matrix matrix = {reinterpret_cast<const u8*>(floats_at(own.weights)), columns};                          \
         matmul<Weights, 1, 1, 4>(x, x_stride, sharing, matrix, own.bias ? floats_at(own.bias) : nullptr, y, y_stride,  \
                                  tokens, rows);                                                                        \
     }

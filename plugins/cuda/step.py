@@ -36,7 +36,7 @@ from motley.plugins.nodes import attributes_of
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 FEW_ROWS = 32
-"""Rows that are never multiplied by cuBLAS, which may round a row otherwise in other company (1e-7)."""
+"""Rows that cuBLAS never multiplies by floats, which may round a row otherwise in other company (1e-7)."""
 
 
 def submit_nodes(graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None) -> None:
@@ -58,8 +58,8 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         self, graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None = None
     ) -> None:
         super().__init__(graph, summing, step, adapting)
-        self._held: dict[tuple[Coded, int], str] = {}
-        """The value that is quantised in the place for such products, by the rows that the place has."""
+        self._held: dict[tuple[Coded, int], tuple[str, str]] = {}
+        """The value that is quantised in the place for such products, and by which kernel; by the place's rows."""
 
     def gemm(self, node: onnx.NodeProto) -> None:
         graph, x = self._graph, self._graph.values[node.input[0]]
@@ -70,26 +70,26 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
             return
         y = self._result(node, matrix.outputs)
         bias = graph.address(node.input[2]) if len(node.input) > 2 else 0
-        if graph.gemm is not None and count > FEW_ROWS:
-            self._multiply_many(graph.gemm, self._rounded(node.input[0], x, matrix), matrix, y)
-            if bias:
-                size = integers(count, matrix.outputs)
-                graph.launch("add", count * matrix.outputs, *rows_of(y), *rows_of(View(bias, 0, 0)), *rows_of(y), *size)
-            return
-        tokens = next((each for each in TOKENS if each >= count), TOKENS[-1])
-        groups = -(-count // tokens)
         if (coded := matrix.coded) is not None:
+            kernel, threads = coded.product(matrix.outputs, count, bool(matrix.zeros))
             graph.launch(
-                coded.products(tokens, bool(matrix.zeros)),
-                -(-matrix.outputs // coded.rows(tokens)) * groups * WARP,
-                pointer(self._quantised(node.input[0], x, coded, count, self._few_rows)),
+                kernel,
+                threads,
+                pointer(self._quantised(node.input[0], x, coded, coded.quantise(count), count, graph.max_rows)),
                 *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
                 *rows_of(y),
                 *integers(count, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
             )
             return
-        warps = -(-matrix.outputs // ROWS[tokens]) * groups
+        if graph.gemm is not None and count > FEW_ROWS:
+            self._multiply_many(graph.gemm, x, matrix, y)
+            if bias:
+                size = integers(count, matrix.outputs)
+                graph.launch("add", count * matrix.outputs, *rows_of(y), *rows_of(View(bias, 0, 0)), *rows_of(y), *size)
+            return
+        tokens = next((each for each in TOKENS if each >= count), TOKENS[-1])
+        warps = -(-matrix.outputs // ROWS[tokens]) * -(-count // tokens)
         graph.launch(
             f"matmul_{matrix.kind}_{tokens}",
             warps * WARP,
@@ -106,39 +106,21 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
                 places = self._places + PLACE.itemsize * row
                 self._adapting.submit(node, x.after(index), y.after(index), places, count)
 
-    @property
-    def _few_rows(self) -> int:
-        """The most rows that our own kernels multiply by matrices that are not of experts."""
+    def _quantised(self, name: str, x: View, coded: Coded, kernel: str, count: int, room: int) -> int:
+        """The address of a value's rows, quantised by a kernel for products by such codes, in a place for `room` of
+        them; several products have the same value."""
         graph = self._graph
-        return graph.max_rows if graph.gemm is None else min(FEW_ROWS, graph.max_rows)
-
-    def _quantised(self, name: str, x: View, coded: Coded, count: int, room: int) -> int:
-        """The address of a value's rows, quantised for products by such codes, in a place for `room` of them; several
-        products have the same value."""
-        graph = self._graph
-        there = graph.buffer(f"quantised for {coded}", -(-coded.token_bytes // 4), room)
-        if self._held.get((coded, room)) != name:
-            self._held[coded, room] = name
+        there = graph.buffer(f"quantised for {coded}", coded.activation_bytes(room) // 4, 1)
+        if self._held.get((coded, room)) != (name, kernel):
+            self._held[coded, room] = name, kernel
             shape = integers(count, coded.columns, coded.shift, coded.stretches)
             threads = count * coded.quantising_threads
-            graph.launch(coded.quantise, threads, *rows_of(x), pointer(there.address), *shape)
+            graph.launch(kernel, threads, *rows_of(x), pointer(there.address), *shape)
         return there.address
 
-    def _rounded(self, name: str, x: View, matrix: Matrix) -> View:
-        """The rows that a matrix is multiplied by, as floats: by codes they are multiplied in 8 bits in any company."""
-        graph, coded = self._graph, matrix.coded
-        if coded is None:
-            return x
-        codes = self._quantised(name, x, coded, self._count, graph.max_rows)
-        rounded = graph.buffer(f"rounded for {coded}", matrix.columns, graph.max_rows)
-        places = pointer(codes), *integers(coded.stretches), pointer(rounded.address)
-        size = integers(self._count, matrix.columns)
-        graph.launch(f"dequantise_int{coded.bits}", self._count * matrix.columns, *places, *size)
-        return rounded
-
     def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
-        """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows at a time as fit the
-        scratch memory when they are widened."""
+        """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows of float16 at a time as
+        fit the scratch memory when they are widened."""
         graph, columns, widened = self._graph, matrix.columns, not matrix.is_fp32
         most = max(1, graph.scratch_bytes // (4 * columns)) if widened else matrix.outputs
         for start in range(0, matrix.outputs, most):
@@ -149,8 +131,8 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
                 graph.launch(
                     f"widen_{matrix.kind}",
                     outputs * (columns // matrix.run),
-                    *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, weights)),
-                    *integers(start, outputs, columns, matrix.shift),
+                    *map(pointer, (matrix.weights, weights)),
+                    *integers(start, outputs, columns),
                 )
             gemm.multiply(x.address, x.stride, weights, y.address + 4 * start, y.stride, self._count, outputs, columns)
 
@@ -205,11 +187,10 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         graph, matrix, tokens = self._graph, table.matrix, self._tokens * chosen.width
         found = pointer(table.address), pointer(chosen.address)
         if (coded := matrix.coded) is not None:
-            room = graph.max_rows * chosen.width // sharing
+            room, rows = graph.max_rows * chosen.width // sharing, tokens // sharing
             graph.launch(
-                f"expert_{coded.products(1, bool(matrix.zeros))}",
-                -(-matrix.outputs // coded.rows(1)) * tokens * WARP,
-                pointer(self._quantised(name, x, coded, tokens // sharing, room)),
+                *coded.expert_product(matrix.outputs, tokens, bool(matrix.zeros)),
+                pointer(self._quantised(name, x, coded, coded.quantise(1), rows, room)),
                 *(*integers(coded.stretches, sharing), *found, *rows_of(y)),
                 *integers(tokens, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
             )

@@ -1,5 +1,5 @@
 // What only the device has: conversions of half precision, addresses that kernels read from memory, reads that the first
-// cache does not keep. Everything else in the kernels is plain C++, which the tests also compile for the host, with a header
+// cache does not keep, copies to shared memory, tensor cores. Everything else in the kernels is plain C++, which the tests also compile for the host, with a header
 // of their own in the place of this one. No header of CUDA's is needed.
 
 __device__ inline float half_to_float(unsigned short bits) {
@@ -33,3 +33,82 @@ __device__ inline uint4 read_once(const void* from) {
 
 // Has a line of memory on its way to the second cache.
 __device__ inline void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
+
+// The memory that the threads of a block share, as one value for each type of it.
+template <class Block>
+__device__ inline Block& shared_memory() {
+    __shared__ Block block;
+    return block;
+}
+
+// Begins to copy 4, 8 or 16 bytes of global memory to shared memory; both are aligned to as many. Where nothing is there to
+// be copied, zeros are.
+template <int BYTES>
+__device__ inline void copy_async(void* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+    const unsigned target = unsigned(__cvta_generic_to_shared(to)), size = there ? BYTES : 0;
+    if (BYTES == 16) {  // past the first cache: it is read once
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(target), "l"(from), "r"(size) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                     :
+                     : "r"(target), "l"(from), "n"(BYTES), "r"(size)
+                     : "memory");
+    }
+#else
+    for (int i = 0; i < BYTES / 4; ++i)
+        static_cast<unsigned*>(to)[i] = there ? static_cast<const unsigned*>(from)[i] : 0;
+#endif
+}
+
+// Makes a group of the copies that this thread has begun since the last one, which may be none.
+__device__ inline void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+
+// Waits until of this thread's groups only the last LEFT may be under way.
+template <int LEFT>
+__device__ inline void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" : : "n"(LEFT) : "memory");
+#endif
+}
+
+#if __CUDA_ARCH__ < 800
+// sums = A B + sums, of A[8, 16] by B[16, 8]: Turing's.
+__device__ inline void multiply_small_tiles(int& first, int& second, unsigned a, unsigned b) {
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                 : "+r"(first), "+r"(second)
+                 : "r"(a), "r"(b));
+}
+#endif
+
+// sums = A B + c by all threads of a warp, of signed bytes: A[16, k], B[k, 8] and C[16, 8], where k is WORDS * 16. Lane
+// 4 g + t has of A: rows g and g + 8 at columns 4 t to 4 t + 3, then the same 16 columns on; of B: rows 4 t to 4 t + 3 of
+// column g, then the same 16 rows on; of C: row g at columns 2 t and 2 t + 1, then row g + 8. (PTX ISA, "Matrix fragments for
+// mma.m16n8k16" and "for mma.m16n8k32".)
+template <int WORDS>
+__device__ inline void multiply_tiles(int (&sums)[4], const unsigned (&a)[2 * WORDS], const unsigned (&b)[WORDS],
+                                      const int (&c)[4]) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (WORDS == 2) {
+        asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                     "{%10, %11, %12, %13};"
+                     : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]), "r"(c[2]),
+                       "r"(c[3]));
+    } else {
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+                     "{%7, %8, %9, %10};"
+                     : "=r"(sums[0]), "=r"(sums[1]), "=r"(sums[2]), "=r"(sums[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+    }
+#else
+    for (int i = 0; i < 4; ++i) sums[i] = c[i];
+    for (int word = 0; word < WORDS; ++word)
+        for (int half = 0; half < 2; ++half)
+            multiply_small_tiles(sums[2 * half], sums[2 * half + 1], a[2 * word + half], b[word]);
+#endif
+}

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from motley.bench.measurements.gpu.speed import BITS, SHAPE, all_reduce_us, matmul_bandwidth, speed
+from motley.bench.measurements.gpu.speed import BITS, ROWS_AT_ONCE, SHAPE, all_reduce_us, product_seconds, speed
 from motley.bench.random_models.writing import synthesise
 from motley.daemon.machine.processor import usable_cores
 from motley.daemon.machine.vulkan import NoVulkanError, vulkan_gpus
@@ -145,15 +145,23 @@ def host_steps() -> Result:
 
 
 def bandwidth() -> Result:
-    """Bytes per second of a copy (read and written), and which part of them products read, by weights and rows."""
+    """Bytes per second of a copy (read and written); and by weights and rows, which part of them our products read, and
+    how many operations per second they do."""
     driver = CudaDriver()
     copied = copy_rate(driver)
-    rates = {kind: attempt(partial(matmul_bandwidth, driver, kind)) for kind in BITS}
-    shares = {
-        kind: rate if "failed" in rate else {str(rows): each / copied for rows, each in rate.items()}
-        for kind, rate in rates.items()
-    }
-    return with_verdict({"a copy's bytes/s": copied, **shares})
+
+    def told(kind: str) -> Result:
+        took = product_seconds(driver, kind)
+        return {str(rows): _rates(rows, BITS[kind], seconds, copied) for rows, seconds in took.items()}
+
+    return with_verdict({"a copy's bytes/s": copied, **{kind: attempt(partial(told, kind)) for kind in BITS}})
+
+
+def _rates(rows: int, bits: float, seconds: float, copied: float = 1.0) -> Result:
+    """Of a product of the shape that products are measured with: bytes of weights a second, as a part of those that are
+    copied, and operations a second."""
+    weights = SHAPE[0] * SHAPE[1]
+    return {"read": weights * bits / 8 / seconds / copied, "op/s": 2 * rows * weights / seconds}
 
 
 def copy_rate(driver: Driver, nbytes: int = COPIED) -> float:
@@ -176,8 +184,7 @@ def copy_rate(driver: Driver, nbytes: int = COPIED) -> float:
 
 
 def pytorch() -> Result:
-    """Bytes of fp16 weights per second that PyTorch's product reads, by rows, of the shape of `bandwidth`; and products
-    of 2048 rows per second, in floating-point operations."""
+    """The products of `bandwidth` by PyTorch, that is by cuBLAS, in FP16: bytes of weights and operations a second."""
     if find_spec("torch") is None:
         return {"skipped": "PyTorch is not installed"}
     import torch
@@ -195,8 +202,7 @@ def pytorch() -> Result:
             torch.cuda.synchronize()
         return (perf_counter() - began) / 50
 
-    read = {str(rows): 2 * outputs * columns / seconds(rows) for rows in (1, 2, 4, 8, 16)}
-    return {"bytes/s": read, "flop/s at 2048 rows": 2 * 2048 * outputs * columns / seconds(2048)}
+    return {str(rows): _rates(rows, BITS["fp16"], seconds(rows)) for rows in (*ROWS_AT_ONCE, 2048)}
 
 
 def sums() -> Result:

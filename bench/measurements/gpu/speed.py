@@ -45,19 +45,19 @@ LONG, LONG_TIMES = 512, 3
 """Tokens of a prompt whose rate is told, and how often it is given: sizes of chunks are tried meanwhile."""
 REQUESTS = (1, 8, 32)
 """That are answered at once."""
-ROWS_AT_ONCE = (*TOKENS, 16)
+ROWS_AT_ONCE = (1, 8, 32, 128, 512)
+"""Of a product whose speed is told: a token, requests that are answered at once, prompts."""
 VOCABULARY = 256
 """Token ids of the prompt are below it."""
 
 
-def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, launches: int = 48) -> dict[int, float]:
-    """Bytes of weights per second that a product reads, by the tokens that it is computed for; these are quantised
-    before, where weights are codes. Launches are a graph, as in an engine, and take matrices in turn, as many as fit
-    the place of one of floats: no cache has them from the launch before."""
+def product_seconds(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, launches: int = 48) -> dict[int, float]:
+    """How long our own kernels' product takes, by the tokens that it is computed for; these are quantised before, where
+    weights are codes. Launches are a graph, as in an engine, and take matrices in turn, as many as fit the place of one
+    of floats: no cache has them from the launch before."""
     rows, columns = shape
-    weights_bytes = int(rows * columns * BITS[kind] // 8)
     coded = Coded(CODED[kind], columns, BLOCK.bit_length() - 1) if kind in CODED else None
-    one = rows * coded.row_bytes if coded else weights_bytes
+    one = rows * coded.row_bytes if coded else int(rows * columns * BITS[kind] // 8)
     with ExitStack() as memory, CudaStream(driver) as stream:
 
         def allocate(size: int) -> int:
@@ -72,25 +72,25 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
         scales = allocate(copies * scales_bytes)
         integer = ctypes.c_int
 
-        def submit(tokens: int) -> None:
-            together = min(tokens, max(TOKENS))
-            warps = -(-rows // (coded.rows(together) if coded else ROWS[together]))
-            blocks = -(-warps * (tokens // together) * WARP // THREADS)
-            kernel, first = f"matmul_{kind}_{together}", columns
-            numbers = [tokens, rows, columns]
+        def submit(tokens: int, times: int) -> None:
             if coded:
-                kernel, first = coded.products(together, zeros=False), coded.stretches
-                numbers = [tokens, rows, coded.row_bytes, coded.block_shift, columns // BLOCK]
-            for launch in range(launches):
+                kernel, threads = coded.product(rows, tokens, zeros=False)
+                first, numbers = coded.stretches, [tokens, rows, coded.row_bytes, coded.block_shift, columns // BLOCK]
+            else:
+                together = min(tokens, max(TOKENS))
+                kernel, threads = f"matmul_{kind}_{together}", -(-rows // ROWS[together]) * (tokens // together) * WARP
+                first, numbers = columns, [tokens, rows, columns]
+            for launch in range(times):
                 number = launch % copies
                 matrix, own_scales = weights + one * number, scales + scales_bytes * number
                 held = (matrix, own_scales, 0, 0) if coded else (matrix, 0)
-                arguments: list[Any] = [pointer(x), integer(first), *map(pointer, (*held, y))]
-                stream.launch(SOURCES, kernel, blocks, THREADS, [*arguments, *map(integer, [rows, *numbers])])
+                arguments = [pointer(x), integer(first), *map(pointer, (*held, y)), *map(integer, [rows, *numbers])]
+                stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments)
 
         def seconds(tokens: int) -> float:
-            submit(tokens)  # kernels are loaded
-            graph = stream.capture(partial(submit, tokens))
+            times = launches if coded or tokens <= max(TOKENS) else max(1, launches // tokens)
+            submit(tokens, 1)  # kernels are loaded
+            graph = stream.capture(partial(submit, tokens, times))
             memory.callback(graph.close)
             took = []
             for _ in range(3):
@@ -99,9 +99,9 @@ def matmul_bandwidth(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, 
                 stream.replay(graph)
                 stream.synchronise(60.0)
                 took.append(perf_counter() - began)
-            return min(took)
+            return min(took) / times
 
-        return {tokens: weights_bytes * launches / seconds(tokens) for tokens in ROWS_AT_ONCE}
+        return {tokens: seconds(tokens) for tokens in ROWS_AT_ONCE}
 
 
 def all_reduce_us(

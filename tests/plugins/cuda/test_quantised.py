@@ -1,5 +1,5 @@
-"""Products by codes: the GPU's kernels, compiled for the host, give the bits of the CPU engine's; and how much a GPU
-has to do for each code, by the machine code that it would run."""
+"""Products by codes: the GPU's kernels, compiled for the host, give the bits of the CPU engine's at any number of rows;
+and how much a GPU has to do for each code, by the machine code that it would run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import subprocess
 from functools import cache
 from importlib.metadata import distribution
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.plugins.cuda.kernels import BLOCKS, SOURCES, THREADS, TOKENS, WARP, Coded
+from motley.plugins.cuda.kernels import BLOCKS, DOTTED, SOURCES, THREADS, TILES, Coded
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.compiler import Capability, compile_kernels
 from tests.transport.cuda.host_kernels import launch
@@ -27,6 +28,10 @@ U8 = npt.NDArray[np.uint8]
 
 MOST_PER_CODE = 2.2
 """Instructions for a 4-bit code at one token: with 4.5 a GPU with the memory of an RTX 3090 would wait for them."""
+MOST_PER_TILE = {"16x8": 55, "32x32": 25}
+"""Instructions for a multiplication of tiles, that is for 4096 products, by the rows and tokens of a warp. With 57 for
+eight tokens an H200 could just read 4-bit codes as fast as memory gives them; with 44 for many it could just do four
+tenths of the operations that FP16 does there at 512 rows."""
 
 
 def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
@@ -52,50 +57,29 @@ def packed_rows(points: npt.NDArray[Any], bits: int) -> U8:
     return np.stack([packed(row, bits) for row in points])
 
 
-def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, coded: Coded, together: int) -> F32:
-    """y[tokens, rows] by the kernels that multiply so many tokens at a time."""
+def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, coded: Coded) -> F32:
+    """y[tokens, rows] by the kernels that are chosen for so many tokens."""
     tokens, rows = len(x), len(codes)
-    room = np.full(tokens * coded.token_bytes + 16, 0xAB, np.uint8)
+    room = np.full(coded.activation_bytes(tokens) + 16, 0xAB, np.uint8)
     quantised = room[-room.ctypes.data % 16 :]
     run(
-        coded.quantise,
+        coded.quantise(tokens),
         tokens * coded.quantising_threads,
         *(pointer(x), x.shape[1], pointer(quantised), tokens, coded.columns, coded.shift, coded.stretches),
     )
     y = np.full((tokens, rows), np.nan, np.float32)
     zeros = None if points is None else packed(points, coded.bits)
     run(
-        coded.products(together, zeros is not None),
-        -(-rows // coded.rows(together)) * -(-tokens // together) * WARP,
+        *coded.product(rows, tokens, zeros is not None),
         *(pointer(quantised), coded.stretches, pointer(codes), pointer(scales), pointer(zeros), pointer(None)),
         *(pointer(y), rows, tokens, rows, coded.row_bytes, coded.block_shift, scales.shape[1]),
     )
     return y
 
 
-@cache
-def pool() -> Pool:
-    return Pool(1)
-
-
-@given(
-    st.sampled_from([4, 8]),
-    st.sampled_from(BLOCKS),
-    st.integers(1, 70),
-    st.integers(1, 9),
-    st.integers(1, 19),
-    st.booleans(),
-    st.sampled_from(["usual", "tiny", "huge", "inf", "nan", "zero"]),
-    st.integers(0, 1000),
-)
-@example(4, 128, 32, 2, 9, False, "usual", 0)  # several times as many stretches as are under way
-@example(4, 16, 63, 9, 9, True, "usual", 1)  # rows that are no multiple of what a thread reads
-@example(8, 256, 5, 1, 1, True, "usual", 2)  # blocks of several stretches
-def test_it_has_the_bits_of_the_cpu_engine(
-    bits: int, block: int, blocks: int, tokens: int, rows: int, zeros: bool, kind: str, seed: int
-) -> None:
+def check(bits: int, block: int, blocks: int, tokens: int, rows: int, zeros: bool, kind: str, seed: int) -> None:
+    """That a random product has the bits of the CPU engine's."""
     rng = np.random.default_rng(seed)
-    blocks = max(1, blocks * 16 // block)
     coded = Coded(bits, blocks * block, block.bit_length() - 1)
     room = np.zeros(rows * coded.row_bytes + 16, np.uint8)
     codes = room[-room.ctypes.data % 16 :][: rows * coded.row_bytes].reshape(rows, coded.row_bytes)
@@ -112,10 +96,52 @@ def test_it_has_the_bits_of_the_cpu_engine(
     told = packed_rows(points, bits) if points is not None else None
     expected = np.empty((tokens, rows), np.float32)
     QuantisedMatrix(own, scales, told, None, bits, block, pool()).bind(x, expected)()
-    for together in TOKENS:
-        got = on_the_gpu(x, codes, scales, points, coded, together)
-        assert np.array_equal(np.isnan(got), np.isnan(expected))
-        assert np.where(np.isnan(got), 0, got).tobytes() == np.where(np.isnan(expected), 0, expected).tobytes()
+    got = on_the_gpu(x, codes, scales, points, coded)
+    assert np.array_equal(np.isnan(got), np.isnan(expected))
+    assert np.where(np.isnan(got), 0, got).tobytes() == np.where(np.isnan(expected), 0, expected).tobytes()
+
+
+@cache
+def pool() -> Pool:
+    return Pool(1)
+
+
+FORMS = [(4, 16), (4, 32), (4, 128), (8, 16), (8, 64), (8, 256)]
+"""Bits and columns of blocks: the least, some in between, the most."""
+COUNTS = (*DOTTED, *(tokens for _, tokens in TILES[:-1]), TILES[-1][1] + 1)
+"""Of tokens: each chooses other kernels, where there are others."""
+
+
+@pytest.mark.parametrize(("bits", "block"), FORMS)
+def test_each_kernel_has_the_bits_of_the_cpu_engine(bits: int, block: int) -> None:
+    """Rows that are no whole tiles, and that end within a stretch."""
+    for tokens, zeros in product(COUNTS, [False, True]):
+        check(bits, block, 1500 // block | 1, tokens, 35, zeros, "usual", tokens)
+
+
+@given(
+    st.sampled_from([4, 8]),
+    st.sampled_from(BLOCKS),
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.booleans(),
+    st.sampled_from(["usual", "tiny", "huge", "inf", "nan", "zero"]),
+    st.integers(0, 1000),
+)
+@example(4, 128, 32, 2, 9, False, "usual", 0)  # several times as many stretches as are under way
+@example(4, 16, 63, 9, 9, True, "usual", 1)  # rows that are no multiple of what a thread reads
+@example(8, 256, 5, 1, 1, True, "usual", 2)  # blocks of several stretches
+@example(4, 32, 500, 40, 17, False, "usual", 3)  # several times as many stretches as are under way, in tiles
+def test_it_has_the_bits_of_the_cpu_engine(
+    bits: int, block: int, blocks: int, tokens: int, rows: int, zeros: bool, kind: str, seed: int
+) -> None:
+    check(bits, block, max(1, blocks * 16 // block), tokens, rows, zeros, kind, seed)
+
+
+def test_panels_of_rows_are_all_multiplied() -> None:
+    """More blocks of rows than all tokens have before others."""
+    check(4, 32, 1, 33, 256 * 32 + 40, False, "usual", 0)
 
 
 def disassembler() -> Path:
@@ -128,8 +154,8 @@ def disassembler() -> Path:
     return next(Path(str(file.locate())) for file in files if file.stem == "nvdisasm")
 
 
-def instructions_per_code(listing: str, kernel: str) -> float:
-    """Of the loop of a kernel that multiplies most, for one token; each multiplication is of four codes."""
+def per_multiplication(listing: str, kernel: str, multiplies: str) -> float:
+    """Instructions for each multiplication (of such a name) in the loop of a kernel that multiplies most."""
     (body,) = re.findall(rf"^\.text\.{kernel}:\n(.*?)(?=^//-----)", listing, re.DOTALL | re.MULTILINE)
     labels: dict[str, int] = {}
     instructions: list[str] = []
@@ -143,8 +169,8 @@ def instructions_per_code(listing: str, kernel: str) -> float:
         for at, each in enumerate(instructions)
         if (target := re.search(r"\bBRA\b.*?(\.L_x_\d+)", each)) and labels[target[1]] <= at
     ]
-    dots, length = max((sum("IDP" in each for each in loop), len(loop)) for loop in loops)
-    return length / (4 * dots)
+    count, length = max((sum(multiplies in each for each in loop), len(loop)) for loop in loops)
+    return length / count
 
 
 @pytest.mark.soak
@@ -155,5 +181,7 @@ def test_a_gpu_has_little_to_do_for_a_code(capability: Capability, tmp_path: Pat
     cubin = tmp_path / "kernels.cubin"
     cubin.write_bytes(compile_kernels(SOURCES, capability))
     told = subprocess.run([program, "-c", cubin], capture_output=True, text=True, check=True, timeout=100)
-    per_code = {zeros: instructions_per_code(told.stdout, f"products_int4{zeros}_1") for zeros in ("", "_zeros")}
+    per_code = {each: per_multiplication(told.stdout, f"products_int4{each}_1", "IDP") / 4 for each in ("", "_zeros")}
     assert all(1 < each <= MOST_PER_CODE for each in per_code.values()), per_code
+    per_tile = {tile: per_multiplication(told.stdout, f"products_int4_{tile}", "IMMA") for tile in MOST_PER_TILE}
+    assert all(12 < per_tile[tile] <= most for tile, most in MOST_PER_TILE.items()), per_tile
