@@ -259,7 +259,10 @@ class DeviceGraph:
     # -- work --------------------------------------------------------------------------------------------------------
 
     def launch(self, kernel: str, threads: int, *arguments: Any) -> None:
-        """Submit a kernel with so many threads in all. Its arguments are of ctypes."""
+        """Submit a kernel with so many threads in all; none where there is nothing to do, as drivers refuse that. Its
+        arguments are of ctypes."""
+        if not threads:
+            return
         self.stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments)
 
     def fill(self, address: int, elements: int) -> None:

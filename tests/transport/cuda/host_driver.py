@@ -136,6 +136,7 @@ class HostDriver:
         return sources, name
 
     def launch(self, function: Kernel, blocks: int, threads: int, arguments: Sequence[Any], stream: HostStream) -> None:
+        assert blocks > 0, f"drivers refuse {function[1]} without blocks"
         real = []
         for argument in arguments:
             if isinstance(argument, ctypes.c_void_p):
