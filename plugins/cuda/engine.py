@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from time import perf_counter
+from typing import TypeAlias
 
 import numpy as np
 
@@ -55,6 +57,12 @@ from motley.transport.cuda.stream import CudaGraph, CudaStream, measure_host_ste
 
 log = logging.getLogger(__name__)
 
+Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool]
+"""What a step is summed through, its rows, which of them are wanted, whether it is halved, and whether any row has an
+adapter."""
+OFTEN = 2
+"""So many times a step with rows of prompts has come before it is captured: most sizes of a prompt's last rows never
+come again."""
 GRAPHS_KEPT = 96
 """Captured steps; of more, the one that was not used for longest is forgotten."""
 
@@ -113,12 +121,11 @@ class CudaEngine:
         self._max_rows = options.max_rows
         self._captures = True
         """Whether capturing is worth a try: neither the driver nor the host steps have refused it yet."""
-        self._graphs: dict[tuple[Collectives, int, bool, bool, int], CudaGraph] = {}
-        """Captured decode steps, by what they are summed through, their rows, whether they are halved, whether any has
-        an adapter, and the parts of their attention."""
-        self._stepped: set[tuple[Collectives, int, bool, bool]] = set()
-        """All of that but the parts, of decode steps that have run. Such steps can be captured: their memory is
-        allocated and their kernels are loaded."""
+        self._graphs: dict[tuple[*Kind, int], CudaGraph] = {}
+        """Captured steps, by their kind and the parts of their attention."""
+        self._stepped: Counter[Kind] = Counter()
+        """How often steps of each kind have run node by node. Such steps can be captured: their memory is allocated and
+        their kernels are loaded."""
         self._memory = ExitStack()
         try:
             with _told():
@@ -176,8 +183,10 @@ class CudaEngine:
             lined = self._states.line_up(spans)
             self._inputs.send(hidden, spans, lined)
             began = perf_counter()
-            if len(sees) == len(spans) == len(wanted) <= FEW_ROWS and not lined.takes_guesses:
-                self._decode(len(spans), max(sees), halved, adapted, lined)
+            decodes = len(sees) == len(spans) == len(wanted) and not lined.takes_guesses
+            alike = decodes or not len(lined.spans)  # what recurrent layers do depends on each span
+            if alike and (len(sees) <= FEW_ROWS or self._on_device.gemm is None):
+                self._replay(sees, wanted, halved, adapted, lined)
             else:
                 self._submit(sees, wanted, halved, adapted, lined)
             self._on_device.finish()
@@ -249,24 +258,23 @@ class CudaEngine:
             source = device.values["logits"].address
             self._driver.copy(self._logits.ctypes.data, source, 4 * elements, self._stream.handle)
 
-    def _decode(self, count: int, farthest: int, halved: bool, adapted: bool, lined: Lined) -> None:
-        """Submit a step of one row of each of some sequences, none of which sees more than `farthest` positions.
-
-        At first such a step is submitted node by node. Then it is captured, and replayed from then on. The parts of its
-        attention are as many as twice the positions might need, so that it is seldom captured anew.
+    def _replay(self, sees: Sequence[int], wanted: list[int], halved: bool, adapted: bool, lined: Lined) -> None:
+        """Submit a step as `_submit` does, at first node by node. A kind of step that comes again is captured, and
+        replayed from then on. The parts of its attention are as many as twice the positions might need, so that it is
+        seldom captured anew.
         """
-        parts = min(MOST_PARTS, 1 << (parts_of(farthest) - 1).bit_length())
-        submit = partial(self._submit, [parts * PART] * count, list(range(count)), halved, adapted, lined)
-        kind = transport(self._collectives), count, halved, adapted
+        count, parts = len(sees), min(MOST_PARTS, 1 << (parts_of(max(sees)) - 1).bit_length())
+        kind = transport(self._collectives), count, tuple(wanted), halved, adapted
         graph = self._graphs.pop((*kind, parts), None)
-        if graph is None and self._captures and kind in self._stepped:
-            graph = self._capture(submit)
+        often = 1 if count == len(wanted) else OFTEN
+        if graph is None and self._captures and self._stepped[kind] >= often:
+            graph = self._capture(partial(self._submit, [parts * PART] * count, wanted, halved, adapted, lined))
         if graph is not None:
             self._graphs[*kind, parts] = graph  # the last of them: it was used last
             self._stream.replay(graph)
         else:
-            submit()
-            self._stepped.add(kind)
+            self._submit(sees, wanted, halved, adapted, lined)
+            self._stepped[kind] += 1
 
     def _capture(self, submit: Callable[[], None]) -> CudaGraph | None:
         while len(self._graphs) >= GRAPHS_KEPT:

@@ -25,6 +25,9 @@ WORTH_HALVING = 32
 """Rows that a step has at least, to be computed in halves; halves of fewer take the engine as long as the whole."""
 BEARABLE = 2.0
 """A step may take so many times as long because prompts are in it, too, while others wait for their next tokens."""
+FREE = 1.3
+"""Or so many times as long as one with the fewest rows of prompts: where a step takes its time whatever is in it (on a
+GPU, to which it is submitted node by node), more rows are nearly free, and few in each of many steps are not."""
 MIXED = (8, 16, 32, 64, 128, 256)
 """The sizes of steps in which prompts are computed beside answers, in rows: few, as engines prepare each."""
 SLOPE = 0.1
@@ -181,7 +184,7 @@ class Pace:
         sizes = [size for size in MIXED if size >= 2 * answers] or [2 * answers]
         if not self._alone:
             return sizes[0]
-        bearable = BEARABLE * self.seconds(answers)
+        bearable = max(BEARABLE * self.seconds(answers), FREE * self._mixed.get(sizes[0], 0.0))
         rows = sizes[0]
         for size in sizes:
             if self._mixed.get(size, 0.0) > bearable:

@@ -104,6 +104,11 @@ def test_prompts_get_something_however_slow_that_is() -> None:
     assert beside(Pace(256, halves=False), 20, lambda rows: rows**2) == 64
 
 
+def test_rows_of_prompts_that_cost_nothing_more_are_taken() -> None:
+    """On a GPU a step with a prompt takes ten times as long as one of answers, whatever is in it."""
+    assert beside(Pace(256, halves=False), 1, lambda rows: 0.6 if rows == 1 else 5.5 + 0.001 * rows) == 256
+
+
 def test_what_was_slow_once_is_tried_again_when_answers_have_become_slower() -> None:
     pace = Pace(256, halves=False)
     assert beside(pace, 1, lambda rows: 10 + rows) == 8
