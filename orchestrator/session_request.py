@@ -184,10 +184,10 @@ class SessionRequest:
         return {*self.quantisations, *self.engines, *(place.node for place in self.places if place.engine)}
 
     def engine_at(self, place: Place) -> str:
-        """The engine of a rank there. Beside a rank with an engine of its own ``auto`` is the processor's."""
+        """The engine of a rank there. Where a node has several ranks, ``auto`` is the processor's."""
         engine = place.engine or self.engines.get(place.node, self.engine)
-        others = any(other.node == place.node and other.engine for other in self.places)
-        return ON_PROCESSOR if engine == AUTO and others else engine
+        several = [each.node for each in self.places].count(place.node) > 1
+        return ON_PROCESSOR if engine == AUTO and several else engine
 
     @property
     def expert_engine(self) -> str:

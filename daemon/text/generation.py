@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts
 from motley.daemon.text.calls.formats import call_format
+from motley.daemon.text.calls.values import mapping_of
 from motley.daemon.text.harmony import MARKS, ChannelParts, has_channels
 from motley.daemon.text.kept_to import KeptToError, constraint_of
 from motley.daemon.text.messages import ChatError
@@ -284,7 +285,7 @@ def _parts(
     marks = tokenizer.marks([THINK, THOUGHT] * thinks + (calls.marks if calls else []))
     ending = "".join(marks.get(token, "") or tokenizer.token_text(token) for token in prompt[-16:])
     schemas = {
-        tool["function"]["name"]: tool["function"].get("parameters", {}).get("properties", {})
+        tool["function"]["name"]: mapping_of(mapping_of(tool["function"].get("parameters")).get("properties"))
         for tool in json.loads(request.tools_json or "[]")
     }
     return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK), schemas), marks

@@ -272,9 +272,10 @@ class NodeTable:
             for node in self:
                 node.last_sign += now[0] - before[0]
 
-    def note_failed_engine(self, node: Node, engine: str, model: str, why: str) -> None:
+    def note_failed_engine(self, node_id: str, engine: str, why: str, model: str) -> None:
         """Have no request get an engine for a model on a node for `FORGIVEN_S`, but those that name it."""
-        node.failed_engines[engine, model] = EngineFailure(self._clock(), why)
+        if (node := self._nodes.get(node_id)) is not None:
+            node.failed_engines[engine, model] = EngineFailure(self._clock(), why)
 
     def forget(self, wanted: Container[str]) -> None:
         """Drop the nodes that have been gone for `FORGET_S` or `FORGET_LEFT_S`, but those `wanted` by name; and what

@@ -152,10 +152,6 @@ class Serving:
         if event.HasField("adapter"):
             self.adapters.on_event(node, event.adapter)
         elif session is not None:
-            if event.HasField("failed") and event.epoch == session.epoch:
-                blamed = event.failed.lost_rank in (0, event.rank + 1)
-                if engine := session.failed_engine(event.rank, event.failed.code) if blamed else "":
-                    self.nodes.note_failed_engine(node, engine, session.request.model, event.failed.message)
             self._go_on(session, lambda session: session.on_event(node.id, event, self._clock()))
         elif event.WhichOneof("body") not in ("released", "failed"):  # a worker that outlived its session
             release = RankCommand(session=event.session, epoch=event.epoch, rank=event.rank, release=Release())
@@ -188,7 +184,10 @@ class Serving:
     def _go_on(self, session: Session, step: Callable[[Session], list[Command]]) -> None:
         """Let a session take a step, and carry out what it decides. A fault of ours in it ends this session alone."""
         try:
-            self._carrier.carry_out(session, step(session))
+            commands = step(session)
+            while session.failed_engines:
+                self.nodes.note_failed_engine(*session.failed_engines.pop(), session.request.model)
+            self._carrier.carry_out(session, commands)
             self._making_way.look_after(session)
             self.upkeep.look_after(session)
             self._recovery.look_after(session)

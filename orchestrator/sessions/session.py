@@ -11,7 +11,7 @@ carries them. The life of a session:
     connecting     every rank knows its peers                               a rank reports progress in loading
     loading        weights are being read                                   every rank is ready
     ready          it can answer                                            a rank is lost: recovering
-    recovering     a rank is lost, after it was ready once                  there is a new plan: starting again
+    recovering     a rank is lost, after it was ready once, or a GPU fails  there is a new plan: starting again
     paused         no plan has fitted for a while, after it was ready once  there is a new plan: starting again
     failed         a rank failed, its node is lost or a deadline passed     the session is closed
     closing        a client deletes it                                      every rank is gone: it is forgotten
@@ -91,7 +91,7 @@ not free, so the plan does without its node if it can."""
 
 ENGINE_FAILURES = (
     *("engine_error", "wrong_results", "insufficient_memory", "out_of_memory"),
-    *("internal_error", "worker_died", "peer_lost", "peer_timeout"),
+    *("internal_error", "worker_died", "timed_out"),
 )
 """What ranks fail with where another engine may do better."""
 
@@ -184,6 +184,8 @@ class Session:
     """Of ranks."""
     recoveries: int = 0
     """How often it has been ready again after ranks were lost."""
+    failed_engines: list[tuple[str, str, str]] = field(default_factory=list)
+    """Engines that were chosen for GPUs and have failed, for whoever chooses: ids of nodes, the engines, and why."""
     interruption: Interruption | None = None
     """Why it was planned anew the last time, or is to be; None: it never was."""
     pause: Pause | None = None
@@ -272,7 +274,11 @@ class Session:
     @property
     def suspects(self) -> set[str]:
         """While it recovers: ids of nodes that the new plan should do without, see `Losses.suspects`."""
-        return self.losses.suspects(self.workers) if self.interruption and self.interruption.lost else set()
+        if not (self.interruption and self.interruption.lost):
+            return set()
+        code = self.losses.last[-1].why.code
+        others = [worker for worker in self.workers if not self._by_chosen_engine(worker, code)]
+        return self.losses.suspects(others)  # a node whose engine has failed gets another
 
     @property
     def unreleased(self) -> set[str]:
@@ -472,26 +478,30 @@ class Session:
         Args:
             advice: what to do if it is for good, to follow the message.
         """
+        blamed = self.worker(failure.lost_rank - 1)
+        if engine_failed := self._by_chosen_engine(blamed, failure.code):
+            assert isinstance(blamed, Rank)
+            self.failed_engines.append((blamed.node_id, blamed.setup.engine, failure.message))
         if self.replanned:
             return []
-        goes_on = self.serves and self.request.recover
-        if not goes_on and not self.failed_engine(failure.lost_rank - 1, failure.code):
+        if self.serves and not self.request.recover:
             failure.message += advice
             return self.fail(failure, now)
-        self.losses.add(failure, self.worker(failure.lost_rank - 1), self.epoch, now)
+        if not self.serves and not engine_failed:
+            failure.message += advice
+            return self.fail(failure, now)
+        self.losses.add(failure, blamed, self.epoch, now)
         if self.losses.too_many:
             times = self.losses.in_a_row
             failure.message = f"ranks were lost {times} times in a row, the last time: {failure.message}"
             return self.fail(failure, now)
-        return self._interrupt(Interruption(now, failure, lost=goes_on), now)
+        return self._interrupt(Interruption(now, failure, lost=self.serves), now)
 
-    def failed_engine(self, index: int, code: str) -> str:
-        """The engine of a worker that has failed, if that was chosen and may be to blame, so that a further plan should
-        have another; empty: it was not."""
-        worker = self.worker(index)
-        if not isinstance(worker, Rank) or not (worker.setup.on_gpu and worker.setup.chosen):
-            return ""
-        return worker.setup.engine if code in ENGINE_FAILURES else ""
+    def _by_chosen_engine(self, worker: Worker | None, code: str) -> bool:
+        """Whether a worker has failed by its engine, which was chosen for a GPU, so that a further plan should have
+        another. One that has served may have died of anything."""
+        chosen = isinstance(worker, Rank) and worker.setup.on_gpu and bool(worker.setup.chosen)
+        return chosen and code in ENGINE_FAILURES and not (self.serves and code == "worker_died")
 
     def replan(self, why: str, avoid: Collection[str], now: float) -> list[Command]:
         """Stop all workers to plan the session anew, though nothing is lost. It must have a plan.

@@ -76,6 +76,11 @@ def test_a_body_is_read_as_what_it_was_made_of(fields: dict[str, Any]) -> None:
     assert session_request(request.body()) == request
 
 
+def test_auto_is_the_processor_where_a_node_has_several_ranks() -> None:
+    request = SessionRequest("bard", nodes=("pc", "laptop", "cuda@pc", "auto@box"))
+    assert [request.engine_at(place) for place in request.places] == ["onnxruntime", "auto", "cuda", "auto"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

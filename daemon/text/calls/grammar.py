@@ -10,7 +10,7 @@ from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS, ConstraintError
 from motley.daemon.text.calls.formats import CallFormat
-from motley.daemon.text.calls.values import is_text
+from motley.daemon.text.calls.values import constants_of, is_text, mapping_of
 
 
 def calls_grammar(
@@ -122,46 +122,64 @@ class _Writing:
                 f"any_{index}: {key} ANY_{index} {value_end}",
                 f"ANY_{index}: {text}",
             ]
-        if other := [key for key in schema if key not in _OF_OBJECTS] or (schema.get("type", "object") != "object"):
-            what = ", ".join(map(repr, other)) if isinstance(other, list) else f"type {schema['type']!r}"
-            raise ConstraintError(
-                f"{name!r} has parameters with {what}, which is not supported for this model, as it writes each"
-                " parameter by itself; supported are objects with properties"
-            )
+        properties, required = mapping_of(schema.get("properties")), schema.get("required") or []
+        _check_object(name, schema, properties, required)
         rules, parameters = [], []
-        for number, (key, kind) in enumerate(schema.get("properties", {}).items()):
-            each, required = f"{index}_{number}", key in schema.get("required", ())
-            parameters.append(f"parameter_{each}{'' if required else '?'}")
+        for number, (key, kind) in enumerate(properties.items()):
+            each = f"{index}_{number}"
+            parameters.append(f"parameter_{each}{'' if key in required else '?'}")
             begins = self.literal(calls.parameter.replace("{key}", key))
-            values = kind.get("enum", [kind["const"]] if "const" in kind else None) if isinstance(kind, dict) else None
-            if values is not None:
-                spelt = [value if isinstance(value, str) else json.dumps(value) for value in values]
+            if constants := constants_of(kind):
+                spelt = [value if isinstance(value, str) else json.dumps(value) for value in constants]
                 value = f"({' | '.join(self.literal(one) or json.dumps('') for one in spelt)})"
             elif is_text(kind):
-                value, terminal = f"TEXT_{each}", text
-                if pattern := _pattern(kind):
-                    terminal = f"/{pattern}/ & ~/(.|\\n)*{ends}(.|\\n)*/"
-                rules.append(f"TEXT_{each}: {terminal}")
+                value = f"TEXT_{each}"
+                rules.append(f"{value}: {' & '.join([text, *_bounds(name, key, kind)])}")
             else:
                 value = f"value_{each}"
                 defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-                whole = {**defined, **(kind if isinstance(kind, dict) else {}), "x-guidance": JSON_OPTIONS}
+                whole = {**defined, **mapping_of(kind), "x-guidance": JSON_OPTIONS}
                 rules.append(f"{value}: %json {json.dumps(whole)}")
             rules.append(f"parameter_{each}: {begins} {value} {value_end}")
         return [f"tool_{index}: {' '.join([begun, *parameters, self.literal(after)])}", *rules]
 
 
-def _pattern(kind: Mapping[str, Any]) -> str:
-    """What a text must be by its schema, as a regular expression; empty: any."""
-    anything = r"(.|\n)*"
-    if "pattern" in kind:
-        pattern: str = kind["pattern"].replace("/", r"\/")
-        inner = pattern.removeprefix("^").removesuffix("$")
-        ahead, behind = (
-            anything if open_ else "" for open_ in (not pattern.startswith("^"), not pattern.endswith("$"))
+def _check_object(name: str, schema: Mapping[str, Any], properties: Mapping[str, Any], required: object) -> None:
+    """
+    Raises:
+        ConstraintError: arguments that the model writes each by itself cannot be kept to this schema.
+    """
+    what = [repr(key) for key in schema if key not in _OF_OBJECTS]
+    if schema.get("type", "object") != "object":
+        what.append(f"type {schema['type']!r}")
+    if not isinstance(required, list) or any(key not in properties for key in required):
+        what.append("'required' that is no property")
+    if what:
+        raise ConstraintError(
+            f"{name!r} has parameters with {', '.join(what)}, which is not supported for this model, as it writes each"
+            " parameter by itself; supported are objects with properties"
         )
-        return f"{ahead}({inner}){behind}"
+
+
+def _bounds(name: str, key: str, kind: Mapping[str, Any]) -> list[str]:
+    """What a text must be besides by its schema, as terminals.
+
+    Raises:
+        ConstraintError: the schema has more than is supported of texts.
+    """
+    if "format" in kind:
+        raise ConstraintError(
+            f"{name!r} has a parameter {key!r} with 'format', which is not supported for this model; use a pattern"
+        )
+    bounds = []
+    if isinstance(pattern := kind.get("pattern"), str):
+        begun, ended = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
+        inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern[begun : len(pattern) - ended])
+        bounds.append(f"/{'' if begun else _ANY}({inner}){'' if ended else _ANY}/")
     least, most = kind.get("minLength", 0), kind.get("maxLength")
-    if not least and most is None:
-        return ""
-    return rf"(.|\n){{{least},{'' if most is None else most}}}"
+    if least or most is not None:
+        bounds.append(rf"/(.|\n){{{least},{'' if most is None else most}}}/")
+    return bounds
+
+
+_ANY = r"(.|\n)*"

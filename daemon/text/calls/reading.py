@@ -139,13 +139,15 @@ class TaggedCall:
         self._head = _head(form, r"(?=<)")
         ahead, behind = (_loose(part) for part in form.parameter.split("{key}"))
         # What is taught to stand on lines of its own has a newline at either end that does not belong to it.
-        on_lines = form.parameter.endswith("\n")
-        self._key = re.compile(rf"\s*{ahead}\s*([^<>\"\n]+?)\s*{behind}" + (r"\n?" if on_lines else ""))
-        end, newline = re.escape(form.value_end.strip()), r"\n?" if on_lines else ""
-        follows = "|".join(re.escape(each) for each in (form.parameter.split("{key}")[0], form.after, form.end) if each)
-        self._value = re.compile(rf"((?:.|\n)*?){newline}{end}(?=\s*(?:{follows}))")
+        self._on_lines = form.parameter.endswith("\n")
+        self._key = re.compile(rf"\s*{ahead}\s*([^<>\"\n]+?)\s*{behind}" + (r"\n?" if self._on_lines else ""))
+        self._value_end = form.value_end.strip()
+        self._follows = [each for each in (form.parameter.partition("{key}")[0], form.after, form.end) if each]
+        """What may stand behind a value."""
         self._at = -1
         """Characters that have been read; -1: not even the name has."""
+        self._seen = 0
+        """Characters of the value under way in which its end was looked for."""
         self._name = ""
         self._told = 0
         """Arguments that have been told."""
@@ -161,13 +163,11 @@ class TaggedCall:
             self._name = named.name
             yield named
         while key := self._key.match(text, self._at):
-            value = self._value.match(text, key.end())
-            if value is None:
+            stop = self._end_of_value(text, key.end())
+            if stop < 0:
                 return
-            schema = self._schemas.get(self._name, {}).get(key[1])
-            yield f"{', ' if self._told else '{'}{json.dumps(key[1])}: {as_json(value[1], schema)}"
-            self._told += 1
-            self._at = value.end()
+            yield self._argument(key[1], text[key.end() : stop])
+            self._at, self._seen = stop + len(self._value_end), 0
         behind = text[self._at :].lstrip()
         closing = self._form.after or self._form.end
         if behind.startswith(closing):
@@ -178,11 +178,38 @@ class TaggedCall:
             yield Ended(self._at)
 
     def rest(self, text: str) -> str:
-        return ""
+        """The last argument too, if it is whole and only what should follow it is missing."""
+        told = ""
+        if self._at >= 0 and (key := self._key.match(text, self._at)):
+            value, end, behind = text[key.end() :].rpartition(self._value_end)
+            if end and not behind.strip():
+                told = self._argument(key[1], value)
+        return told + "}" if self._told else ""
+
+    def _end_of_value(self, text: str, start: int) -> int:
+        """Where the mark stands that ends a value; -1: that is not known yet. The mark may be in the value, too."""
+        at = max(start, start + self._seen - len(self._value_end))
+        while (at := text.find(self._value_end, at)) >= 0:
+            behind = text[at + len(self._value_end) :].lstrip()
+            if any(behind.startswith(each) for each in self._follows):
+                return at
+            if any(each.startswith(behind) for each in self._follows):
+                self._seen = at - start
+                return -1
+            at += len(self._value_end)
+        self._seen = len(text) - start
+        return -1
+
+    def _argument(self, key: str, value: str) -> str:
+        if self._on_lines:
+            value = value.removesuffix("\n")
+        schema = self._schemas.get(self._name, {}).get(key)
+        self._told += 1
+        return f"{', ' if self._told > 1 else '{'}{json.dumps(key)}: {as_json(value, schema)}"
 
     def _may_be_key(self, text: str) -> bool:
         """Whether a text begins a parameter, as far as it is there."""
-        ahead = self._form.parameter.partition("{key}")[0]
+        ahead = self._follows[0]
         return text.startswith(ahead) or ahead.startswith(text)
 
 

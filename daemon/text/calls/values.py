@@ -14,9 +14,25 @@ def types_of(schema: object) -> set[str]:
     """The JSON types that a schema names for a value; empty: it names none."""
     if not isinstance(schema, Mapping):
         return set()
-    found = schema.get("type", ())
-    types = {found} if isinstance(found, str) else set(found)
-    return types.union(*(types_of(each) for key in ("anyOf", "oneOf") for each in schema.get(key, ())))
+    found = schema.get("type")
+    types = {each for each in _list_of([found] if isinstance(found, str) else found) if isinstance(each, str)}
+    return types.union(*(types_of(each) for key in ("anyOf", "oneOf") for each in _list_of(schema.get(key))))
+
+
+def constants_of(schema: object) -> list[Any]:
+    """The values that a schema names; none: it names none."""
+    if not isinstance(schema, Mapping):
+        return []
+    return _list_of(schema.get("enum", [schema["const"]] if "const" in schema else []))
+
+
+def mapping_of(found: object) -> Mapping[str, Any]:
+    """What a schema has under a key that must be an object, or nothing: schemas are what clients send."""
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list_of(found: object) -> list[Any]:
+    return found if isinstance(found, list) else []
 
 
 def is_text(schema: object) -> bool:
@@ -31,16 +47,20 @@ def as_json(text: str, schema: object) -> str:
         schema: of the value. Where it may be a text, only what it may be besides is taken for something else.
     """
     types = types_of(schema)
-    if types == {"string"}:
+    if types == {"string"} or text in constants_of(schema):
         return json.dumps(text, ensure_ascii=False)
     spelt = _SPELT.get(text.strip(), text.strip())
     try:
-        value = json.loads(spelt)
+        value = json.loads(spelt, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     if "string" in types and not _type_of(value) & types:
         return json.dumps(text, ensure_ascii=False)
     return spelt
+
+
+def _no_json(spelt: str) -> None:
+    raise ValueError(f"{spelt} is no JSON")
 
 
 def _type_of(value: Any) -> set[str]:

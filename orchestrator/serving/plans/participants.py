@@ -8,7 +8,7 @@ from motley.orchestrator.mesh.nodes import Node, what_became
 from motley.orchestrator.planning.setup import HANDS, Setup, SetupError, lacking_format, lacking_skill, setup_of
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.taking_part import Participant, TakenBackError, UnableError, taking_part
-from motley.orchestrator.session_request import Place, SessionRequest
+from motley.orchestrator.session_request import AUTO, Place, SessionRequest
 from motley.orchestrator.sessions.assignments import model_spec
 from motley.orchestrator.workers import Worker
 from motley.protocol.address import is_loopback
@@ -165,8 +165,10 @@ def wanted_model(request: SessionRequest, participants: Sequence[Participant]) -
         SetupError: the first participant cannot run the engine of the session.
     """
     held = list(dict.fromkeys(each.setup.quantisation for each in participants))
-    if "fp32" not in held and any(one.setup.chosen and one.setup.quantisation == "fp16" for one in participants):
-        held.append("fp32")  # as its processor holds it, which computes if the GPU fails
+    open_ = (one.node.name for one in participants if request.engine_at(Place(one.node.name, "")) == AUTO)
+    if any(request.quantisations.get(name, request.quantisation) == "fp16" for name in open_):
+        # A GPU that comes, or fails, changes which of them a node has.
+        held += [each for each in ("fp16", "fp32") if each not in held]
     if request.named and request.wants_parallel:
         first = participants[0].node
         own = setup_of(first.name, first.capabilities, request.expert_engine, request.quantisation).quantisation

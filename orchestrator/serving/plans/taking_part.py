@@ -125,6 +125,8 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
             return f"computes on its processor: its GPU, {gpu.name}, has no memory of its own"
         if on_processor is None:
             return _chosen(there, f"computes on its GPU, {gpu.name}")
+        if not there.speed:
+            return f"computes on its processor: nobody knows how fast the memory of its GPU, {gpu.name}, is"
         if there.speed <= on_processor.speed:
             return f"computes on its processor: its GPU, {gpu.name}, reads memory no faster"
         faster = there.speed / on_processor.speed

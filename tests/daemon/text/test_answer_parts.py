@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from motley.daemon.text.calls.formats import (
     wants_arguments_as_text,
 )
 from motley.daemon.text.calls.grammar import calls_grammar
+from motley.daemon.text.calls.reading import TaggedCall
+from motley.daemon.text.calls.values import as_json
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 from tests.e2e.processes import BUNDLED
@@ -115,6 +118,12 @@ CASES: list[tuple[CallFormat | None, str, bool, Taken]] = [
     ),
     (QWEN_CODER, f'<tool_call>\n{{"name": "f", "arguments": {F}}}\n</tool_call>', False, ("", "", [("f", F)])),
     (QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=a>\nnever end", False, ("", "", [("f", "")])),
+    (
+        GLM_DENSE,
+        "<tool_call>f<arg_key>n</arg_key><arg_value>3</arg_value><arg_key>a</arg_key><arg_value>x</arg_value>",
+        False,
+        ("", "", [("f", '{"n": 3, "a": "x"}')]),
+    ),
     (
         GLM,
         "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>two\nlines</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n"
@@ -331,10 +340,55 @@ def test_what_is_kept_to_calls_is_taken_apart_as_valid_calls(calls: CallFormat, 
     assert seen == {"go", "stay"}
 
 
-@pytest.mark.parametrize("schema", [{"type": "array"}, {"type": "object", "minProperties": 1}])
+@pytest.mark.parametrize(
+    ("text", "schema", "expected"),
+    [
+        ("NaN", None, '"NaN"'),
+        ("1", {"enum": ["1", "2"]}, '"1"'),
+        ("true", {"const": "true"}, '"true"'),
+        ("3", {"type": 5}, "3"),
+        ("3", {"anyOf": None}, "3"),
+        ("3", {"type": ["string", "integer"]}, "3"),
+        ("[1", {"type": "array"}, '"[1"'),
+    ],
+)
+def test_values_between_tags_are_json_by_their_schemas(text: str, schema: Any, expected: str) -> None:
+    assert as_json(text, schema) == expected
+
+
+def test_a_long_value_is_looked_through_once() -> None:
+    """An answer of a megabyte in one argument, a letter at a time, took hours."""
+    parts = AnswerParts(QWEN_CODER, False, False)
+    looked = [*parts.push("<tool_call>\n<function=f>\n<parameter=a>\n")]
+    reader = parts._reader
+    assert isinstance(reader, TaggedCall)
+    for _ in range(50):
+        looked += parts.push("</parameter> and so on ")
+        assert len(parts._held) - reader._at - reader._seen < 60
+    looked += parts.push("\n</parameter>\n</function>\n</tool_call>")
+    told = "".join(part.call.arguments for part in looked if part.call)
+    assert json.loads(told)["a"] == "</parameter> and so on " * 50
+
+
+@pytest.mark.parametrize(
+    ("kind", "valid"),
+    [
+        ({"type": "string", "pattern": r"^\/tmp\/[a-z]+$"}, r"/tmp/[a-z]+"),
+        ({"type": "string", "pattern": "^x+$", "maxLength": 3}, r"x{1,3}"),
+    ],
+)
+def test_texts_between_tags_are_kept_to_their_schemas(kind: dict[str, Any], valid: str) -> None:
+    schema = {"type": "object", "properties": {"p": kind}, "required": ["p"]}
+    tools = [{"function": {"name": "f", "parameters": schema}}]
+    for seed in range(3):
+        _, _, ((_, arguments),) = taken(QWEN_CODER, [drawn(calls_grammar(QWEN_CODER, tools, True, {}), "", seed, 2000)])
+        assert re.fullmatch(valid, json.loads(arguments)["p"])
+
+
+@pytest.mark.parametrize("schema", [{"type": "array"}, {"minProperties": 1}, {"required": ["x"]}])
 def test_schemas_of_what_is_no_plain_object_are_refused_where_arguments_are_tagged(schema: dict[str, Any]) -> None:
     tools = [{"function": {"name": "f", "parameters": schema}}]
-    with pytest.raises(ConstraintError, match=r"'f' has parameters with (type 'array'|'minProperties')"):
+    with pytest.raises(ConstraintError, match=r"'f' has parameters with (type 'array'|'minProperties'|'required')"):
         calls_grammar(QWEN_CODER, tools, True, {})
     assert calls_grammar(QWEN_CODER, tools, True, {}, set()), "nobody wants them to be valid"
 

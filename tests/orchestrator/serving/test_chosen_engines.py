@@ -88,7 +88,8 @@ async def test_a_gpu_that_fails_is_done_without(mesh: Any, pc: Any, code: str) -
         (
             "pc",
             "onnxruntime",
-            "computes on its processor, not on its GPU, RTX 9: 'cuda' has failed with this model: no kernel image",
+            "computes on its processor, not on its GPU, RTX 9: 'cuda' has failed with this model: node 'pc'"
+            " (rank 0): no kernel image",
         )
     ]
     assert [loss["code"] for loss in session["losses"]] == [code]
@@ -119,6 +120,34 @@ async def test_files_that_cannot_be_read_are_no_fault_of_the_gpu(mesh: Any, pc: 
     assert "the file has shrunk" in session["failure"]["message"]
 
 
+@pytest.mark.parametrize("recover", [True, False])
+async def test_a_node_whose_gpu_fails_later_goes_on_with_its_processor(
+    mesh: Any, new_node: Any, pc: Any, recover: bool
+) -> None:
+    await mesh.join(pc)
+    await mesh.join(new_node("laptop", memory=8 * GB, bandwidth=40e9))
+    session = await mesh.serve(context=10, recover=recover)
+    (command,) = [command for command in pc.commands if command.HasField("peers")]
+    await pc.event(command, failed=Failure(code="engine_error", message="the device is lost"))
+    if not recover:
+        ended = await mesh.session(session["id"], "failed")
+        assert "the device is lost" in ended["failure"]["message"]
+        return
+    again = await mesh.poll(
+        f"/api/sessions/{session['id']}", lambda body: body["epoch"] == 2 and body["state"] == "ready"
+    )
+    assert [(node, engine) for node, engine, _ in ranks_of(again)] == [("pc", "onnxruntime"), ("laptop", "onnxruntime")]
+
+
+async def test_a_peer_that_cannot_be_reached_is_no_fault_of_the_gpu(mesh: Any, new_node: Any, pc: Any) -> None:
+    await mesh.join(pc)
+    laptop = await mesh.join(new_node("laptop", memory=8 * GB, bandwidth=40e9))
+    await failing(laptop, "onnxruntime", Failure(code="peer_timeout", message="no answer", lost_rank=1))
+    status, answer = await mesh.call("POST", "/api/sessions", {"model": "bard", "context": 10})
+    assert status == 201, answer
+    assert (await mesh.session(answer["id"], "failed"))["epoch"] == 1
+
+
 async def test_a_gpu_that_is_lent_leaves_the_processor(mesh: Any, pc: Any) -> None:
     await pc.lease("gpu:0")
     await mesh.join(pc)
@@ -129,10 +158,15 @@ async def test_a_gpu_that_is_lent_leaves_the_processor(mesh: Any, pc: Any) -> No
 
 async def failing_on_gpu(node: Any, failure: Failure) -> None:
     """Have ranks on the GPU of a node fail while they load."""
+    await failing(node, "cuda", failure)
+
+
+async def failing(node: Any, engine: str, failure: Failure) -> None:
+    """Have ranks of a node with an engine fail while they load."""
     obey: Callable[[RankCommand], Awaitable[None]] = node.on_rank
 
     async def on_rank(command: RankCommand) -> None:
-        if command.HasField("peers") and node._assigned(command).engine == "cuda":
+        if command.HasField("peers") and node._assigned(command).engine == engine:
             await node.event(command, failed=failure)
         else:
             await obey(command)
