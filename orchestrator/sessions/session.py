@@ -484,10 +484,8 @@ class Session:
             self.failed_engines.append((blamed.node_id, blamed.setup.engine, failure.message))
         if self.replanned:
             return []
-        if self.serves and not self.request.recover:
-            failure.message += advice
-            return self.fail(failure, now)
-        if not self.serves and not engine_failed:
+        goes_on = self.request.recover if self.serves else engine_failed
+        if not goes_on:
             failure.message += advice
             return self.fail(failure, now)
         self.losses.add(failure, blamed, self.epoch, now)

@@ -16,6 +16,7 @@ import numpy as np
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
 from motley.daemon.rank.blocks.roots import root_of
 from motley.daemon.rank.executor import Executor
+from motley.daemon.rank.guessing.in_steps import in_steps
 from motley.daemon.rank.scheduling.request import Request
 from motley.daemon.rank.steps import Close, More, Open, SpanPlan, Step, split
 from motley.daemon.sampling.choice import LogitsError, NeedMore, choose, initial_want
@@ -193,16 +194,8 @@ class DraftModel:
         Returns:
             The next token of each; None where none is wanted or can be chosen.
         """
-        chosen: list[int | None] = []
-        part: list[_Row] = []
-        for row in rows:
-            if part and (
-                len(part) == self.executor.most_spans or sum(len(each.tokens) for each in (*part, row)) > self.max_rows
-            ):
-                chosen += self._step(part)
-                part = []
-            part.append(row)
-        return chosen + self._step(part)
+        steps = in_steps(rows, self.max_rows, self.executor.most_spans)
+        return [token for step in steps for token in self._step(step)]
 
     def _step(self, rows: Sequence[_Row]) -> list[int | None]:
         """Compute one step of at most `max_rows` tokens; see `_compute`."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from motley.daemon.rank.executor import Embed
 from motley.daemon.rank.guessing.handed_rows import HandedRows
+from motley.daemon.rank.guessing.in_steps import in_steps
 from motley.daemon.rank.scheduling.request import Request
 from motley.daemon.sampling.choice import LogitsError, NeedMore, choose, initial_want
 from motley.daemon.sampling.parameters import SamplingParams
@@ -199,24 +200,12 @@ class OwnHead:
             guesses: that there are of each text.
         """
         made: list[tuple[int | None, F32]] = []
-        for some in self._in_steps(asked):
+        for some in in_steps(asked, self._max_rows, self._engine.most_spans):
             for pairs, row in zip(some, self._step(some), strict=True):
                 step = len(pairs.request.tokens) + len(guesses[pairs.request]) - pairs.request.prompt
                 logits, own = np.split(row, [len(self._words)])
                 made.append((_chosen(pairs.text, logits, step), own))
         return made
-
-    def _in_steps(self, asked: Sequence[_Pairs]) -> list[list[_Pairs]]:
-        """Pairs by the steps that they are computed in."""
-        steps: list[list[_Pairs]] = []
-        rows = self._max_rows
-        for pairs in asked:
-            rows += len(pairs.tokens)
-            if rows > self._max_rows or len(steps[-1]) == self._engine.most_spans:
-                steps.append([])
-                rows = len(pairs.tokens)
-            steps[-1].append(pairs)
-        return steps
 
     def _step(self, asked: Sequence[_Pairs]) -> F32:
         """Compute pairs of some texts in one step: f32[texts, V + D], of the last one of each."""
