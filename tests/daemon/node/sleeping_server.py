@@ -4,6 +4,7 @@ import select
 import socket
 
 if __name__ == "__main__":
+    orders = socket.socket(fileno=0)  # which is closed with this object, so it is kept
     waiting = select.poll()
-    waiting.register(socket.socket(fileno=0), select.POLLHUP)
+    waiting.register(orders, select.POLLHUP)
     waiting.poll()
