@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.typed.options import Choice
 
 if TYPE_CHECKING:
     from motley.bench.meshes.local_mesh import StageSpec
@@ -47,3 +49,48 @@ def parse_stage_layers(text: str) -> list[StageSpec]:
     if any(min(stage) < 1 for stage in stages) or len(stages) == 1:
         raise CliError(f"--stages wants the layers of two stages or more, like 12,10 or 12x2,10, not {text!r}")
     return stages
+
+
+def parse_choice(option: str, kind: type[Choice], text: str) -> Choice:
+    """Read one of the values of `kind`.
+
+    Raises:
+        CliError: it is none of them.
+    """
+    try:
+        return kind(text.strip())
+    except ValueError:
+        raise CliError(f"{option} knows {', '.join(kind)}, not {text!r}") from None
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Find out before a measurement whether its result has a place.
+
+    Raises:
+        CliError: there is no such folder.
+    """
+    if path is not None and not path.parent.is_dir():
+        raise CliError(f"{option}: there is no folder {path.parent}")
+
+
+def parse_shape(like: str, config: Path | None) -> dict[str, Any]:
+    """Find a model's shape, by its name or from a ``config.json``.
+
+    Raises:
+        CliError: not one of both was given, there is no such shape, or the file cannot be read.
+    """
+    from motley.orchestrator.known_models.shapes import SHAPES
+
+    if bool(like) == (config is not None):
+        raise CliError("say which shape: either --like NAME or --config FILE")
+    if config is None:
+        if like not in SHAPES:
+            raise CliError(f"no shape is called {like!r}; known: {', '.join(SHAPES)}")
+        return SHAPES[like]
+    try:
+        shape = json.loads(config.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CliError(f"cannot read a model config from {config}: {error}") from error
+    if not isinstance(shape, dict):
+        raise CliError(f"cannot read a model config from {config}: it is no object")
+    return shape

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import motley.cli
 from motley.bench.measurements.serving.serve import Load, LoadError, measure_load, random_prompts
 from motley.cli.app import app
-from motley.cli.commands.bench.serve import parse_rates
+from motley.cli.commands.bench.serving.serve import parse_rates
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 WHOLE = [

@@ -27,6 +27,8 @@ from motley.cli.shown.show import console, loading_bars
 if TYPE_CHECKING:
     from motley.bench.measurements.serving.chaos import Do
 
+CHAOS_EXAMPLE = "Example: motley bench chaos --minutes 5 --seed 3 --json"
+
 MODEL = MODELS / "shakespeare-2.6m"
 MEMORY = 10**9
 """Bytes that every daemon may use: any of them could hold the model."""
