@@ -34,6 +34,7 @@ from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.sessions.session import Command, Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import (
+    Delta,
     Failure,
     HeldRank,
     NodeMessage,
@@ -106,7 +107,7 @@ class Serving:
             case "rank":
                 self._on_rank_event(node, message.rank)
             case "delta":
-                self.requests.on_delta(node, message.delta)
+                self._on_delta(node, message.delta)
             case "lent":
                 self.lending.on_lent(node, message.lent)
             case "probed":
@@ -115,6 +116,12 @@ class Serving:
                 self.relays.on_relayed(node, message.relayed)
             case "done":
                 self.orders.on_done(node, message.done)
+
+    def _on_delta(self, node: Node, delta: Delta) -> None:
+        """A request whose caches are lost is computed again where another node has room for them."""
+        session = self.requests.session_of(node, delta) if delta.failure.code == "caches_lost" else None
+        if session is None or not self._recovery.place_caches_anew(session):
+            self.requests.on_delta(node, delta)
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """Take up the ranks that a node has kept while it was cut off; those that nobody wants any more are ended."""

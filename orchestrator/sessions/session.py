@@ -650,6 +650,12 @@ class Session:
             holder.lost = holder.lost or f"{lost[0]} is lost"
         return [self._command(holder, release=Release()) for holder in others if first]
 
+    def replace_holders(self, now: float) -> list[Command]:
+        """Stop all workers to plan the session anew with other cache holders. It must be ready, and have had some."""
+        lost = next((holder for holder in self.holders if holder.lost), self.holders[0])
+        why = lost.lost or "its rank cannot reach it"
+        return self._lose_rank(Failure(code="caches_lost", message=f"{lost}: {why}", lost_rank=lost.index + 1), now)
+
     # ------------------------------------------------------------ up and down
 
     def _on_progress(self, worker: Worker, now: float) -> list[Command]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import io
 import json
@@ -12,7 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -25,6 +26,13 @@ from motley.cli.main import main
 from motley.cli.reaching.client import Client
 from motley.cli.shown import show
 from motley.daemon.node.workers.worker import ENTRY
+from tests.e2e import forks
+
+if sys.platform == "linux":
+    from motley.daemon.node.workers.forked import ForkedWorker, ForkServer, fork_worker
+
+    _forks = ForkServer("tests.e2e.forks")
+    atexit.register(_forks.end)
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
@@ -34,13 +42,73 @@ END_S = 120.0
 COMMAND_S = 240.0
 
 
+class ForkedProcess:
+    """A command that is forked from a process which has imported it; used as an `asyncio.subprocess.Process` is."""
+
+    def __init__(self, worker: ForkedWorker, stdout: asyncio.StreamReader | None, stderr: asyncio.StreamReader) -> None:
+        self._worker = worker
+        self.stdout, self.stderr = stdout, stderr
+        self.pid, self.wait, self.kill = worker.pid, worker.wait, worker.kill
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], environment: dict[str, str], stdin: str = "", *, reads_output: bool
+    ) -> Self:
+        """
+        Args:
+            command: one of `forks.MODULES`, and arguments.
+            stdin: all that it can read there; a few lines.
+        """
+        stderr, errors = await _pipe()
+        stdout, output = await _pipe() if reads_output else (None, os.open(os.devnull, os.O_WRONLY))
+        try:
+            _forks.begin({**environment, "COLUMNS": "200", "PYTHONPATH": str(ROOT)})
+            environment = {**environment, forks.COMMAND: json.dumps(command)}
+            worker = await fork_worker(environment, _forks, output, errors)
+        finally:
+            os.close(output)
+            os.close(errors)
+        assert worker is not None, "nothing can be forked"
+        worker.write(stdin.encode())
+        worker.end_input()
+        return cls(worker, stdout, stderr)
+
+    @staticmethod
+    def can_be(module: str, environment: Mapping[str, str]) -> bool:
+        """Whether a command may be such a process: not if its environment has what modules read while they load."""
+        told = "PYTHONPATH" in environment or environment["COLUMNS"] != "200" or "VK_DRIVER_FILES" in environment
+        return sys.platform == "linux" and module in forks.MODULES and not told
+
+    @property
+    def returncode(self) -> int | None:
+        return self._worker.returncode
+
+    def send_signal(self, signal: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal)
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        assert self.stdout is not None
+        out, err, _ = await asyncio.gather(self.stdout.read(), self.stderr.read(), self.wait())
+        return out, err
+
+
+async def _pipe() -> tuple[asyncio.StreamReader, int]:
+    """A pipe: what reads from it, and the file that is written to."""
+    reads, writes = os.pipe()
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reads, "rb", buffering=0))
+    return reader, writes
+
+
 class MotleyProcess:
     """One `motley` command under way; its stderr is kept line by line."""
 
     started: ClassVar[list[MotleyProcess]] = []
     """By tests and by what they share; what a test has started and left is killed at its end."""
 
-    def __init__(self, process: asyncio.subprocess.Process, environment: dict[str, str]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess, environment: dict[str, str]) -> None:
         self.started.append(self)
         self.environment = environment
         self.process = process
@@ -66,6 +134,9 @@ class MotleyProcess:
         # A home of its own: what one mesh leaves there, no command of another test should find.
         home = tempfile.mkdtemp(dir=os.environ["MOTLEY_HOME"])
         surroundings = {**os.environ, "COLUMNS": "200", "MOTLEY_HOME": home, **environment}
+        if not (own_group or on) and ForkedProcess.can_be(entry, surroundings):
+            forked = await ForkedProcess.start([entry, *arguments], surroundings, reads_output=False)
+            return cls(forked, surroundings)
         process = await asyncio.create_subprocess_exec(
             *(*on, sys.executable, "-m", entry, *arguments),
             stdin=asyncio.subprocess.DEVNULL,
@@ -142,16 +213,23 @@ def chatting_model(folder: Path) -> Path:
 
 async def motley(*arguments: str, stdin: str = "", **environment: str) -> tuple[int, str, str]:
     """Run a command to its end: status, stdout, stderr."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "motley.cli.main", *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment},
-    )
+    surroundings = {**os.environ, "COLUMNS": "200", "TERM": "dumb", **environment}
+    process: asyncio.subprocess.Process | ForkedProcess
+    if ForkedProcess.can_be("motley.cli.main", surroundings):
+        process = await ForkedProcess.start(["motley.cli.main", *arguments], surroundings, stdin, reads_output=True)
+        said = process.communicate()
+    else:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "motley.cli.main", *arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=surroundings,
+        )
+        said = process.communicate(stdin.encode())
     try:
         async with asyncio.timeout(COMMAND_S):
-            out, err = await process.communicate(stdin.encode())
+            out, err = await said
     except BaseException:
         process.kill()
         await process.wait()

@@ -59,10 +59,10 @@ class ForkedWorker:
         async with asyncio.timeout(BEGIN_S):
             return await asyncio.shield(self._begun) > 0
 
-    def give_up(self) -> None:
-        """End it, now or as soon as it begins: nobody wants it any more."""
+    def end_input(self) -> None:
+        """End its standard input, and with that a worker, now or as soon as it begins."""
         if self._stdin >= 0:
-            os.close(self._stdin)  # which it reads before all else
+            os.close(self._stdin)
             self._stdin = -1
 
     async def wait(self) -> int:
@@ -87,7 +87,7 @@ class ForkedWorker:
             return
         self._loop.remove_reader(self._told)
         os.close(self._told)
-        self.give_up()
+        self.end_input()
         if not self._begun.done():
             self._begun.set_result(0)
         elif not told:  # who forked it has been killed
@@ -106,7 +106,7 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
 
-    def fork(self, environment: Mapping[str, str]) -> tuple[int, int]:
+    def fork(self, environment: Mapping[str, str], output: int, errors: int) -> tuple[int, int]:
         """Have a worker forked: pipes to its standard input, and on which it is told of."""
         its_stdin, stdin = os.pipe()
         told, to_tell = os.pipe()
@@ -115,7 +115,7 @@ class ForkServer:
             with self._lock:
                 self._begin(environment)
                 assert self._orders is not None
-                socket.send_fds(self._orders, [order], [its_stdin, 1, 2, to_tell])
+                socket.send_fds(self._orders, [order], [its_stdin, output, errors, to_tell])
         except BaseException:
             os.close(stdin)
             os.close(told)
@@ -162,22 +162,25 @@ start_fork_server, end_fork_server = _server.begin, _server.end
 atexit.register(end_fork_server)
 
 
-async def fork_worker(environment: Mapping[str, str], server: ForkServer = _server) -> ForkedWorker | None:
+async def fork_worker(
+    environment: Mapping[str, str], server: ForkServer = _server, output: int = 1, errors: int = 2
+) -> ForkedWorker | None:
     """Fork a worker process; None: that is not possible now.
 
     Args:
         environment: its environment variables.
+        output, errors: files that become its standard output and error.
     """
     try:
-        worker = ForkedWorker(*server.fork(environment))
+        worker = ForkedWorker(*server.fork(environment, output, errors))
     except OSError:  # who forks has just been killed, say
         return None
     try:
         return worker if await worker.begun() else None
     except TimeoutError:
-        worker.give_up()
+        worker.end_input()
         await asyncio.to_thread(server.end)
         return None
     except asyncio.CancelledError:
-        worker.give_up()
+        worker.end_input()
         raise

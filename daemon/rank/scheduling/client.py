@@ -23,6 +23,7 @@ class Client:
         arrived: when, by `time.perf_counter`.
         spoken: when it last heard something, by the same clock.
         constraint: what its answer must be; None: anything.
+        cut_short: its most tokens are not those that were asked for, but those that there is room for now.
     """
 
     decode: wp.Decode
@@ -31,6 +32,7 @@ class Client:
     arrived: float
     spoken: float
     constraint: Constraint | None = None
+    cut_short: bool = False
 
     @property
     def generated(self) -> int:

@@ -375,17 +375,20 @@ class Scheduler:
             self._shorten(client)
 
     def _shorten(self, client: Client) -> None:
-        """Once far blocks are lost, let a request have no more tokens than near ones hold: it ends with the last of
-        these, or now, if it has as many."""
+        """Once far blocks are lost, let a request have no more tokens than near ones hold: with the last of these it
+        breaks off, or now, if it has as many."""
         request, room = client.request, self.blocks.count * self.blocks.tokens
         if not self._far.lost or request.longest <= room:
             return
-        if len(request.tokens) < room:
-            request.longest, client.decode.max_tokens = room, room - request.prompt
-            return
+        request.longest, client.decode.max_tokens, client.cut_short = room, room - request.prompt, True
+        if len(request.tokens) >= room:
+            self._break_off(client)
+
+    def _break_off(self, client: Client) -> None:
+        """End a request that has more tokens than caches of which a part is lost have room for."""
         message = (
-            f"{len(request.tokens)} tokens were in caches of which a part is lost ({self._far.lost}); without it {room}"
-            " can be kept. Start the session anew"
+            f"its {len(client.request.tokens)} tokens and what follows them have no room without caches that are lost"
+            f" ({self._far.lost}). Start the session anew"
         )
         self._end(client)
         self._refuse(client.decode, message, "caches_lost")
@@ -457,6 +460,9 @@ class Scheduler:
     def _go_on(self, client: Client, choice: Choice, finish: str) -> None:
         """Tell a request's next token, with which it may end."""
         decode = client.decode
+        cut_short = client.cut_short and finish == "length"
+        if cut_short:
+            finish = ""
         client.request.tokens.append(choice.token)
         said: dict[str, Any] = {"ids": [choice.token], "finish": finish}
         if client.params.logprobs:
@@ -469,6 +475,8 @@ class Scheduler:
             said["accepted_drafts"] = client.request.accepted
             self._end(client)
         self._say(decode.request_id, **said)
+        if cut_short:
+            self._break_off(client)
 
     def _end(self, client: Client, broken: bool = False) -> None:
         """Let go of a request; `broken`: what was computed for it is nothing to begin another one with."""

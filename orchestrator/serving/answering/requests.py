@@ -214,9 +214,9 @@ class Requests:
     def on_delta(self, node: Node, delta: Delta) -> None:
         """A node says the next part of an answer, or, with an empty one, that the request lives; ignored if that was
         cancelled or is not of that node."""
-        request = self._requests.get(delta.request_id)
-        if request is None or request.session.leader.node_id != node.id:
+        if self.session_of(node, delta) is None:
             return
+        request = self._requests[delta.request_id]
         request.heard = self._clock()
         if delta.text:
             request.generate.echo = False  # the prompt came with it, if it was asked for
@@ -235,6 +235,11 @@ class Requests:
             self._remove(request, outcome_of(delta.finish, delta.failure.code))
         elif request.untaken > MOST_UNTAKEN and not request.held:
             self._hold(request, True)
+
+    def session_of(self, node: Node, delta: Delta) -> Session | None:
+        """The session of the request of which a node says something; None: that is not under way there."""
+        request = self._requests.get(delta.request_id)
+        return None if request is None or request.session.leader.node_id != node.id else request.session
 
     def under_way(self) -> list[UnderWay]:
         """All requests that have not ended, in the order in which they came."""

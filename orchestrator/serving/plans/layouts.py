@@ -138,10 +138,19 @@ class Layouts:
                     return ranks, None
 
     def place_holders(
-        self, ranks: Sequence[Rank], caches: Caches, profile: ModelProfile, avoid: Container[str] = ()
+        self,
+        ranks: Sequence[Rank],
+        caches: Caches,
+        profile: ModelProfile,
+        avoid: Container[str] = (),
+        instead_of: Session | None = None,
     ) -> list[CacheHolder]:
         """A cache holder for every rank, if caches are to be on other nodes: on those with most room beside the ranks.
         The caller must reserve the memory for them, and for the ranks, before it awaits anything.
+
+        Args:
+            avoid: ids of nodes that are to keep none.
+            instead_of: what this session's workers have is free.
 
         Raises:
             PlanError: no node has room for one.
@@ -153,7 +162,8 @@ class Layouts:
             message = f"{len(ranks)} ranks can have no caches on other nodes; at most {MAX_RANKS // 2} ranks can"
             raise refusal("invalid_request", message, "cache_node_tokens")
         blocks = blocks_of(caches, profile, [rank.setup for rank in ranks])
-        free = self._memory.beside("", ranks)
+        memory = self._memory.but_for(instead_of) if instead_of else self._memory
+        free = memory.beside("", ranks)
         homes = [rank.node_id for rank in ranks]
         shut_in = any(is_loopback(node.address) for node in self._nodes if node.id in homes)
         nodes = {

@@ -81,6 +81,19 @@ class Recovery:
             task = self._planning[session.id] = asyncio.create_task(self._recover(session))
             task.add_done_callback(lambda _: self._planning.pop(session.id))
 
+    def place_caches_anew(self, session: Session) -> bool:
+        """Plan a session anew of which a request needs caches whose holders are lost, so that what they held is
+        computed again; False: the session is not to recover, or no node has room for other holders."""
+        if session.state is not State.READY or not session.request.recover or not session.holders:
+            return False
+        try:
+            self._layouts.place_holders(session.ranks, session.caches, session.profile, instead_of=session)
+        except (PlanError, ServingError):
+            return False
+        self._carrier.carry_out(session, session.replace_holders(self._clock()))
+        self.look_after(session)
+        return True
+
     async def finish(self) -> None:
         """Wait until no session is planned any more; those that are must have been closed."""
         await asyncio.gather(*self._planning.values())

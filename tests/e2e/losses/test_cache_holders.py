@@ -111,3 +111,32 @@ async def test_the_node_that_keeps_caches_is_killed_and_no_text_changes(tmp_path
         assert told["state"] == "ready"
         assert told["activity"]["far_blocks"] == 0
         assert "far cache blocks are lost" in told["activity"]["trouble"]
+
+
+async def test_an_answer_that_needs_caches_that_are_lost_has_them_computed_again_elsewhere(tmp_path: Path) -> None:
+    """While it is streamed: it has more tokens than the rank has room for, and goes on. Without recovery it is told."""
+    async with mesh(tmp_path, "a", "far", "farther") as there, Client(there.url) as client:
+        plan = {"nodes": ["a"], "quantisation": "int8", "context": 4 * NEAR}
+        session = await there.session(**plan)
+        body = {**LONG, "max_tokens": 100}
+        whole = (await answer_of(client, **body))["choices"]
+        await client.call("DELETE", f"/api/sessions/{session['id']}")
+        for recover in (True, False):
+            caches = {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR, "recover": recover}
+            session = await there.session(**plan, **caches)
+            where = f"/api/sessions/{session['id']}"
+            answer = asyncio.create_task(answer_of(client, **body))
+            await until(client, where, lambda told: bool((told["activity"] or {}).get("far_blocks_used")))
+            assert not answer.done()
+            keeper = session["cache_holders"][0]["node"]
+            for process in there.nodes[keeper].family():
+                process.send_signal(signal.SIGKILL)
+            if recover:
+                assert (await answer)["choices"] == whole
+                told = await client.call("GET", where)
+                assert (told["state"], told["epoch"]) == ("ready", 2)
+                assert {own["node"] for own in told["cache_holders"]} == {"far", "farther"} - {keeper}
+                await client.call("DELETE", where)
+            else:
+                with pytest.raises(CliError, match="have no room without caches that are lost"):
+                    await answer

@@ -1,0 +1,39 @@
+"""The process that `motley up` and `motley join` of tests are forked from: it has imported all that they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from motley.cli.main import main
+from motley.daemon.machine.importing import imports_that_stay
+from motley.daemon.worker import fork_server
+
+COMMAND = "FORKED_COMMAND"
+"""The environment variable with a command: the module that is run, and its arguments, in JSON."""
+MODULES = ("motley.cli.main", "tests.e2e.node")
+
+
+def run_command() -> int:
+    """Do what the environment says; gives the exit status."""
+    module, *arguments = json.loads(os.environ.pop(COMMAND))
+    sys.argv = ["motley", *arguments]
+    if module == "tests.e2e.node":
+        measure_less()
+    try:
+        main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+if __name__ == "__main__":
+    with imports_that_stay():
+        import motley.cli.app
+        import motley.orchestrator.app  # noqa: F401
+        from tests.e2e.node import measure_less
+    fork_server.main(run_command)
+    fork_server.end_process()
