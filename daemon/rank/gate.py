@@ -3,9 +3,10 @@
 A rank is examined alone. In place of the transport its engine gets a `Proctor`: it takes a *fingerprint* of every
 partial sum that the rank hands in, and hands back noise as the sum over all ranks; and noise too as what experts
 elsewhere make of their rows. The residual that enters a layer is then known beforehand, whatever the layers before it
-computed, so the reference has to run a few layers only, and an error is found where it arises: the first and the last
-layer of each *kind* (those of a kind have the same operators, windows, shapes and types of weights), and one in the
-middle. That other layers' weights are what was written, the share's checksum tells.
+computed, so the reference has to run a few layers only (and of the others what changes the residual by itself), and an
+error is found where it arises: the first and the last layer of each *kind* (those of a kind have the same operators,
+windows, shapes and types of weights), and one in the middle. That other layers' weights are what was written, the
+share's checksum tells.
 
 The exam is a few tokens at the beginning of a sequence and a few far inside it, as prompts and as single tokens, a
 longer prompt, and two sequences at once: these are different kernels, shapes and rotary positions. What lies before the
@@ -37,7 +38,7 @@ from motley.plugins.engine import (
     Span,
 )
 from motley.plugins.mixture import Compute, Sent
-from motley.plugins.nodes import is_collective
+from motley.plugins.nodes import is_collective, is_experts, reads
 
 FAR = 4000
 """The position of the far tokens in their sequence; or the end of the context, or of what all blocks hold, if that
@@ -350,34 +351,51 @@ def _read_by(graph: RankGraph, layer: int) -> set[int]:
 
 
 def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
-    """The same graph without the other layers: each goes on from the residual of the one before that is there."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(graph.proto)
+    """The same graph without what other layers exchange, for which the proctor gives them zeros; what they change of
+    the residual by themselves (Gemma 4 scales it, and adds rows of the token) stays."""
+    meant: dict[str, str | None] = {}
+    """By name of a value: another that is equal; None: it is zero, and so is what is made of it."""
+    left: list[onnx.NodeProto] = []
+    for node in graph.proto.graph.node:
+        found = _LAYER.match(node.name)
+        read = [meant.get(name, name) for name in node.input]
+        zeros = read.count(None)
+        if found is None or int(found[1]) in layers or not (zeros or is_collective(node) or is_experts(node)):
+            left.append(_reading(node, read))
+        elif node.op_type == "Add" and zeros == 1:
+            meant[node.output[0]] = read[0] or read[1]
+        else:
+            meant.update(dict.fromkeys(node.output))
 
-    def stays(name: str, pattern: re.Pattern[str]) -> bool:
-        found = pattern.match(name)
+    def stays(name: str) -> bool:
+        found = _CACHE.match(name)
         return found is None or int(found[1]) in layers
 
-    ends = {  # of each layer: the last residual that it makes
-        int(found[1]): node.name
-        for node in graph.proto.graph.node
-        if (found := _LAYER.match(node.name)) and node.name.endswith(".residual")
-    }
-    residual = {}
-    latest = "hidden"
-    for layer in _layers(graph.proto.graph.node):
-        latest = ends[layer] if layer in layers else latest
-        residual[ends[layer]] = latest
+    wanted = {value.name for value in graph.proto.graph.output if stays(value.name)}
+    needed = []
+    for node in reversed(left):
+        found = _LAYER.match(node.name)
+        if (found and int(found[1]) in layers) or wanted.intersection(node.output):
+            wanted.update(reads(node))
+            needed.append(node)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
     del proto.graph.node[:]
-    for node in graph.proto.graph.node:
-        if stays(node.name, _LAYER):
-            kept = proto.graph.node.add()
-            kept.CopyFrom(node)
-            kept.input[:] = [residual.get(name, name) for name in node.input]
+    proto.graph.node.extend(reversed(needed))
+
     for values in (proto.graph.input, proto.graph.output):
-        staying = [value for value in values if stays(value.name, _CACHE)]
+        staying = [value for value in values if stays(value.name)]
         del values[:]
         values.extend(staying)
     caches = [spec for spec in graph.caches if spec.layer in layers]
     states = [each for each in graph.states if each.layer in layers]
     return replace(graph, proto=proto, caches=caches, states=states)
+
+
+def _reading(node: onnx.NodeProto, names: Sequence[str | None]) -> onnx.NodeProto:
+    """The same node with inputs of other names, none of which is zero: the proctor gives what is examined no zeros."""
+    same = onnx.NodeProto()
+    same.CopyFrom(node)
+    assert None not in names
+    same.input[:] = [name for name in names if name is not None]
+    return same

@@ -20,6 +20,7 @@ from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
+from motley.daemon.rank import gate
 from motley.daemon.rank.gate import Gate, _examined, reference_answers
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
@@ -28,7 +29,7 @@ from motley.plugins.engine import CACHE_FORMATS, F32, Engine, EngineError, Engin
 from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import GOLDEN, golden_cases, others_soak, shaped, staged_shares, uneven_shares
+from tests.models.cases import GOLDEN, Case, golden_cases, others_soak, shaped, staged_shares, uneven_shares
 from tests.models.cutting import apportion, cut
 from tests.models.local_group import LocalGroup
 from tests.pairs import pairwise
@@ -337,6 +338,21 @@ def test_the_first_and_last_layer_of_each_kind_are_examined(tmp_path: Path) -> N
     graph = share(GOLDEN / "qwen2-some-windows", "fp32", 1, 0, tmp_path / "share")
     examined = {what.split()[1] for what in reference_answers(graph, 0, 1, ReferenceEngine) if what.startswith("layer")}
     assert examined == {"0", "1", "2"}  # one without, two with
+
+
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
+def test_what_the_reference_leaves_out_changes_no_answer(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever layers do with the residual beside what they sum: few layers are computed, or all, to the same bits."""
+    graph = share(case.folder, "fp32", 1, 0, tmp_path / "share")
+    last = len(case.model.layers) - 1
+    monkeypatch.setattr(gate, "_examined", lambda graph: sorted({last, *gate._read_by(graph, last)}))
+    few = reference_answers(graph, 0, 1, ReferenceEngine)
+    monkeypatch.setattr(gate, "_only", lambda graph, _: graph)
+    whole = reference_answers(graph, 0, 1, ReferenceEngine)
+    assert few.keys() == whole.keys()
+    assert all(np.array_equal(few[what], whole[what]) for what in few)
 
 
 def test_layers_whose_experts_are_elsewhere_are_of_one_kind(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.commands.bench.options import AsJson
-from motley.cli.errors import CliError
+from motley.cli.errors import CliError, explain
 from motley.cli.interrupt import run
-from motley.cli.shown.show import counting_bar, results, table
+from motley.cli.shown.show import console, counting_bar, results, table
 from motley.cli.typed.options import Quant, Quantisation, parse_counts
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def families(
     if unknown := [name for name in names if name not in REPRESENTATIVES]:
         raise CliError(f"--family: no {unknown[0]!r} is known; there are: {', '.join(REPRESENTATIVES)}")
     rows: list[FamilyRow] = []
+    failed: list[str] = []
     done, whole = 0, len(names) * len(counts)
     with counting_bar("measured") as bar:
 
@@ -52,7 +53,13 @@ def families(
 
         bar(done, whole)
         for name in names:
-            rows += run(measure_family(name, REPRESENTATIVES[name], counts, quant, tokens, measured))
+            try:
+                rows += run(measure_family(name, REPRESENTATIVES[name], counts, quant, tokens, measured))
+            except Exception as error:  # the others take half an hour, and are not to be lost with it
+                if (why := explain(error)) is None:
+                    raise
+                failed.append(name)
+                console.print(f"{name} cannot be measured: {why}", markup=False)
     columns = ["family", "layers", "experts", "ranks", "ms/token", "MB", "GB/s", "bound ms", "ratio", *PARTS]
     cells = [
         [
@@ -72,3 +79,5 @@ def families(
     results.print(table(columns, cells, title=f"{quant}, one thread per rank"))
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
+    if failed:
+        raise CliError(f"not measured: {', '.join(failed)}")
