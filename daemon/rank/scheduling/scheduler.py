@@ -380,9 +380,10 @@ class Scheduler:
         request, room = client.request, self.blocks.count * self.blocks.tokens
         if not self._far.lost or request.longest <= room:
             return
-        request.longest, client.decode.max_tokens, client.cut_short = room, room - request.prompt, True
         if len(request.tokens) >= room:
             self._break_off(client)
+        else:
+            request.longest, client.decode.max_tokens, client.cut_short = room, room - request.prompt, True
 
     def _break_off(self, client: Client) -> None:
         """End a request that has more tokens than caches of which a part is lost have room for."""

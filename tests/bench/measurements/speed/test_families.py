@@ -76,6 +76,18 @@ def test_a_family_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["compute_ms"] > 0
 
 
+def test_a_family_that_cannot_be_measured_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = {**SMALL, "model_type": "gpt2"}
+    monkeypatch.setattr(families, "REPRESENTATIVES", {"unknown": unknown, "small": SMALL})
+    result = CliRunner().invoke(
+        app, ["bench", "families", "--ranks", "1", "--quant", "fp32", "--tokens", "6", "--json"]
+    )
+    assert (result.exit_code, str(result.exception)) == (1, "not measured: unknown")
+    assert "unknown cannot be measured: " in result.output
+    (row,) = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert row["family"] == "small"
+
+
 def test_a_family_of_which_no_shape_is_known() -> None:
     result = CliRunner().invoke(app, ["bench", "families", "--family", "gpt2"])
     assert "--family: no 'gpt2' is known; there are: llama, gemma3, " in str(result.exception or result.output)
