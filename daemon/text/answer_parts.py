@@ -1,7 +1,7 @@
 """The parts of a chat's answer: what a model thinks first, what it says, and the tools that it calls.
 
-Models write all of it into one text; `motley.daemon.text.calls` knows how they write calls. Thoughts stand in
-``<think>...</think>`` before all else.
+Models write all of it into one text; `motley.daemon.text.calls` knows how they write calls. Thoughts stand before all
+else, in ``<think>...</think>`` or in marks of the model's own.
 """
 
 from __future__ import annotations
@@ -13,13 +13,30 @@ from typing import Any
 
 from motley.daemon.text.calls.formats import CallFormat
 from motley.daemon.text.calls.reading import CallReader, Ended, Named, reader_of
+from motley.daemon.text.stops import held_back
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 
-THINK, THOUGHT = "<think>", "</think>"
+
+@dataclass(frozen=True)
+class ThoughtMarks:
+    """What stands around thoughts; and a title behind `begin`, which is no thought itself."""
+
+    begin: str
+    end: str
+    title: str = ""
+
+
+THINK = ThoughtMarks("<think>", "</think>")
+GEMMA_THOUGHT = ThoughtMarks("<|channel>", "<channel|>", "thought\n")
 _BETWEEN = " \t\r\n,;[]"
 """What may stand between calls, and around a list of them."""
 NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = {}
+
+
+def thought_marks(template: str) -> ThoughtMarks | None:
+    """How a model with this chat template marks its thoughts; None: it has none."""
+    return next((marks for marks in (GEMMA_THOUGHT, THINK) if marks.end in template), None)
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,7 @@ class AnswerParts:
 
     Args:
         calls: how the model calls tools; None: it cannot.
-        thinks: whether it may think first.
+        marks: of what it may think first; None: it does not.
         thinking: whether it does already, as the prompt ends with the mark for that.
         schemas: of the tools' arguments, by the name of a tool.
     """
@@ -44,15 +61,17 @@ class AnswerParts:
     def __init__(
         self,
         calls: CallFormat | None,
-        thinks: bool,
+        marks: ThoughtMarks | None,
         thinking: bool,
         schemas: Mapping[str, Mapping[str, Any]] = NO_SCHEMAS,
     ) -> None:
-        self.thinks, self.thinking = thinks, thinking
+        self._marks, self.thinking = marks, thinking
         self._format, self._schemas = calls, schemas
         self._held = ""
-        self._state = "opening" if thinking else "start" if thinks else "begin"
+        self._state = "title" if thinking else "start" if marks else "begin"
         self._bare = calls is not None and not calls.begin
+        self._aside = ""
+        """What stands before the first call of a bare answer, which is text if that turns out to be none."""
         self.called = 0
         """Calls that have begun."""
         self.complete = 0
@@ -63,8 +82,9 @@ class AnswerParts:
     def thoughts(self, tokenizer: Tokenizer) -> pb.Thoughts | None:
         """What the model may think before what an answer is kept to. None: nothing; then no text of it is taken for
         thoughts either."""
-        begin, end = map(tokenizer.token, (THINK, THOUGHT))
-        if not self.thinks or begin is None or end is None:
+        marks = self._marks
+        begin, end = (tokenizer.token(marks.begin), tokenizer.token(marks.end)) if marks else (None, None)
+        if begin is None or end is None:
             self._state = "begin"
             return None
         return pb.Thoughts(begin=begin, end=[end], begun=self.thinking)
@@ -85,16 +105,27 @@ class AnswerParts:
         elif self._state == "call" and self.called > self.complete:
             assert self._reader is not None, "it has begun"
             yield from _some(self._arguments(self._reader.rest(held)))
-        elif self._state != "between":
-            yield from _some(Part(content=held))
+        elif self._state in ("title", "opening"):
+            pass  # no thought has begun
+        elif self._state != "between" or (self._bare and not self.called):
+            yield from _some(Part(content=self._aside + held))
 
     def _start(self) -> Iterator[Part]:
         """Before thoughts, if there are any."""
-        text = self._held.lstrip()
-        if text.startswith(THINK):
-            self._held, self._state = text.removeprefix(THINK), "opening"
-        elif not THINK.startswith(text):
+        assert self._marks is not None, "there may be some"
+        text, begin = self._held.lstrip(), self._marks.begin
+        if text.startswith(begin):
+            self._held, self._state = text.removeprefix(begin), "title"
+        elif not begin.startswith(text):
             self._state = "begin"
+        yield from ()
+
+    def _title(self) -> Iterator[Part]:
+        """Before the title of a thought, if it has one."""
+        assert self._marks is not None, "it has begun"
+        text, title = self._held.lstrip(), self._marks.title
+        if text.startswith(title) or not title.startswith(text):
+            self._held, self._state = text.removeprefix(title), "opening"
         yield from ()
 
     def _opening(self) -> Iterator[Part]:
@@ -105,7 +136,8 @@ class AnswerParts:
         yield from ()
 
     def _thinking(self) -> Iterator[Part]:
-        thought, ended = self._until(THOUGHT)
+        assert self._marks is not None, "they have begun"
+        thought, ended = self._until(self._marks.end)
         yield from _some(Part(reasoning=thought))
         if ended:
             self._state = "behind"
@@ -147,14 +179,19 @@ class AnswerParts:
                 return
             if held and mark.startswith(held):
                 return
-        self._held = self._held.lstrip(_BETWEEN)
+        before, self._held = self._held, self._held.lstrip(_BETWEEN)
+        if self._bare and not self.called:
+            self._aside += before[: len(before) - len(self._held)]
         if not self._held:
             return
         if end and end.startswith(self._held[: len(end)]):
             return  # once more, without what stood before the mark
         readable = self._held[0] == "{" or not self._format.is_json
         self._state = "call" if readable else "content"
-        self._reader = reader_of(self._format, self._held, self._schemas) if readable else None
+        if readable:
+            self._reader = reader_of(self._format, self._held, self._schemas)
+        else:
+            self._held, self._aside = self._aside + self._held, ""
         yield from ()
 
     def _call(self) -> Iterator[Part]:
@@ -171,10 +208,12 @@ class AnswerParts:
                     if found.is_call:
                         self.complete += 1
                     else:
-                        yield Part(content=whole)
+                        yield Part(content=self._aside + whole)
+                        self._aside = ""
 
     def _begun(self, named: Named) -> Part:
         self.called += 1
+        self._aside = ""
         return begun_call(self.called - 1, named.name, named.id)
 
     def _arguments(self, text: str) -> Part:
@@ -187,7 +226,7 @@ class AnswerParts:
             self._held = rest
             return text, True
         keep = held_back(text, mark)
-        if mark != THOUGHT:  # nor is whitespace before calls part of what is said
+        if self._state != "thinking":  # nor is whitespace before calls part of what is said
             keep = len(text) - len(text[: len(text) - keep].rstrip())
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
@@ -200,11 +239,6 @@ def begun_call(index: int, name: str, called: str = "") -> Part:
         called: what the model calls the call; empty: nothing.
     """
     return Part(call=pb.CallPiece(index=index, id=called or f"call_{secrets.token_hex(12)}", name=name))
-
-
-def held_back(text: str, mark: str) -> int:
-    """How many letters at the end of a text may be the beginning of a mark."""
-    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def _some(part: Part) -> Iterator[Part]:

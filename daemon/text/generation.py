@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
-from motley.daemon.text.answer_parts import THINK, THOUGHT, AnswerParts
+from motley.daemon.text.answer_parts import AnswerParts, thought_marks
 from motley.daemon.text.calls.formats import call_format
 from motley.daemon.text.calls.values import mapping_of
 from motley.daemon.text.harmony import MARKS, ChannelParts, has_channels
@@ -279,16 +279,17 @@ def _parts(
     if has_channels(source):
         return ChannelParts(), tokenizer.marks(MARKS)
     calls = call_format(source) if request.tools_json else None
-    thinks = THOUGHT in source
-    if calls is None and not thinks:
+    thoughts = thought_marks(source)
+    if calls is None and thoughts is None:
         return None, {}
-    marks = tokenizer.marks([THINK, THOUGHT] * thinks + (calls.marks if calls else []))
-    ending = "".join(marks.get(token, "") or tokenizer.token_text(token) for token in prompt[-16:])
+    marks = tokenizer.marks([*([thoughts.begin, thoughts.end] if thoughts else []), *(calls.marks if calls else [])])
+    ending = "".join(marks.get(token, "") or tokenizer.token_text(token) for token in prompt[-16:]).rstrip()
+    thinking = thoughts is not None and ending.removesuffix(thoughts.title.rstrip()).endswith(thoughts.begin)
     schemas = {
         tool["function"]["name"]: mapping_of(mapping_of(tool["function"].get("parameters")).get("properties"))
         for tool in json.loads(request.tools_json or "[]")
     }
-    return AnswerParts(calls, thinks, thinks and ending.rstrip().endswith(THINK), schemas), marks
+    return AnswerParts(calls, thoughts, thinking, schemas), marks
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS
-from motley.daemon.text.answer_parts import Part, begun_call, held_back
+from motley.daemon.text.answer_parts import Part, begun_call
+from motley.daemon.text.stops import held_back
 from motley.protocol import mesh_pb2 as pb
 
 START, CHANNEL, MESSAGE, CONSTRAIN, END = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"

@@ -1,4 +1,4 @@
-"""Stop strings: an answer ends before the first of them."""
+"""Stop strings: an answer ends before the first of them. What may become one, or a mark, is held back."""
 
 from __future__ import annotations
 
@@ -49,3 +49,8 @@ class StopChecker:
         """What was held back, when no more text comes."""
         held, self._held = self._held, ""
         return held
+
+
+def held_back(text: str, mark: str) -> int:
+    """How many letters at the end of a text may be the beginning of a mark."""
+    return next((size for size in range(len(mark) - 1, 0, -1) if text.endswith(mark[:size])), 0)

@@ -13,7 +13,7 @@ from typing import Any
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.rank import steps
-from motley.daemon.text.answer_parts import AnswerParts
+from motley.daemon.text.answer_parts import THINK, AnswerParts
 from motley.daemon.text.calls.formats import FORMATS
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
@@ -105,7 +105,7 @@ def answers(data: bytes) -> None:
 
 
 def _parts(form: Any, pieces: Sequence[str]) -> Any:
-    parts = AnswerParts(form, True, False)
+    parts = AnswerParts(form, THINK, False)
     for piece in pieces:
         yield from parts.push(piece)
     yield from parts.flush()

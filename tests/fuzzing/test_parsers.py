@@ -61,7 +61,11 @@ def seeds(name: str, folder: Path) -> Sequence[bytes]:
             writer.close()
             return [(folder / "seed.gguf").read_bytes()]
         case _:
-            return [b'<think>a</think><tool_call>{"name": "f", "arguments": {"a": [1, "}"]}}</tool_call>']
+            return [
+                b'<think>a</think><tool_call>{"name": "f", "arguments": {"a": [1, "}"]}}</tool_call>',
+                b'a<|tool_call>call:f{a:[1,<|"|>}<|"|>]}<tool_call|>',
+                b"a<|tool_call_start|>[f(a=[1, '}'])]<|tool_call_end|>",
+            ]
 
 
 def words(name: str) -> set[str]:

@@ -9,15 +9,36 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Parameters:
+    """How a model writes the arguments of a call one by one, if they are no JSON object.
+
+    Attributes:
+        before, after: stand around the value of one, whose name is ``{key}``.
+        joint: stands between two.
+        quote: stands around texts; empty: nothing does, so a text is all up to `after`. Texts between ``"`` are written
+            as JSON has them, others as they are.
+        words: how ``true``, ``false`` and ``null`` are spelt.
+        by_name: whether arguments, and members of objects, are in the order of their names.
+    """
+
+    before: str
+    after: str = ""
+    joint: str = ""
+    quote: str = ""
+    words: tuple[str, str, str] = ("true", "false", "null")
+    by_name: bool = False
+
+
+@dataclass(frozen=True)
 class CallFormat:
     """How a model writes calls of tools.
 
     Attributes:
         begin, end: the marks around calls; an empty `begin`: the answer is the call; an empty `end`: nothing follows.
         before, after: stand around the arguments of a call; ``{name}`` is the tool's, ``{index}`` the call's number.
-        parameter: stands before the value of an argument, whose name is ``{key}``; empty: arguments are a JSON object.
-        value_end: stands behind it.
-        joint: stands between two calls within the marks; None: each has marks of its own.
+        parameters: how arguments are written; None: as a JSON object.
+        joint: stands between two calls.
+        listed: whether calls are a list within the marks; else each has marks of its own.
         lead, tail: stand behind `begin` and before `end`.
     """
 
@@ -25,9 +46,9 @@ class CallFormat:
     end: str
     before: str = '{"name": "{name}", "arguments": '
     after: str = "}"
-    parameter: str = ""
-    value_end: str = ""
-    joint: str | None = None
+    parameters: Parameters | None = None
+    joint: str = "\n"
+    listed: bool = False
     lead: str = ""
     tail: str = ""
 
@@ -39,7 +60,7 @@ class CallFormat:
     @property
     def marks(self) -> list[str]:
         """What may be special tokens of the model's."""
-        inner = _SPECIAL.findall(self.before + self.after)
+        inner = _SPECIAL.findall(self.before + self.after + (self.parameters.quote if self.parameters else ""))
         return [*dict.fromkeys(filter(None, (self.begin, self.end, *inner)))]
 
 
@@ -48,17 +69,16 @@ _SPECIAL = re.compile(r"<[|｜][^<>]*[|｜]>|\[[A-Z_]+\]")
 
 HERMES = CallFormat("<tool_call>", "</tool_call>", lead="\n", tail="\n")
 """Of Hermes, Qwen 2.5 and 3, and many others."""
-MISTRAL = CallFormat("[TOOL_CALLS]", "", joint=", ", lead="[", tail="]")
+MISTRAL = CallFormat("[TOOL_CALLS]", "", joint=", ", listed=True, lead="[", tail="]")
 """Of Mistral's models before the tokenizer of version 11."""
-MISTRAL_NAMED = CallFormat("[TOOL_CALLS]", "", before="{name}[ARGS]", after="")
+MISTRAL_NAMED = CallFormat("[TOOL_CALLS]", "", before="{name}[ARGS]", after="", joint="")
 """Of Mistral's models since."""
 QWEN_CODER = CallFormat(
     "<tool_call>",
     "</tool_call>",
     before="<function={name}>\n",
     after="</function>",
-    parameter="<parameter={key}>\n",
-    value_end="\n</parameter>\n",
+    parameters=Parameters("<parameter={key}>\n", "\n</parameter>\n"),
     lead="\n",
     tail="\n",
 )
@@ -68,8 +88,7 @@ SEED = CallFormat(
     "</seed:tool_call>",
     before="<function={name}>\n",
     after="</function>",
-    parameter="<parameter={key}>",
-    value_end="</parameter>\n",
+    parameters=Parameters("<parameter={key}>", "</parameter>\n"),
     lead="\n",
     tail="\n",
 )
@@ -78,8 +97,7 @@ GLM = CallFormat(
     "</tool_call>",
     before="{name}\n",
     after="",
-    parameter="<arg_key>{key}</arg_key>\n<arg_value>",
-    value_end="</arg_value>\n",
+    parameters=Parameters("<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"),
 )
 """Of GLM-4.5 and 4.6."""
 GLM_DENSE = CallFormat(
@@ -87,8 +105,7 @@ GLM_DENSE = CallFormat(
     "</tool_call>",
     before="{name}",
     after="",
-    parameter="<arg_key>{key}</arg_key><arg_value>",
-    value_end="</arg_value>",
+    parameters=Parameters("<arg_key>{key}</arg_key><arg_value>", "</arg_value>"),
 )
 """Of GLM-4.7 and later ones."""
 MINIMAX = CallFormat(
@@ -96,9 +113,8 @@ MINIMAX = CallFormat(
     "</minimax:tool_call>",
     before='<invoke name="{name}">\n',
     after="</invoke>",
-    parameter='<parameter name="{key}">',
-    value_end="</parameter>\n",
-    joint="\n",
+    parameters=Parameters('<parameter name="{key}">', "</parameter>\n"),
+    listed=True,
     lead="\n",
     tail="\n",
 )
@@ -108,6 +124,7 @@ DEEPSEEK = CallFormat(
     before="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
     after="<｜tool▁call▁end｜>",
     joint="",
+    listed=True,
 )
 """Of DeepSeek V3.1."""
 DEEPSEEK_FENCED = CallFormat(
@@ -115,7 +132,7 @@ DEEPSEEK_FENCED = CallFormat(
     "<｜tool▁calls▁end｜>",
     before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
     after="\n```<｜tool▁call▁end｜>",
-    joint="\n",
+    listed=True,
 )
 """Of DeepSeek V3 and R1."""
 KIMI = CallFormat(
@@ -124,9 +141,36 @@ KIMI = CallFormat(
     before="<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
     after="<|tool_call_end|>",
     joint="",
+    listed=True,
 )
+GEMMA = CallFormat(
+    "<|tool_call>",
+    "<tool_call|>",
+    before="call:{name}{",
+    after="}",
+    parameters=Parameters("{key}:", joint=",", quote='<|"|>', by_name=True),
+    joint="",
+)
+"""Of Gemma 4."""
+_PYTHON = Parameters("{key}=", joint=", ", quote='"', words=("True", "False", "None"))
+LFM2 = CallFormat(
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    before="{name}(",
+    after=")",
+    parameters=_PYTHON,
+    joint=", ",
+    listed=True,
+    lead="[",
+    tail="]",
+)
+"""Of LFM2 and LFM2.5."""
+PYTHONIC = CallFormat(
+    "", "", before="{name}(", after=")", parameters=_PYTHON, joint=", ", listed=True, lead="[", tail="]"
+)
+"""Of templates that have Llama 3.2, Llama 4, Gemma 3 and others answer with a list of calls in Python."""
 BARE = CallFormat("", "", before='{"name": "{name}", "parameters": ')
-"""Of Llama 3, and of all templates with tools that have no marks which are known here."""
+"""Of Llama 3 and 4, and of all templates with tools that have no marks which are known here."""
 TOLD = HERMES
 """What models are told whose templates know of no tools: most have seen it in what they were trained on."""
 
@@ -142,9 +186,15 @@ _BY_WORDS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("<tool_call>",), HERMES),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_NAMED),
     (("[TOOL_CALLS]",), MISTRAL),
+    (("<|tool_call>call:",), GEMMA),
+    (("<|tool_call_start|>",), LFM2),
+    # Templates of LFM2 that write no calls themselves say so much of the tools.
+    (("<|tool_list_start|>",), LFM2),
+    (("<|im_start|>", "List of tools: ["), LFM2),
+    (("[func_name1(",), PYTHONIC),
 )
 """By what stands in a template, the first of which it has all."""
-FORMATS = tuple(form for _, form in _BY_WORDS)
+FORMATS = tuple(dict.fromkeys(form for _, form in _BY_WORDS))
 
 
 def call_format(template: str) -> CallFormat:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from motley.daemon.sampling.constraint import JSON_OPTIONS, ConstraintError
+from motley.daemon.sampling.constraint import JSON_OPTIONS
 from motley.daemon.text.calls.formats import CallFormat
-from motley.daemon.text.calls.values import constants_of, is_text, mapping_of
+from motley.daemon.text.calls.parameters import ParameterRules
 
 
 def calls_grammar(
@@ -37,18 +37,15 @@ def calls_grammar(
     write = _Writing(calls, marks)
     begin, end = write.literal(calls.begin + calls.lead), write.literal(calls.tail + calls.end)
     kinds = " | ".join(f"tool_{index}" for index in range(len(tools)))
-    if one or not calls.begin or calls.joint is None:
-        repeats = not one and bool(calls.begin)
-        several = f"marked ({write.literal(calls.end and _BETWEEN_MARKED)} marked)*" if repeats else "marked"
-        rules = [f"marked: opened call {end}"]
-    else:
-        several, rules = "marked", [f"marked: opened call ({write.literal(calls.joint)} call)* {end}"]
+    joint = write.literal(calls.joint)
+    rules = [f"marked: opened call {f'({joint} call)*' if calls.listed and not one else ''} {end}"]
+    several = f"marked ({joint} marked)*" if calls.begin and not calls.listed and not one else "marked"
     if strict is None:
         rules += [f"start: {several}", f"opened: {begin}"]
     elif said:
         rules += [f"start: {several} | {said}", f"opened: {begin}"]
     elif not calls.begin:
-        rules += ["start: marked | SAID", "opened:", r"SAID: /\s*([^\s{\[](.|\n)*)?/"]
+        rules += ["start: marked | SAID", f"opened: {begin}", r"SAID: /\s*([^\s{\[](.|\n)*)?/"]
     else:
         repeated = calls.end and not one
         rules += [f"start: {'marked* SAID' if repeated else 'marked | SAID'}", r"SAID: /(.|\n)*/"]
@@ -65,15 +62,6 @@ def calls_grammar(
         bound = strict is None or function["name"] in strict
         rules += write.rules_of(index, function["name"], function.get("parameters", {}) if bound else {}, bound)
     return "\n".join(rules)
-
-
-_OF_OBJECTS = {
-    *("type", "properties", "required", "additionalProperties", "$defs", "definitions"),
-    *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
-}
-"""Keys of an object's schema that models can be kept to which write each property by itself."""
-_BETWEEN_MARKED = "\n"
-"""Between two calls with marks of their own."""
 
 
 class _Writing:
@@ -105,81 +93,11 @@ class _Writing:
         before, after = calls.before.replace("{name}", name), calls.after
         head, _, rest = before.partition("{index}")
         begun = f"{self.literal(head)} /[0-9]+/ {self.literal(rest)}" if rest else self.literal(head)
-        if not calls.parameter:
+        if calls.parameters is None:
             whole = {"type": "object", **schema, "x-guidance": JSON_OPTIONS}
-            return [
-                f"tool_{index}: {begun} arguments_{index} {self.literal(after)}",
-                f"arguments_{index}: %json {json.dumps(whole)}",
-            ]
-        ends = re.escape(calls.value_end.strip()).replace("/", r"\/")
-        text = f"/(.|\\n)*/ & ~/(.|\\n)*{ends}(.|\\n)*/"
-        value_end = self.literal(calls.value_end)
-        ahead, _, behind = calls.parameter.partition("{key}")
-        if not bound:
-            key = f'{self.literal(ahead)} /[^<>"\\n]+/ {self.literal(behind)}'
-            return [
-                f"tool_{index}: {begun} any_{index}* {self.literal(after)}",
-                f"any_{index}: {key} ANY_{index} {value_end}",
-                f"ANY_{index}: {text}",
-            ]
-        properties, required = mapping_of(schema.get("properties")), schema.get("required") or []
-        _check_object(name, schema, properties, required)
-        rules, parameters = [], []
-        for number, (key, kind) in enumerate(properties.items()):
-            each = f"{index}_{number}"
-            parameters.append(f"parameter_{each}{'' if key in required else '?'}")
-            begins = self.literal(calls.parameter.replace("{key}", key))
-            if constants := constants_of(kind):
-                spelt = [value if isinstance(value, str) else json.dumps(value) for value in constants]
-                value = f"({' | '.join(self.literal(one) or json.dumps('') for one in spelt)})"
-            elif is_text(kind):
-                value = f"TEXT_{each}"
-                rules.append(f"{value}: {' & '.join([text, *_bounds(name, key, kind)])}")
-            else:
-                value = f"value_{each}"
-                defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-                whole = {**defined, **mapping_of(kind), "x-guidance": JSON_OPTIONS}
-                rules.append(f"{value}: %json {json.dumps(whole)}")
-            rules.append(f"parameter_{each}: {begins} {value} {value_end}")
-        return [f"tool_{index}: {' '.join([begun, *parameters, self.literal(after)])}", *rules]
-
-
-def _check_object(name: str, schema: Mapping[str, Any], properties: Mapping[str, Any], required: object) -> None:
-    """
-    Raises:
-        ConstraintError: arguments that the model writes each by itself cannot be kept to this schema.
-    """
-    what = [repr(key) for key in schema if key not in _OF_OBJECTS]
-    if schema.get("type", "object") != "object":
-        what.append(f"type {schema['type']!r}")
-    if not isinstance(required, list) or any(key not in properties for key in required):
-        what.append("'required' that is no property")
-    if what:
-        raise ConstraintError(
-            f"{name!r} has parameters with {', '.join(what)}, which is not supported for this model, as it writes each"
-            " parameter by itself; supported are objects with properties"
-        )
-
-
-def _bounds(name: str, key: str, kind: Mapping[str, Any]) -> list[str]:
-    """What a text must be besides by its schema, as terminals.
-
-    Raises:
-        ConstraintError: the schema has more than is supported of texts.
-    """
-    if "format" in kind:
-        raise ConstraintError(
-            f"{name!r} has a parameter {key!r} with 'format', which is not supported for this model; use a pattern"
-        )
-    bounds = []
-    if isinstance(pattern := kind.get("pattern"), str):
-        begun, ended = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
-        inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern[begun : len(pattern) - ended])
-        bounds.append(f"/{'' if begun else _ANY}({inner}){'' if ended else _ANY}/")
-    least, most = kind.get("minLength", 0), kind.get("maxLength")
-    if least or most is not None:
-        bounds.append(rf"/(.|\n){{{least},{'' if most is None else most}}}/")
-    return bounds
-
-
-_ANY = r"(.|\n)*"
+            arguments, rules = f"arguments_{index}", [f"arguments_{index}: %json {json.dumps(whole)}"]
+        else:
+            parameters = ParameterRules(calls.parameters, self.literal, f"arguments_{index}", name, schema)
+            arguments = parameters.bound() if bound else parameters.free()
+            rules = parameters.rules
+        return [f"tool_{index}: {begun} {arguments} {self.literal(after)}", *rules]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from motley.daemon.text.calls.formats import CallFormat
+from motley.daemon.text.calls.notation import NotedArguments
 from motley.daemon.text.calls.values import as_json
 
 LONGEST_HEAD = 400
@@ -91,39 +92,73 @@ def _unusual(text: str) -> Iterator[Found]:
 
 
 class NamedCall:
-    """Reads a call whose name stands before its arguments, a JSON object: ``name[ARGS]{...}``, say."""
+    """Reads a call whose name stands before all arguments: ``name[ARGS]{...}``, say, or ``name(key="value")``."""
 
-    def __init__(self, form: CallFormat) -> None:
-        self._head, self._after = _head(form, r"(?=\{)"), form.after.strip()
-        self._scan = _Nested()
-        self._begun = self._told = -1
-        self._ended = False
+    def __init__(self, form: CallFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        self._schemas = schemas
+        self._known_only = not form.begin
+        """Whether only tools that there are can be called: without marks, a text may look like a call."""
+        self._noted = form.parameters is not None
+        self._in_python = form.after == ")"
+        self._head = _head(form, _IN_PARENTHESES if self._in_python else "" if self._noted else r"(?=\{)")
+        self._after = "" if self._noted else form.after.strip()
+        self._arguments: _JsonArguments | NotedArguments | None = None
+        """What reads them; None: they have not begun."""
+        self._begun = self._end = 0
+        """Characters before the arguments, and those up to their end; 0: not known yet."""
 
     def look(self, text: str) -> Iterator[Found]:
-        if self._begun < 0:
-            head = self._head.match(text)
+        if self._arguments is None:
+            head = self._head.match(text, 0, LONGEST_HEAD)
             if head is None:
-                yield from _too_long(text)
+                likely = _LIKELY.match(text) if self._in_python else None
+                yield from (
+                    [Ended(likely.end(), is_call=False)] if likely and likely.end() < len(text) else _too_long(text)
+                )
                 return
-            self._begun = self._told = head.end()
-            yield _named(head)
-        if not self._ended:
-            arguments = text[self._begun :]
-            _, end = self._scan.look(arguments, 0)
-            upto = self._begun + (end or len(arguments))
-            self._ended = end > 0
-            if upto > self._told:
-                yield text[self._told : upto]
-                self._told = upto
-        if self._ended:
-            behind = text[self._told :].lstrip()
+            named = _named(head)
+            if self._known_only and named.name not in self._schemas:
+                yield Ended(head.end(), is_call=False)
+                return
+            self._begun = head.end()
+            self._arguments = NotedArguments(self._schemas.get(named.name, {})) if self._noted else _JsonArguments()
+            yield named
+        if not self._end:
+            told, end = self._arguments.look(text[self._begun :])
+            self._end = self._begun + end if end else 0
+            if told:
+                yield told
+        if self._end:
+            behind = text[self._end :].lstrip()
             if behind.startswith(self._after):
                 yield Ended(len(text) - len(behind) + len(self._after))
             elif not self._after.startswith(behind):
-                yield Ended(self._told)
+                yield Ended(self._end)
 
     def rest(self, text: str) -> str:
-        return text[self._told :] if self._begun >= 0 and not self._ended else ""
+        if self._arguments is None or self._end:
+            return ""
+        return self._arguments.look(text[self._begun :], last=True)[0]
+
+
+_IN_PARENTHESES = r"(?=\)|[\w.-]+\s*=)"
+"""What arguments in Python begin with: a name, for what has none belongs to no tool's parameter."""
+_LIKELY = re.compile(r"\s*[^\s<>{}()\[\]|\"]*\s*(?:\(\s*[\w.-]*\s*)?")
+"""What may become a call in Python."""
+
+
+class _JsonArguments:
+    """Reads arguments that are a JSON object, as they are."""
+
+    def __init__(self) -> None:
+        self._scan = _Nested()
+        self._told = 0
+
+    def look(self, text: str, last: bool = False) -> tuple[str, int]:
+        """As `NotedArguments.look`."""
+        _, end = self._scan.look(text, 0)
+        told, self._told = text[self._told : end or None], end or len(text)
+        return told, end
 
 
 class TaggedCall:
@@ -135,14 +170,16 @@ class TaggedCall:
     """
 
     def __init__(self, form: CallFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        assert form.parameters is not None, "else arguments are JSON"
         self._form, self._schemas = form, schemas
         self._head = _head(form, r"(?=<)")
-        ahead, behind = (_loose(part) for part in form.parameter.split("{key}"))
+        begin, _, end = form.parameters.before.partition("{key}")
         # What is taught to stand on lines of its own has a newline at either end that does not belong to it.
-        self._on_lines = form.parameter.endswith("\n")
-        self._key = re.compile(rf"\s*{ahead}\s*([^<>\"\n]+?)\s*{behind}" + (r"\n?" if self._on_lines else ""))
-        self._value_end = form.value_end.strip()
-        self._follows = [each for each in (form.parameter.partition("{key}")[0], form.after, form.end) if each]
+        self._on_lines = end.endswith("\n")
+        key = rf"\s*{_loose(begin)}\s*([^<>\"\n]+?)\s*{_loose(end)}"
+        self._key = re.compile(key + (r"\n?" if self._on_lines else ""))
+        self._value_end = form.parameters.after.strip()
+        self._follows = [each for each in (begin, form.after, form.end) if each]
         """What may stand behind a value."""
         self._at = -1
         """Characters that have been read; -1: not even the name has."""
@@ -154,7 +191,7 @@ class TaggedCall:
 
     def look(self, text: str) -> Iterator[Found]:
         if self._at < 0:
-            head = self._head.match(text)
+            head = self._head.match(text, 0, LONGEST_HEAD)
             if head is None:
                 yield from _too_long(text)
                 return
@@ -258,7 +295,8 @@ def reader_of(form: CallFormat, begun: str, schemas: Mapping[str, Mapping[str, A
     """
     if form.is_json or begun.startswith("{"):
         return JsonCall()
-    return TaggedCall(form, schemas) if form.parameter else NamedCall(form)
+    tagged = form.parameters is not None and not form.parameters.quote
+    return TaggedCall(form, schemas) if tagged else NamedCall(form, schemas)
 
 
 def _head(form: CallFormat, ahead: str) -> re.Pattern[str]:
@@ -267,7 +305,7 @@ def _head(form: CallFormat, ahead: str) -> re.Pattern[str]:
     return re.compile(rf"\s*{named}\s*{ahead}")
 
 
-_NAME = r"(?P<name>[^\s<>{}\[\]|\uff5c\"]+?)"
+_NAME = r"(?P<name>[^\s<>{}()\[\]|\uff5c\"]+?)"
 """The name of a tool, up to whatever marks its end; U+FF5C is the wide bar of DeepSeek's marks."""
 
 
@@ -284,4 +322,4 @@ def _named(head: re.Match[str]) -> Named:
 def _too_long(text: str) -> Iterator[Found]:
     """The end of what is no call, if it should have named its tool by now."""
     if len(text) > LONGEST_HEAD:
-        yield Ended(len(text), is_call=False)
+        yield Ended(LONGEST_HEAD, is_call=False)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+
+from motley.daemon.text.calls.formats import Parameters
 
 _SPELT = {"True": "true", "False": "false", "None": "null"}
 """As some templates have taught models."""
@@ -15,15 +19,15 @@ def types_of(schema: object) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     found = schema.get("type")
-    types = {each for each in _list_of([found] if isinstance(found, str) else found) if isinstance(each, str)}
-    return types.union(*(types_of(each) for key in ("anyOf", "oneOf") for each in _list_of(schema.get(key))))
+    types = {each for each in list_of([found] if isinstance(found, str) else found) if isinstance(each, str)}
+    return types.union(*(types_of(each) for key in ("anyOf", "oneOf") for each in list_of(schema.get(key))))
 
 
 def constants_of(schema: object) -> list[Any]:
     """The values that a schema names; none: it names none."""
     if not isinstance(schema, Mapping):
         return []
-    return _list_of(schema.get("enum", [schema["const"]] if "const" in schema else []))
+    return list_of(schema.get("enum", [schema["const"]] if "const" in schema else []))
 
 
 def mapping_of(found: object) -> Mapping[str, Any]:
@@ -31,7 +35,8 @@ def mapping_of(found: object) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _list_of(found: object) -> list[Any]:
+def list_of(found: object) -> list[Any]:
+    """What a schema has under a key that must be a list, or nothing."""
     return found if isinstance(found, list) else []
 
 
@@ -57,6 +62,32 @@ def as_json(text: str, schema: object) -> str:
     if "string" in types and not _type_of(value) & types:
         return json.dumps(text, ensure_ascii=False)
     return spelt
+
+
+def spelt(value: Any, form: Parameters) -> str:
+    """A value of JSON as a model writes it."""
+    if isinstance(value, str) and form.quote != '"':
+        return form.quote + value + form.quote
+    if value is None or isinstance(value, bool):
+        return form.words[2 if value is None else int(not value)]
+    if form.quote not in ("", '"'):
+        if isinstance(value, list):
+            return f"[{form.joint.join(spelt(each, form) for each in value)}]"
+        if isinstance(value, dict):
+            return "{" + form.joint.join(f"{key}:{spelt(each, form)}" for key, each in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def plain_number(text: str) -> str:
+    """A number as Python may have it (``07``, ``1_000``, ``.5``), as JSON has it; any other text as it is."""
+    with suppress(ValueError):
+        json.loads(text)
+        return text
+    for kind in (int, float):
+        with suppress(ValueError):
+            if math.isfinite(number := kind(text)):
+                return json.dumps(number)
+    return text
 
 
 def _no_json(spelt: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.sampling.constraint import ANSWER, Constraint, ConstraintError
-from motley.daemon.text.answer_parts import AnswerParts
+from motley.daemon.text.answer_parts import GEMMA_THOUGHT, THINK, AnswerParts, ThoughtMarks, thought_marks
 from motley.daemon.text.calls.formats import (
     BARE,
     DEEPSEEK,
     DEEPSEEK_FENCED,
     FORMATS,
+    GEMMA,
     GLM,
     GLM_DENSE,
     HERMES,
     KIMI,
+    LFM2,
     MINIMAX,
     MISTRAL,
     MISTRAL_NAMED,
+    PYTHONIC,
     QWEN_CODER,
     SEED,
     TOLD,
@@ -35,7 +39,7 @@ from motley.daemon.text.calls.formats import (
     wants_arguments_as_text,
 )
 from motley.daemon.text.calls.grammar import calls_grammar
-from motley.daemon.text.calls.reading import TaggedCall
+from motley.daemon.text.calls.reading import NamedCall, TaggedCall
 from motley.daemon.text.calls.values import as_json
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
@@ -49,8 +53,10 @@ Taken = tuple[str, str, list[tuple[str, str]]]
 """What was said, what was thought, and calls: names and arguments."""
 
 
-def taken(calls: CallFormat | None, pieces: list[str], thinks: bool = False, thinking: bool = False) -> Taken:
-    parts = AnswerParts(calls, thinks, thinking, PROPERTIES)
+def taken(
+    calls: CallFormat | None, pieces: list[str], marks: ThoughtMarks | None = None, thinking: bool = False
+) -> Taken:
+    parts = AnswerParts(calls, marks, thinking, PROPERTIES)
     out = [part for piece in pieces for part in parts.push(piece)]
     out += parts.flush()
     found: dict[int, list[str]] = {}
@@ -64,144 +70,215 @@ def taken(calls: CallFormat | None, pieces: list[str], thinks: bool = False, thi
     return said, thought, [(name, arguments) for name, arguments in found.values()]
 
 
+TEXT = {"type": "string"}
 PROPERTIES: dict[str, dict[str, Any]] = {
-    "f": {"a": {"type": "string"}, "n": {"type": "integer"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}}
+    "f": {"a": TEXT, "n": {"type": "integer"}, "maybe": {"anyOf": [TEXT, {"type": "null"}]}},
+    **{name: {} for name in ("g", "go", "stay")},
 }
 """Of the tools that are called."""
 F = '{"a": "two\\nlines", "n": 3}'
 """Arguments of f that were written in lines, as JSON."""
 ARGUMENTS = '{"a": "}\\\\\\"{", "b": [1, {"c": 2}]}'
-CASES: list[tuple[CallFormat | None, str, bool, Taken]] = [
+Q = '<|"|>'
+CASES: list[tuple[CallFormat | None, str, ThoughtMarks | None, Taken]] = [
     (
         HERMES,
         f'Hi \n<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>',
-        False,
+        None,
         ("Hi", "", [("f", ARGUMENTS)]),
     ),
     (
         HERMES,
         '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n'
         '<tool_call>{"arguments": {"x": 1}, "name": "g"}</tool_call>',
-        False,
+        None,
         ("", "", [("f", "{}"), ("g", '{"x": 1}')]),
     ),
-    (HERMES, "a < b <tool_x  ", False, ("a < b <tool_x  ", "", [])),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a', False, ("", "", [("f", '{"a')])),
+    (HERMES, "a < b <tool_x  ", None, ("a < b <tool_x  ", "", [])),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a', None, ("", "", [("f", '{"a')])),
     (
         HERMES,
         '<think>\nwell</think>\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
-        True,
+        THINK,
         ("", "well", [("f", "{}")]),
     ),
     (
         MISTRAL,
         '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "x"}, {"name": "g", "arguments": {}}]',
-        False,
+        None,
         ("", "", [("f", '{"a": 1}'), ("g", "{}")]),
     ),
-    (BARE, ' {"name": "f", "parameters": {"a": {}}}', False, ("", "", [("f", '{"a": {}}')])),
-    (BARE, '{"hello": 1} x', False, ('{"hello": 1} x', "", [])),
-    (BARE, "plain <b> text ", False, ("plain <b> text ", "", [])),
+    (BARE, ' {"name": "f", "parameters": {"a": {}}}', None, ("", "", [("f", '{"a": {}}')])),
+    (BARE, '{"hello": 1} x', None, ('{"hello": 1} x', "", [])),
+    (BARE, "plain <b> text ", None, ("plain <b> text ", "", [])),
     (
         QWEN_CODER,
         "Well.\n\n<tool_call>\n<function=f>\n<parameter=a>\ntwo\nlines\n</parameter>\n<parameter=n>\n3\n</parameter>\n"
         "</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
-        False,
+        None,
         ("Well.", "", [("f", F), ("g", "{}")]),
     ),
     (
         QWEN_CODER,
         "<tool_call>\n<function=g>\n<parameter=html>\n<parameter></parameter> </p>\n</parameter>\n<parameter=flag>\n"
         'True\n</parameter>\n<parameter=list>\n["x"]\n</parameter>\n</function>\n</tool_call>',
-        False,
+        None,
         ("", "", [("g", '{"html": "<parameter></parameter> </p>", "flag": true, "list": ["x"]}')]),
     ),
-    (QWEN_CODER, f'<tool_call>\n{{"name": "f", "arguments": {F}}}\n</tool_call>', False, ("", "", [("f", F)])),
-    (QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=a>\nnever end", False, ("", "", [("f", "")])),
+    (QWEN_CODER, f'<tool_call>\n{{"name": "f", "arguments": {F}}}\n</tool_call>', None, ("", "", [("f", F)])),
+    (QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=a>\nnever end", None, ("", "", [("f", "")])),
     (
         GLM_DENSE,
         "<tool_call>f<arg_key>n</arg_key><arg_value>3</arg_value><arg_key>a</arg_key><arg_value>x</arg_value>",
-        False,
+        None,
         ("", "", [("f", '{"n": 3, "a": "x"}')]),
     ),
     (
         GLM,
         "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>two\nlines</arg_value>\n<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n"
         "</tool_call>\n<tool_call>g\n</tool_call>",
-        False,
+        None,
         ("", "", [("f", F), ("g", "{}")]),
     ),
     (
         GLM_DENSE,
         "<think>hm</think><tool_call>f<arg_key>a</arg_key><arg_value>two\nlines</arg_value><arg_key>n</arg_key>"
         "<arg_value>3</arg_value></tool_call><tool_call>f<arg_key>maybe</arg_key><arg_value>null</arg_value></tool_call>",
-        True,
+        THINK,
         ("", "hm", [("f", F), ("f", '{"maybe": null}')]),
     ),
     (
         MINIMAX,
         '\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">two\nlines</parameter>\n<parameter name="n">'
         '3</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n</minimax:tool_call>',
-        False,
+        None,
         ("", "", [("f", F), ("g", "{}")]),
     ),
     (
         SEED,
         "<seed:tool_call>\n<function=f>\n<parameter=a>two\nlines</parameter>\n<parameter=n>3</parameter>\n</function>\n</seed:tool_call>",
-        False,
+        None,
         ("", "", [("f", F)]),
     ),
     (
         MISTRAL_NAMED,
         f"Hi.[TOOL_CALLS]f[ARGS]{ARGUMENTS}[TOOL_CALLS]g[ARGS]{{}}",
-        False,
+        None,
         ("Hi.", "", [("f", ARGUMENTS), ("g", "{}")]),
     ),
     (
         DEEPSEEK,
         f"{D_BEGIN}{D_CALL}f{D_SEP}{ARGUMENTS}{D_END}{D_CALL}g{D_SEP}{{}}{D_END}{DEEPSEEK.end}",
-        False,
+        None,
         ("", "", [("f", ARGUMENTS), ("g", "{}")]),
     ),
     (
         DEEPSEEK_FENCED,
         f"{D_BEGIN}{D_CALL}function{D_SEP}f\n```json\n{ARGUMENTS}\n```{D_END}\n{D_CALL}function{D_SEP}g\n```json\n{{}}\n```{D_END}",
-        False,
+        None,
         ("", "", [("f", ARGUMENTS), ("g", "{}")]),
     ),
     (
         KIMI,
         f"{KIMI.begin}<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>"
         f"<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{{}}<|tool_call_end|>{KIMI.end}",
-        False,
+        None,
         ("", "", [("f", ARGUMENTS), ("g", "{}")]),
     ),
-    (None, "<think>hm</think>yes", True, ("yes", "hm", [])),
-    (None, "<think>hm</think>yes", False, ("<think>hm</think>yes", "", [])),
-    (None, "<thin air", True, ("<thin air", "", [])),
+    (
+        GEMMA,
+        f"Sure. <|tool_call>call:f{{a:{Q}two\nlines{Q},n:3}}<tool_call|><|tool_call>call:g{{}}<tool_call|>",
+        None,
+        ("Sure.", "", [("f", F), ("g", "{}")]),
+    ),
+    (
+        GEMMA,
+        f'<|tool_call>call:g{{flag:true,list:[{Q}}}, "]{Q},1.5,null],object:{{a b:{Q}{Q},{Q}c:{Q}:[[]]}}}}<tool_call|>',
+        None,
+        ("", "", [("g", '{"flag": true, "list": ["}, \\"]", 1.5, null], "object": {"a b": "", "c:": [[]]}}')]),
+    ),
+    (
+        GEMMA,
+        "<|channel>thought\nhm\n<channel|>"
+        '<|tool_call>call:g{day:2024-01-02,"city":"Rome, \\"Ga\\"",left:}<tool_call|>Done.',
+        GEMMA_THOUGHT,
+        ("Done.", "hm\n", [("g", '{"day": "2024-01-02", "city": "Rome, \\"Ga\\"", "left": null}')]),
+    ),
+    (GEMMA, f"<|tool_call>call:f{{a:{Q}never <|", None, ("", "", [("f", '{"a": "never ')])),
+    (GEMMA, "<|channel>thought\n<channel|>Yes <|tool", GEMMA_THOUGHT, ("Yes <|tool", "", [])),
+    (GEMMA, "<|channel>thoughtful<channel|>Yes", GEMMA_THOUGHT, ("Yes", "thoughtful", [])),
+    (GEMMA, "<|channel>though", GEMMA_THOUGHT, ("", "", [])),
+    (
+        LFM2,
+        '<|tool_call_start|>[g(candidate_id="12345")]<|tool_call_end|>Checking the status.',
+        None,
+        ("Checking the status.", "", [("g", '{"candidate_id": "12345"}')]),
+    ),
+    (
+        LFM2,
+        "<think>hm</think>Well.<|tool_call_start|>[f(a='two\\nlines', n=3), g(yes=True, no=None, part=[.5, (07, 1_0)], "
+        "map={'k': False, 1: \"}\"},)]<|tool_call_end|>",
+        THINK,
+        (
+            "Well.",
+            "hm",
+            [("f", F), ("g", '{"yes": true, "no": null, "part": [0.5, [7, 10]], "map": {"k": false, "1": "}"}}')],
+        ),
+    ),
+    (
+        LFM2,
+        f'<|tool_call_start|>[{{"name": "f", "arguments": {ARGUMENTS}}}, {{"name": "g", "arguments": {{}}}}]'
+        "<|tool_call_end|>",
+        None,
+        ("", "", [("f", ARGUMENTS), ("g", "{}")]),
+    ),
+    (
+        LFM2,
+        "<|tool_call_start|>[g(run='sed -n '3,4p' \"a\" | (cat), x', it='it's', raw='''a 'b' \"''', no='')]"
+        "<|tool_call_end|>",
+        None,
+        (
+            "",
+            "",
+            [("g", '{"run": "sed -n \'3,4p\' \\"a\\" | (cat), x", "it": "it\'s", "raw": "a \'b\' \\"", "no": ""}')],
+        ),
+    ),
+    (LFM2, "<|tool_call_start|>[]<|tool_call_end|>None.", None, ("None.", "", [])),
+    (LFM2, "<|tool_call_start|>[g('Rome')] <|tool_", None, ("g('Rome')] <|tool_", "", [])),
+    (LFM2, "<|tool_call_start|>[g(a='\\x41\\u00e9\\d\\ud8", None, ("", "", [("g", '{"a": "A\\u00e9\\\\d')])),
+    (PYTHONIC, "[f(a='two\\nlines', n=3), g()]", None, ("", "", [("f", F), ("g", "{}")])),
+    (PYTHONIC, '[g(a="x")', None, ("", "", [("g", '{"a": "x"}')])),
+    (PYTHONIC, '{"name": "g", "parameters": {}}', None, ("", "", [("g", "{}")])),
+    (PYTHONIC, "[1] says (x=2)", None, ("[1] says (x=2)", "", [])),
+    (PYTHONIC, "[main(a=1)](https://example.org)", None, ("[main(a=1)](https://example.org)", "", [])),
+    (PYTHONIC, " [", None, (" [", "", [])),
+    (BARE, "[note] that", None, ("[note] that", "", [])),
+    (None, "<think>hm</think>yes", THINK, ("yes", "hm", [])),
+    (None, "<think>hm</think>yes", None, ("<think>hm</think>yes", "", [])),
+    (None, "<thin air", THINK, ("<thin air", "", [])),
 ]
 
 
-@pytest.mark.parametrize(("calls", "text", "thinks", "expected"), CASES)
+@pytest.mark.parametrize(("calls", "text", "marks", "expected"), CASES)
 def test_an_answer_is_taken_apart_however_it_is_cut(
-    calls: CallFormat | None, text: str, thinks: bool, expected: Taken
+    calls: CallFormat | None, text: str, marks: ThoughtMarks | None, expected: Taken
 ) -> None:
     @given(st.sets(st.integers(0, len(text))))
     def holds(cuts: set[int]) -> None:
         ends = sorted({*cuts, len(text)})
         pieces = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        assert taken(calls, pieces, thinks) == expected
+        assert taken(calls, pieces, marks) == expected
 
     holds()
-    assert taken(calls, list(text), thinks) == expected
+    assert taken(calls, list(text), marks) == expected
 
 
 def test_a_prompt_may_have_begun_the_thoughts() -> None:
-    assert taken(None, ["well", "</thi", "nk>\n\nyes"], True, True) == ("yes", "well", [])
+    assert taken(None, ["well", "</thi", "nk>\n\nyes"], THINK, True) == ("yes", "well", [])
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    parts = AnswerParts(HERMES, False, False)
+    parts = AnswerParts(HERMES, None, False)
     assert not [*parts.push('<tool_call>{"name": "f", "argu')]
     first, *_ = parts.push('ments": {"a": ')
     assert first.call is not None
@@ -218,14 +295,76 @@ def test_the_template_says_how_calls_are_marked() -> None:
     assert call_format("{% if tools %}<tool_call><function={{ name }}>{% endif %}") is QWEN_CODER
     assert call_format("{% if tools %}<tool_call><arg_key>{{ k }}</arg_key><arg_value>{% endif %}") is GLM_DENSE
     assert call_format("{% if tools %}<tool_call><arg_key>{{ k }}</arg_key>\n<arg_value>{% endif %}") is GLM
+    assert call_format("{% if tools %}{{ '<|tool_call>call:' + name + '{' }}{% endif %}") is GEMMA
+    assert call_format("{{ tools }}<|tool_call_start|>[{{ calls | join(', ') }}]<|tool_call_end|>") is LFM2
+    assert call_format("List of tools: <|tool_list_start|>[{{ tools }}]<|tool_list_end|>") is LFM2
+    assert call_format("<|im_start|>system\nList of tools: [{{ tools }}]") is LFM2
+    assert call_format("Use the format [func_name1(params_name1=params_value1), func_name2()]\n{{ tools }}") is PYTHONIC
+    assert call_format("{{ tools }}<|python_start|>{{ content }}<|python_end|>{{ '{\"name\": ' }}") is BARE
     assert call_format("{{ tools }}") is BARE
     assert call_format("{{ messages }}") is TOLD
+
+
+def test_the_template_says_how_thoughts_are_marked() -> None:
+    assert thought_marks("{{ '<|channel>thought\n' + text + '<channel|>' }}") is GEMMA_THOUGHT
+    assert thought_marks("{{ content.split('</think>') }}") is THINK
+    assert thought_marks("{{ content }}") is None
 
 
 def test_some_templates_add_arguments_to_a_text() -> None:
     assert wants_arguments_as_text("{{ '<call>' + tool['function']['arguments'] + '</call>' }}")
     assert wants_arguments_as_text("{{ tool.function.name + tool.function.arguments }}")
     assert not wants_arguments_as_text("{% for k, v in tool.function.arguments.items() %}{{ k + v }}{% endfor %}")
+
+
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,7}", fullmatch=True)
+TEXTS = (st.text() | st.text("'\"\\{}()[],:= \nabc<|>")).filter(lambda text: Q not in text)  # which Gemma cannot write
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(NAMES | TEXTS, values, max_size=4),
+)
+
+
+def in_gemma(value: Any) -> str:
+    match value:
+        case str():
+            return f"{Q}{value}{Q}"
+        case list():
+            return f"[{','.join(map(in_gemma, value))}]"
+        case dict():
+            members = [(key if key.isidentifier() else in_gemma(key), each) for key, each in value.items()]
+            return f"{{{','.join(f'{key}:{in_gemma(each)}' for key, each in members)}}}"
+    return json.dumps(value)
+
+
+def written(calls: CallFormat, index: int, name: str, arguments: dict[str, Any], spell: Callable[[Any], str]) -> str:
+    inner = json.dumps(arguments, ensure_ascii=False)
+    if calls.parameters:
+        each = [calls.parameters.before.replace("{key}", key) + spell(value) for key, value in arguments.items()]
+        inner = calls.parameters.joint.join(each)
+    return calls.before.replace("{name}", name).replace("{index}", str(index)) + inner + calls.after
+
+
+@pytest.mark.parametrize("calls", [each for each in ALL if not each.parameters or each.parameters.quote])
+@given(data=st.data())
+def test_what_is_called_is_read_as_it_was_meant(calls: CallFormat, data: st.DataObject) -> None:
+    spell: Callable[[Any], str] = in_gemma
+    if calls is not GEMMA:
+        spell = data.draw(st.sampled_from([repr, json.dumps, lambda value: json.dumps(value, ensure_ascii=False)]))
+    drawn_calls = st.tuples(st.sampled_from(["f", "g", "go"]), st.dictionaries(NAMES, VALUES, max_size=4))
+    meant = data.draw(st.lists(drawn_calls, min_size=1, max_size=1 if calls is BARE else 3))
+    each = [written(calls, number, *call, spell) for number, call in enumerate(meant)]
+    begin, end = calls.begin + calls.lead, calls.tail + calls.end
+    if calls.listed:
+        text = begin + calls.joint.join(each) + end
+    else:
+        text = calls.joint.join(begin + call + end for call in each)
+    before = "Well, [so] {it} is:" if calls.begin else ""
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(before + text)))))
+    pieces = [(before + text)[start:stop] for start, stop in zip([0, *cuts], [*cuts, None], strict=True)]
+    said, thought, found = taken(calls, pieces)
+    assert (said, thought) == (before, "")
+    assert [(name, json.loads(arguments)) for name, arguments in found] == meant
 
 
 SCHEMA = {
@@ -274,22 +413,22 @@ def test_a_text_may_call_tools_and_is_then_kept_to_the_strict_ones(calls: CallFo
     grammar = calls_grammar(calls, [TOOLS[0], loose], one, {}, {"go"})
     plain = "What < you [say]: <tool_x {1}"
     assert drawn(grammar, plain, 1).startswith(plain)
-    text = "" if calls is BARE else "Well, \n"
+    text = "" if not calls.begin else "Well, \n"
     for seed in range(4):
-        most = 400 if calls.joint is None else 10_000  # a text may go on behind marks of one call
+        most = 400 if not calls.listed else 10_000  # a text may go on behind marks of one call
         said, _, found = taken(calls, [drawn(grammar, text + begins(calls, "go"), seed, most)])
         assert (said.startswith(text.rstrip()), found[0][0]) == (True, "go")
         for name, arguments in found:
             assert isinstance(json.loads(arguments), dict)
             if name == "go":
                 jsonschema.validate(json.loads(arguments), SCHEMA)
-    empty = begins(calls, "stay") + ("" if calls.parameter else "{}") + calls.after
+    empty = begins(calls, "stay") + ("" if calls.parameters else "{}") + calls.after
     _, _, found = taken(calls, [empty + calls.tail + calls.end])
     assert found == [("stay", "{}")]
     assert drawn(grammar, empty, 1), "its schema does not bind"
 
 
-@pytest.mark.parametrize("calls", [each for each in ALL if each is not BARE])
+@pytest.mark.parametrize("calls", [each for each in ALL if each.begin])
 @pytest.mark.parametrize("one", [False, True])
 def test_an_answer_is_what_is_asked_for_or_calls_tools(calls: CallFormat, one: bool) -> None:
     around = calls_grammar(calls, TOOLS, one, {}, {"go"}, f"@{ANSWER}")
@@ -358,7 +497,7 @@ def test_values_between_tags_are_json_by_their_schemas(text: str, schema: Any, e
 
 def test_a_long_value_is_looked_through_once() -> None:
     """An answer of a megabyte in one argument, a letter at a time, took hours."""
-    parts = AnswerParts(QWEN_CODER, False, False)
+    parts = AnswerParts(QWEN_CODER, None, False)
     looked = [*parts.push("<tool_call>\n<function=f>\n<parameter=a>\n")]
     reader = parts._reader
     assert isinstance(reader, TaggedCall)
@@ -393,8 +532,97 @@ def test_schemas_of_what_is_no_plain_object_are_refused_where_arguments_are_tagg
     assert calls_grammar(QWEN_CODER, tools, True, {}, set()), "nobody wants them to be valid"
 
 
+NESTED = {
+    "type": "object",
+    "properties": {
+        "tree": {"$ref": "#/$defs/tree"},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}], "default": None},
+        "flag": {"type": "boolean"},
+        "some": {"type": "array", "items": {"enum": ["a", 1, None, True, ["b"]]}, "minItems": 2, "maxItems": 3},
+        "texts": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+        "sizes": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 5}},
+        "none": {"type": "object", "additionalProperties": False},
+        "two words": {"type": ["string", "null"], "pattern": "^[xy]$"},
+        "sum": {"allOf": [{"type": "integer"}, {"minimum": 7, "maximum": 9}]},
+    },
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {"leaf": {"const": "}"}, "Branch": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+            "required": ["leaf"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("calls", [GEMMA, LFM2])
+def test_values_within_values_are_valid_too_where_they_are_no_json(calls: CallFormat) -> None:
+    schema = json.loads(json.dumps(NESTED))
+    if calls is LFM2:
+        del schema["properties"]["two words"]  # which is no name in Python
+    tools = [{"function": {"name": "go", "parameters": schema}}]
+    for seed, key in enumerate(schema["properties"]):
+        schema["required"] = [*{"flag", key}]
+        said, _, ((name, arguments),) = taken(calls, [drawn(calls_grammar(calls, tools, True, {}), "", seed, 20_000)])
+        assert (said, name) == ("", "go")
+        jsonschema.validate(json.loads(arguments), schema)
+
+
+@pytest.mark.parametrize("calls", [GEMMA, LFM2])
+def test_any_arguments_are_read_back_where_no_schema_binds(calls: CallFormat) -> None:
+    tools = [{"function": {"name": "go", "parameters": NESTED}}]
+    grammar = calls_grammar(calls, tools, True, {}, set())
+    begun = begins(calls, "go") + calls.parameters.before.replace("{key}", "anything")
+    for seed in range(4):
+        text = drawn(grammar, begun, seed, 60)
+        whole = text.removesuffix(calls.tail + calls.end) != text
+        _, _, ((_, arguments), *_) = taken(calls, [text])
+        assert arguments.startswith('{"anything": ')
+        assert not whole or "anything" in json.loads(arguments)
+
+
+def test_what_is_no_name_in_python_is_refused() -> None:
+    tools = [{"function": {"name": "go", "parameters": NESTED}}]
+    with pytest.raises(ConstraintError, match="'go' has a parameter 'two words', which is no name in the Python"):
+        calls_grammar(LFM2, tools, True, {})
+
+
+def test_schemas_that_nest_too_deep_are_refused() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(1000):
+        schema = {"type": "array", "items": schema}
+    tools = [{"function": {"name": "go", "parameters": {"type": "object", "properties": {"a": schema}}}}]
+    with pytest.raises(ConstraintError, match="nested too deep"):
+        calls_grammar(GEMMA, tools, True, {})
+
+
+def test_the_quotes_of_texts_may_be_special_tokens() -> None:
+    assert GEMMA.marks == ["<|tool_call>", "<tool_call|>", Q]
+    grammar = calls_grammar(GEMMA, TOOLS[:1], True, {mark: n for n, mark in enumerate(GEMMA.marks)})
+    assert "opened: <[0]>\n" in grammar
+    assert '(<[2]> "by foot" <[2]> | <[2]> "by train" <[2]>)' in grammar
+
+
+def test_a_long_text_comes_as_it_is_written() -> None:
+    """Looked through once, and told before it ends."""
+    for calls, quote in ((GEMMA, Q), (LFM2, "'")):
+        parts = AnswerParts(calls, None, False)
+        looked = [*parts.push(f"{begins(calls, 'f')}{calls.parameters.before.replace('{key}', 'a')}{quote}")]
+        for _ in range(50):
+            looked += parts.push("it's <| so on ")
+            told = "".join(part.call.arguments for part in looked if part.call)
+            assert told.endswith("so on ")
+        reader = parts._reader
+        assert isinstance(reader, NamedCall)
+        assert len(parts._held) - reader._begun - reader._arguments._at < 20
+        looked += parts.push(f"{quote}{calls.after}{calls.tail}{calls.end}")
+        told = "".join(part.call.arguments for part in looked if part.call)
+        assert json.loads(told) == {"a": "it's <| so on " * 50}
+
+
 def test_the_name_that_a_model_gives_a_call_is_kept() -> None:
-    parts = AnswerParts(KIMI, False, False)
+    parts = AnswerParts(KIMI, None, False)
     (first, *_) = parts.push(f"{begins(KIMI, 'f')}{{}}")
     assert first.call is not None
     assert first.call.id == "functions.f:0"

@@ -280,3 +280,36 @@ def test_thoughts_go_on_elsewhere_as_thoughts(cut: int, folder: WriteFolder) -> 
     asked.written.extend(ids[:cut])
     after = told(Generation(asked, tokenizer, CONTEXT), ids[cut:])
     assert (before[0] + after[0], before[1] + after[1]) == ("yes", "hm, well")
+
+
+MARKED = '<|channel>thought\nhm<channel|>Yes.<|tool_call>call:go{to:<|"|>{Rome},<|"|>,n:2}<tool_call|>'
+
+
+@pytest.mark.parametrize("prompt_thinks", [False, True])
+def test_marks_of_gemma_are_special_tokens_that_say_what_is_what(prompt_thinks: bool, folder: WriteFolder) -> None:
+    """Special tokens decode to nothing, and a text between two of them would lose its quotes."""
+    backend = bytes_tokenizer()
+    backend.add_special_tokens(["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'])
+    begun = "<|channel>thought\n" if prompt_thinks else ""
+    template = f"{{# <|channel><channel|><|tool_call>call: {{{{ tools }}}} #}}{{{{ messages[0].content }}}}{begun}"
+    tokenizer = Tokenizer.load(folder(backend, template))
+    parameters = {"type": "object", "properties": {"n": {"enum": [2]}, "to": {"enum": ["{Rome},"]}}}
+    asked = request(
+        messages_json=json.dumps([{"role": "user", "content": "Hi"}]),
+        tools_json=json.dumps([{"function": {"name": "go", "parameters": parameters}}]),
+        tool_choice="required",
+        max_tokens=90,
+    )
+    generation = Generation(asked, tokenizer, 200)
+    start = generation.start()
+    ids = tokenizer.encode(MARKED.removeprefix(begun))
+    deltas = [on_tokens(generation, wp.Tokens(request_id="r1", ids=[token])) for token in ids]
+    assert "".join(delta.reasoning for delta in deltas) == "hm"
+    assert "".join(delta.text for delta in deltas) == "Yes."
+    calls = [call for delta in deltas for call in delta.calls]
+    assert [call.name for call in calls if call.name] == ["go"]
+    assert json.loads("".join(call.arguments for call in calls)) == {"to": "{Rome},", "n": 2}
+
+    channel, end, quote = map(tokenizer.token, ("<|channel>", "<channel|>", '<|"|>'))
+    assert start.constraint.thoughts == pb.Thoughts(begin=channel, end=[end], begun=prompt_thinks)
+    assert f"<[{quote}]> " in start.constraint.grammar

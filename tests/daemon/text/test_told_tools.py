@@ -46,7 +46,7 @@ def test_calls_are_written_as_they_are_read_and_turns_alternate() -> None:
     kept = json.dumps(chat)
     asked, called, told = with_told_tools(chat, [])
     assert [each["role"] for each in (asked, called, told)] == ["user", "assistant", "user"]
-    parts = AnswerParts(TOLD, False, False)
+    parts = AnswerParts(TOLD, None, False)
     found = [*parts.push(called["content"]), *parts.flush()]
     assert "".join(part.content for part in found) == "Well,"
     assert [part.call.name for part in found if part.call and part.call.name] == ["go", "go"]
