@@ -17,14 +17,13 @@ from motley.daemon.text.stops import held_back
 
 _AS_IT_IS = '<|"|>'
 """Between two of these, a text has no escapes."""
-_CLOSE = r"(?P<close>[)\]}])"
 _QUOTE = rf"""(?P<quote>{re.escape(_AS_IT_IS)}|"{{3}}|'{{3}}|"(?=[^"]|"[^"])|'(?=[^']|'[^']))"""
-_NAME = re.compile(rf"""[\s,]*(?:{_CLOSE}|{_QUOTE}|(?P<bare>[^\s,:=(){{}}\[\]"'][^,:=(){{}}\[\]]*?)\s*[:=])""")
+_CLOSE = r"(?P<close>[)\]}])"
+_NAME = re.compile(rf"""{_CLOSE}|{_QUOTE}|(?P<bare>[^"'(){{}}\[\],:=][^(){{}}\[\],:=]*)(?=[:=])""")
 """The name of a member, or the end of an object."""
-_VALUE = re.compile(
-    rf"""[\s,:=]*(?:{_CLOSE}|{_QUOTE}|(?P<open>[(\[{{])|(?P<bare>[^\s,:=(){{}}\[\]"'][^,(){{}}\[\]]*?)\s*(?=[,)\]}}]))"""
-)
+_VALUE = re.compile(rf"""{_CLOSE}|{_QUOTE}|(?P<open>[(\[{{])|(?P<bare>[^"'(){{}}\[\],][^(){{}}\[\],]*)(?=[,)\]}}])""")
 """A value or its beginning, or the end of what it would be in."""
+_BEFORE_NAME, _BEFORE_VALUE = re.compile(r"[\s,]*"), re.compile(r"[\s,:=]*")
 
 _PLAIN = re.compile(r"[^\\\"']+")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
@@ -32,10 +31,12 @@ _HALF_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 
 # A quote ends a text if what stands behind it could: templates have taught models texts with their own quotes in them.
-_BEHIND = re.compile(r"\s*[,:)\]}]")
-_MAYBE_BEHIND = re.compile(r"\s*")
-_BEHIND_ARGUMENT = re.compile(r"\s*(?:,?\s*[)}]\s*[\],<\n]|,\s*[\w.-]+\s*[:=])")
-_MAYBE_BEHIND_ARGUMENT = re.compile(r"\s*(?:,?\s*[)}]\s*|,\s*(?:[\w.-]+\s*)?)?")
+_BEHIND, _MAYBE_BEHIND = re.compile(r"\s*[,:)\]}]"), re.compile(r"\s*")
+_END = r"[)}]\s*[\],<\n]"
+_BEHIND_ARGUMENT = re.compile(rf"\s*(?:{_END}|,\s*(?:{_END}|[\w.-]+\s*[:=]))")
+_MAYBE_BEHIND_ARGUMENT = re.compile(r"\s*(?:[)}]\s*|,\s*(?:[)}]\s*|[\w.-]+\s*)?)?")
+_AHEAD = 200
+"""Characters in which it must be clear whether it does not."""
 
 
 @dataclass
@@ -86,6 +87,8 @@ class NotedArguments:
         """The next name, value or bracket; None: it is not whole yet."""
         level = self._levels[-1]
         naming = level.end == "}" and not self._named
+        before = (_BEFORE_NAME if naming else _BEFORE_VALUE).match(text, self._at)
+        self._at = before.end() if before else self._at
         found = (_NAME if naming else _VALUE).match(text, self._at)
         if found is None:
             return None
@@ -99,14 +102,14 @@ class NotedArguments:
         if found["quote"]:
             self._quote = found["quote"]
             return ahead + '"'
-        bare = found["bare"]
+        bare = (found["bare"] or "").rstrip()
         if naming:
             if len(self._levels) == 1:
                 self._schema = self._schemas.get(bare)
             self._named = True
             return f"{ahead}{json.dumps(bare, ensure_ascii=False)}: "
         self._named = False
-        if bare is None:
+        if found["open"]:
             self._levels.append(_Level("}" if found["open"] == "{" else "]"))
             return ahead + ("{" if found["open"] == "{" else "[")
         schema = self._schema if len(self._levels) == 1 else None
@@ -150,9 +153,10 @@ class NotedArguments:
             return True
         argument = self._named and len(self._levels) == 1
         behind, maybe = (_BEHIND_ARGUMENT, _MAYBE_BEHIND_ARGUMENT) if argument else (_BEHIND, _MAYBE_BEHIND)
-        if behind.match(text, self._at + 1):
+        start, stop = self._at + 1, self._at + 1 + _AHEAD
+        if behind.match(text, start, stop):
             return True
-        return (last or None) if maybe.fullmatch(text, self._at + 1) else False
+        return (last or len(text) > stop or None) if maybe.fullmatch(text, start, stop) else False
 
     def _end_text(self) -> str:
         self._quote = ""

@@ -112,9 +112,10 @@ class NamedCall:
             head = self._head.match(text, 0, LONGEST_HEAD)
             if head is None:
                 likely = _LIKELY.match(text) if self._in_python else None
-                yield from (
-                    [Ended(likely.end(), is_call=False)] if likely and likely.end() < len(text) else _too_long(text)
-                )
+                if likely and likely.end() < len(text):
+                    yield Ended(likely.end(), is_call=False)
+                else:
+                    yield from _too_long(text)
                 return
             named = _named(head)
             if self._known_only and named.name not in self._schemas:

@@ -621,6 +621,15 @@ def test_a_long_text_comes_as_it_is_written() -> None:
         assert json.loads(told) == {"a": "it's <| so on " * 50}
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("begun", ["a", "n=3", "n='x'", "n=3, ", "n=['x'", 'n="x", m', "n"])
+def test_a_model_that_goes_on_with_spaces_holds_nobody_up(begun: str) -> None:
+    """What is looked at again with each letter is of a length that does not grow, or is looked through once."""
+    assert [name for name, _ in taken(LFM2, [f"{LFM2.begin}[g({begun}", *" " * 3000, "\n)]"])[2]] == ["g"] * (
+        "=" in begun
+    )
+
+
 def test_the_name_that_a_model_gives_a_call_is_kept() -> None:
     parts = AnswerParts(KIMI, None, False)
     (first, *_) = parts.push(f"{begins(KIMI, 'f')}{{}}")
