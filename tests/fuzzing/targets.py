@@ -102,10 +102,12 @@ def answers(data: bytes) -> None:
         whole, pieces = ([*_parts(form, cut)] for cut in ([text], list(text)))
         for kind in ("content", "reasoning"):
             assert "".join(getattr(part, kind) for part in whole) == "".join(getattr(part, kind) for part in pieces)
+        arguments, same = ("".join(part.call.arguments for part in parts if part.call) for parts in (whole, pieces))
+        assert arguments == same
 
 
 def _parts(form: Any, pieces: Sequence[str]) -> Any:
-    parts = AnswerParts(form, THINK, False)
+    parts = AnswerParts(form, THINK, False, {"f": {}})
     for piece in pieces:
         yield from parts.push(piece)
     yield from parts.flush()
