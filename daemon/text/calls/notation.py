@@ -67,6 +67,7 @@ class NotedArguments:
         self._at = 0
         """Characters that have been read."""
         self._untold = "{"
+        """What is to be told before all else."""
 
     def look(self, text: str, last: bool = False) -> tuple[str, int]:
         """What is new of the arguments, as JSON, and where they end, or 0.
@@ -136,6 +137,7 @@ class NotedArguments:
         return self._end_text() if ends else _inner(quote)
 
     def _as_it_is(self, text: str) -> str | None:
+        """As `_in_text`, of a text without escapes."""
         end = text.find(self._quote, self._at)
         upto = end if end >= 0 else len(text) - held_back(text, self._quote)
         piece, self._at = text[self._at : upto], max(upto, self._at)

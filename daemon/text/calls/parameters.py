@@ -104,6 +104,11 @@ class ParameterRules:
             )
 
     def _name(self, key: str) -> str:
+        """A name as the model writes it.
+
+        Raises:
+            ConstraintError: it cannot.
+        """
         if not self._form.quote or _BARE_NAME.fullmatch(key):
             return key
         if self._nested:
@@ -165,6 +170,7 @@ class ParameterRules:
         return self._referred[ref]
 
     def _any(self) -> str:
+        """Any value."""
         words = self._one_of([True, False, None])
         if not self._nested:
             return f"({words} | {self._json({})})"
