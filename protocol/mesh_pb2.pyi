@@ -1125,7 +1125,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., seed: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., top_logprobs: _Optional[int] = ..., logprobs: _Optional[bool] = ...) -> None: ...
 
 class Generate(_message.Message):
-    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "strict_tools", "reasoning_effort", "only_prompt", "adapter", "name", "embed", "priority", "asked_at")
+    __slots__ = ("request_id", "session", "messages_json", "prompt", "prompt_tokens", "sampling", "max_tokens", "stop", "ignore_eos", "echo", "without_drafts", "usual_tokens", "written", "constraint", "tools_json", "tool_choice", "one_call", "strict_tools", "reasoning_effort", "template_json", "only_prompt", "adapter", "name", "embed", "priority", "asked_at")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -1145,6 +1145,7 @@ class Generate(_message.Message):
     ONE_CALL_FIELD_NUMBER: _ClassVar[int]
     STRICT_TOOLS_FIELD_NUMBER: _ClassVar[int]
     REASONING_EFFORT_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_JSON_FIELD_NUMBER: _ClassVar[int]
     ONLY_PROMPT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -1170,13 +1171,14 @@ class Generate(_message.Message):
     one_call: bool
     strict_tools: _containers.RepeatedScalarFieldContainer[str]
     reasoning_effort: str
+    template_json: str
     only_prompt: bool
     adapter: Adapter
     name: str
     embed: bool
     priority: int
     asked_at: str
-    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., strict_tools: _Optional[_Iterable[str]] = ..., reasoning_effort: _Optional[str] = ..., only_prompt: _Optional[bool] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., name: _Optional[str] = ..., embed: _Optional[bool] = ..., priority: _Optional[int] = ..., asked_at: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., session: _Optional[str] = ..., messages_json: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., echo: _Optional[bool] = ..., without_drafts: _Optional[bool] = ..., usual_tokens: _Optional[int] = ..., written: _Optional[_Iterable[int]] = ..., constraint: _Optional[_Union[Constraint, _Mapping]] = ..., tools_json: _Optional[str] = ..., tool_choice: _Optional[str] = ..., one_call: _Optional[bool] = ..., strict_tools: _Optional[_Iterable[str]] = ..., reasoning_effort: _Optional[str] = ..., template_json: _Optional[str] = ..., only_prompt: _Optional[bool] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., name: _Optional[str] = ..., embed: _Optional[bool] = ..., priority: _Optional[int] = ..., asked_at: _Optional[str] = ...) -> None: ...
 
 class Constraint(_message.Message):
     __slots__ = ("json_schema", "regex", "grammar", "param", "thoughts", "around")

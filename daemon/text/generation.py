@@ -24,6 +24,9 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.wording import counted
 
+WHETHER_TO_THINK = ("enable_thinking", "thinking")
+"""What chat templates call it: those of Qwen 3, GLM, Gemma 4 and SmolLM3, and those of DeepSeek V3.1 and Granite."""
+
 
 class RequestError(Exception):
     """A request that cannot be served as it is.
@@ -207,7 +210,10 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
             if request.asked_at:
                 options[ASKED_AT] = request.asked_at
             if request.reasoning_effort:
-                options["reasoning_effort"] = request.reasoning_effort
+                thinks = request.reasoning_effort != "none"
+                options |= {"reasoning_effort": request.reasoning_effort, **dict.fromkeys(WHETHER_TO_THINK, thinks)}
+            if request.template_json:
+                options |= json.loads(request.template_json)
             prompt = tokenizer.encode_chat(messages, options)
         except ChatError as error:
             raise RequestError(error.code, str(error), "messages") from error

@@ -55,6 +55,8 @@ def prompt_of(asked: Prompt) -> Generate:
     generate = Generate(messages_json=json.dumps(messages, ensure_ascii=False, separators=(",", ":")))
     if asked.output_config and asked.output_config.effort:
         generate.reasoning_effort = asked.output_config.effort
+    elif asked.thinking and asked.thinking.type == "disabled":
+        generate.reasoning_effort = "none"
     choice = asked.tool_choice
     if asked.tools and (choice is None or choice.type != "none"):
         functions = [

@@ -76,6 +76,7 @@ def chat_generates(body: object) -> Generates:
         messages_json=messages,
         max_tokens=chat.max_completion_tokens or chat.max_tokens or 0,
         reasoning_effort=chat.reasoning_effort or "",
+        template_json=json.dumps(chat.chat_template_kwargs) if chat.chat_template_kwargs else "",
     )
     if chat.tools and chat.tool_choice != "none":
         generate.tools_json = json.dumps([tool.model_dump(exclude_unset=True) for tool in chat.tools])

@@ -255,6 +255,10 @@ class Request(Body):
         return self
 
 
+_MADE_OF_THE_REQUEST = {"messages", "tools", "documents", "add_generation_prompt"}
+"""What a chat template is told that no client tells it by that name."""
+
+
 class ChatRequest(Request):
     """The body of ``POST /v1/chat/completions``."""
 
@@ -272,7 +276,9 @@ class ChatRequest(Request):
     parallel_tool_calls: bool = True
     """Whether there may be several calls; otherwise the answer ends with the first."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    """Told to the chat template, which may know it or not."""
+    """Told to the chat template, which may know it or not; with ``none``, it is told that the model is not to think."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What the chat template is told by its own names, as at vLLM and llama.cpp: ``{"enable_thinking": false}``."""
     audio: Annotated[Any, Neutral()] = None
     function_call: Annotated[Any, Neutral("none", "auto")] = None
     functions: Annotated[Any, Neutral([])] = None
@@ -286,6 +292,8 @@ class ChatRequest(Request):
             refuse("needs logprobs to be true", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             refuse("contradicts max_completion_tokens; give one of them", "max_tokens")
+        if made := _MADE_OF_THE_REQUEST & self.chat_template_kwargs.keys():
+            refuse("is made of the other parameters", "chat_template_kwargs", min(made))
         self._check_tools()
         return self
 

@@ -66,6 +66,25 @@ def test_every_kind_of_input(folder: WriteFolder) -> None:
     assert (refusal.value.code, refusal.value.param) == ("invalid_request", "messages")
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "as it likes"),
+        ({"reasoning_effort": "none"}, "False False none"),
+        ({"reasoning_effort": "low"}, "True True low"),
+        ({"template_json": '{"enable_thinking": false}'}, "False  "),
+        ({"reasoning_effort": "high", "template_json": '{"enable_thinking": false}'}, "False True high"),
+    ],
+)
+def test_a_template_is_told_whether_to_think(fields: dict[str, str], told: str, folder: WriteFolder) -> None:
+    template = (
+        "{% if enable_thinking is defined %}{{ enable_thinking }} {{ thinking }} {{ reasoning_effort }}{% else %}"
+    )
+    tokenizer = Tokenizer.load(folder(bytes_tokenizer(), template + "as it likes{% endif %}"))
+    asked = request(messages_json=json.dumps([{"role": "user", "content": "Hi"}]), **fields)
+    assert tokenizer.decode(list(Generation(asked, tokenizer, CONTEXT).start().prompt)) == told
+
+
 def test_a_chat_with_a_base_model_is_refused() -> None:
     chat = json.dumps([{"role": "user", "content": "ROMEO:"}])
     with pytest.raises(RequestError, match="no chat template") as refusal:

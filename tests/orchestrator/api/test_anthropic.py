@@ -170,6 +170,11 @@ def test_an_answer_can_be_kept_to_a_schema() -> None:
     assert (json.loads(generate.constraint.json_schema), generate.reasoning_effort) == ({"type": "object"}, "high")
 
 
+def test_a_model_is_asked_not_to_think_where_nobody_wants_thoughts() -> None:
+    for thinking, effort in (("disabled", "none"), ("enabled", ""), ("adaptive", "")):
+        assert generate_of(read(MESSAGES, {**ASKED, "thinking": {"type": thinking}})).reasoning_effort == effort
+
+
 @pytest.mark.parametrize(
     ("change", "param", "why"),
     [

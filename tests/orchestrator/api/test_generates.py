@@ -55,6 +55,12 @@ def test_defaults_are_the_models_else_openais() -> None:
     assert chat().each[0].sampling.seed != chat().each[0].sampling.seed
 
 
+def test_a_chat_template_is_told_what_a_client_says_to_it() -> None:
+    told = chat(chat_template_kwargs={"enable_thinking": False, "custom": [1]}).each[0].template_json
+    assert json.loads(told) == {"enable_thinking": False, "custom": [1]}
+    assert chat().each[0].template_json == ""
+
+
 def test_everything_asked_for_arrives() -> None:
     parameters = chat(
         temperature=0,
@@ -230,6 +236,8 @@ COMMON = [
         ("audio", {"voice": "alloy"}),
         ("modalities", ["text", "audio"]),
         ("reasoning_effort", "most"),
+        ("chat_template_kwargs", "enable_thinking"),
+        ("chat_template_kwargs", {"enable_thinking": False, "messages": []}),
         ("prompt", "Hi"),
         ("suffix", "x"),
     ],
