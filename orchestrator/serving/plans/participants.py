@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from motley.orchestrator.mesh.nodes import Node, what_became
-from motley.orchestrator.planning.setup import HANDS, Setup, SetupError, lacking_format, lacking_skill, setup_of
+from motley.orchestrator.planning.setup import HANDS, Setup, SetupError, lacking_skill, setup_of
 from motley.orchestrator.serving.errors import refusal
-from motley.orchestrator.serving.plans.taking_part import Participant, TakenBackError, UnableError, taking_part
+from motley.orchestrator.serving.plans.taking_part import (
+    Participant,
+    TakenBackError,
+    UnableError,
+    setup_on,
+    taking_part,
+)
 from motley.orchestrator.session_request import AUTO, Place, SessionRequest
 from motley.orchestrator.sessions.assignments import model_spec
 from motley.orchestrator.workers import Worker
@@ -110,15 +116,10 @@ def draft_setup(request: SessionRequest, first: Participant) -> Setup:
         ServingError: the node has no such engine, it cannot run there, or it cannot keep caches as the request wants.
     """
     node, engine = first.node, request.draft_engine or first.setup.engine
-    options = request.engine_options if engine == request.engine else {}
     try:
-        setup = setup_of(node.name, node.capabilities, engine, request.quantisation, options)
-    except SetupError as error:
+        setup = setup_on(request, node, engine, request.quantisation)
+    except UnableError as error:
         raise refusal(error.code, str(error), "draft_engine") from error
-    if why := node.taken_back(setup.on_gpu):
-        raise refusal("device_leased", f"node {node.name!r} {why}", "draft_engine")
-    if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
-        raise refusal("unusable_engine", lacking, "draft_engine")
     if request.has_own_head:
         for field, own in (("draft_model", first.setup.engine), ("draft_engine", engine)):
             if lacking := lacking_skill(node.name, node.capabilities, own, HANDS):

@@ -137,7 +137,15 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
 
 def _by(request: SessionRequest, node: Node, engine: str) -> Participant:
     """A node with a rank by a certain engine; errors as `taking_part`."""
-    quantisation = request.quantisations.get(node.name, request.quantisation)
+    setup = setup_on(request, node, engine, request.quantisations.get(node.name, request.quantisation))
+    for field, skill in SKILLS.items():
+        if getattr(request, field) and (lacking := lacking_skill(node.name, node.capabilities, engine, skill)):
+            raise UnableError("unusable_engine", lacking, field)
+    return Participant(node, setup)
+
+
+def setup_on(request: SessionRequest, node: Node, engine: str, quantisation: str) -> Setup:
+    """How a certain engine computes on a node for a session, be it a rank or a draft model; errors as `taking_part`."""
     try:
         setup = setup_of(node.name, node.capabilities, engine, quantisation, request.options_of(engine))
     except SetupError as error:
@@ -146,10 +154,7 @@ def _by(request: SessionRequest, node: Node, engine: str) -> Participant:
         raise TakenBackError(node.name, why)
     if lacking := lacking_format(node.name, node.capabilities, engine, request.cache_format):
         raise UnableError("unusable_engine", lacking, "cache_format")
-    for field, skill in SKILLS.items():
-        if getattr(request, field) and (lacking := lacking_skill(node.name, node.capabilities, engine, skill)):
-            raise UnableError("unusable_engine", lacking, field)
-    return Participant(node, setup)
+    return setup
 
 
 def _chosen(one: Participant, why: str) -> Participant:
