@@ -88,6 +88,19 @@ def read_rope(
     return rope_of(keys, rope, head_size, theta, partial, types)
 
 
+def rope_keys_of_both_kinds(keys: Keys) -> tuple[Keys, Keys]:
+    """The objects of rope keys of layers that see everything, and of those with windows.
+
+    Raises:
+        ConfigError: there is one for all layers.
+    """
+    given = keys.inner("rope_parameters")
+    if {"rope_type", "type", "rope_theta"} & given.values.keys():
+        raise keys.refusal("rope_parameters", "an object with full_attention and sliding_attention")
+    full = keys.inner("rope_scaling") if keys.get("rope_scaling") else given.inner("full_attention")
+    return full, given.inner("sliding_attention")
+
+
 def rope_of(
     keys: Keys, rope: Keys, head_size: int, theta: float, partial: float | None = None, types: Collection[str] = USUAL
 ) -> tuple[Rope, int]:

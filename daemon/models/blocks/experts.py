@@ -46,14 +46,17 @@ def sparse_layers(keys: Keys, layers: int) -> list[bool]:
     return sparse
 
 
-def stacked_parts(module: str, hidden: int, columns: int) -> dict[str, tuple[Part, ...]]:
+def stacked_parts(module: str, hidden: int, columns: int, transposed: bool = False) -> dict[str, tuple[Part, ...]]:
     """Where experts' matrices lie in files as transformers 5 keeps them: those of a layer in two tensors,
-    ``gate_up_proj`` [E, 2F, D] and ``down_proj`` [E, D, F]."""
-    both = f"{module}.gate_up_proj[{{expert}}]"
+    ``gate_up_proj`` [E, 2F, D] and ``down_proj`` [E, D, F]; transposed, [E, D, 2F] and [E, F, D]."""
+    both, down = f"{module}.gate_up_proj[{{expert}}]", f"{module}.down_proj[{{expert}}]"
+    wide, narrow = (2 * columns, hidden), (hidden, columns)
+    if transposed:
+        wide, narrow = wide[::-1], narrow[::-1]
     return {
-        "gate": (Part(both, (2 * columns, hidden)),),
-        "up": (Part(both, (2 * columns, hidden), columns),),
-        "down": (Part(f"{module}.down_proj[{{expert}}]", (hidden, columns)),),
+        "gate": (Part(both, wide, transposed=transposed),),
+        "up": (Part(both, wide, columns, transposed=transposed),),
+        "down": (Part(down, narrow, transposed=transposed),),
     }
 
 

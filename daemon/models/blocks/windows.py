@@ -7,8 +7,15 @@ from collections.abc import Sequence
 from motley.daemon.models.keys import Keys
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-DEFAULT_WINDOW = 4096
-"""What transformers takes where a config with a window does not say how wide; null means none."""
+
+
+def read_window(keys: Keys, silent: int = 4096) -> int:
+    """How many positions the rows of layers with a window see, as ``sliding_window`` says; 0 and null: there are none.
+
+    Args:
+        silent: where the keys do not say: as wide as transformers takes it then.
+    """
+    return keys.size("sliding_window", 0 if keys.says("sliding_window") else silent)
 
 
 def no_windows(keys: Keys, layers: int) -> list[int]:
@@ -22,19 +29,19 @@ def no_windows(keys: Keys, layers: int) -> list[int]:
     return listed_windows(keys, layers, 0, [FULL] * layers)
 
 
-def windows_everywhere(keys: Keys, layers: int, silent: int = DEFAULT_WINDOW) -> list[int]:
-    """The same window for each layer; `silent` is what it is where the keys do not say."""
-    window = keys.size("sliding_window", 0 if keys.says("sliding_window") else silent)
-    return listed_windows(keys, layers, window, [SLIDING if window else FULL] * layers)
+def windows_everywhere(keys: Keys, layers: int, silent: int = 4096) -> list[int]:
+    """The same window for each layer; `silent` as for `read_window`."""
+    window = read_window(keys, silent)
+    kind = SLIDING if window else FULL
+    return listed_windows(keys, layers, window, [kind] * layers, [kind])
 
 
 def windows_from_a_layer(keys: Keys, layers: int) -> list[int]:
     """Windows from layer ``max_window_layers`` on, or where ``layer_types`` has them, if ``use_sliding_window``."""
-    silent = 0 if keys.says("sliding_window") else DEFAULT_WINDOW
-    window = keys.size("sliding_window", silent) if keys.flag("use_sliding_window", False) else 0
+    window = read_window(keys) if keys.flag("use_sliding_window", False) else 0
     first = keys.size("max_window_layers", 28, least=0)
     default = [SLIDING if window and layer >= first else FULL for layer in range(layers)]
-    return listed_windows(keys, layers, window, default, [FULL, SLIDING] if window else [FULL])
+    return listed_windows(keys, layers, window, default)
 
 
 def listed_windows(
@@ -43,15 +50,15 @@ def listed_windows(
     """How many positions a row of each layer sees, itself included, by ``layer_types``; 0: all.
 
     Args:
-        window: of the layers that have one.
+        window: of the layers that have one; 0: none has.
         default: the kind of each layer where ``layer_types`` is silent.
-        allowed: the kinds that it may name; empty: those of `default`.
+        allowed: the kinds that it may name; empty: both, or only `FULL` without a window.
 
     Raises:
         ConfigError: ``layer_types`` is no list of them.
     """
     kinds = keys.get("layer_types") or list(default)
-    possible = set(allowed or default)
+    possible = set(allowed or ([FULL, SLIDING] if window else [FULL]))
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= possible:
         raise keys.refusal("layer_types", f"a list of {layers} times {' or '.join(sorted(possible))}")
     return [window if kind == SLIDING else 0 for kind in kinds]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.layers import model, post_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
-from motley.daemon.models.blocks.shape import read_shape
-from motley.daemon.models.blocks.windows import DEFAULT_WINDOW, FULL, SLIDING, listed_windows
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows, read_window
+from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
@@ -16,30 +20,34 @@ def exaone4(keys: Keys) -> Model:
     """Describe a model of type ``exaone4``."""
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size)
-    window = keys.size("sliding_window", 0 if keys.says("sliding_window") else DEFAULT_WINDOW)
-    windows = exaone4_windows(keys, shape.layers, window)
+    attend = exaone4_attention(keys, shape)
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:
         return post_norm_layer(
             shape,
             number,
-            lambda writer, x: attention(
-                writer,
-                shape,
-                number,
-                x,
-                qk_norm=True,
-                rope=None if window and not windows[number] else "main",
-                window=windows[number],
-            ),
+            lambda writer, x: attend(writer, number, x),
             lambda writer, x: mlp(writer, number, x, columns),
         )
 
     return model("exaone4", shape, layer, {"main": rope}, context)
 
 
-def exaone4_windows(keys: Keys, layers: int, window: int) -> list[int]:
+def exaone4_attention(keys: Keys, shape: Shape) -> Callable[[Writer, int, Value], Value]:
+    """What writes a layer's attention: with a window or without, and where others have one, only those rotate."""
+    window = read_window(keys)
+    windows = _windows(keys, shape.layers, window)
+
+    def write(writer: Writer, number: int, x: Value) -> Value:
+        own = windows[number]
+        rope = None if window and not own else "main"
+        return attention(writer, shape, number, x, qk_norm=True, rope=rope, window=own)
+
+    return write
+
+
+def _windows(keys: Keys, layers: int, window: int) -> list[int]:
     """The window of each layer: by ``layer_types``, or of all but the last one of each ``sliding_window_pattern``.
 
     Where the former is there the latter says nothing: published configs have it in letters, ``LLLG``.
@@ -49,4 +57,4 @@ def exaone4_windows(keys: Keys, layers: int, window: int) -> list[int]:
     else:
         period = keys.size("sliding_window_pattern", None if keys.says("sliding_window_pattern") else 4)
         default = [SLIDING if (number + 1) % period else FULL for number in range(layers)]
-    return listed_windows(keys, layers, window, default, [FULL, SLIDING] if window else [FULL])
+    return listed_windows(keys, layers, window, default)

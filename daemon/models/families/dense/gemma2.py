@@ -22,7 +22,7 @@ def gemma2(keys: Keys) -> Model:
     shape = read_shape(keys, tied=True, norm_offset=1.0)
     rope, context = read_rope(keys, shape.heads.size)
     kinds = [FULL if layer % 2 else SLIDING for layer in range(shape.layers)]
-    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds, [FULL, SLIDING])
+    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds)
     for key in ("hidden_act", "hidden_activation"):
         keys.only(key, "gelu_pytorch_tanh")
     bias, scale = keys.flag("attention_bias", False), keys.number("query_pre_attn_scalar", 256.0) ** -0.5

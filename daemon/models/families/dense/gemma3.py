@@ -11,7 +11,7 @@ from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope_keys import rope_of
+from motley.daemon.models.rope_keys import rope_keys_of_both_kinds, rope_of
 
 DEFAULTS = {
     "vocab_size": 262208,
@@ -35,7 +35,7 @@ def gemma3(keys: Keys) -> Model:
     ropes = _ropes(keys, shape.heads.size)
     period = keys.size("sliding_window_pattern", 6)
     kinds = [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(shape.layers)]
-    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds, [FULL, SLIDING])
+    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds)
     keys.only("hidden_activation", "gelu_pytorch_tanh")
     bias, scale = keys.flag("attention_bias", False), keys.number("query_pre_attn_scalar", 256.0) ** -0.5
     cap = keys.number("final_logit_softcapping") if keys.get("final_logit_softcapping") is not None else 0.0
@@ -67,12 +67,9 @@ def gemma3(keys: Keys) -> Model:
 
 def _ropes(keys: Keys, head_size: int) -> dict[str, Rope]:
     """Layers that see everything may have a scaled rotary embedding, those with windows have a faster one."""
-    given = keys.inner("rope_parameters")
-    if {"rope_type", "type", "rope_theta"} & given.values.keys():
-        raise keys.refusal("rope_parameters", "an object with full_attention and sliding_attention")
-    full = keys.inner("rope_scaling") if keys.get("rope_scaling") else given.inner("full_attention")
+    full, sliding = rope_keys_of_both_kinds(keys)
     theta, local = keys.number("rope_theta", 1e6), keys.number("rope_local_base_freq", 1e4)
     return {
         "full": rope_of(keys, full, head_size, theta)[0],
-        "sliding": rope_of(keys, given.inner("sliding_attention"), head_size, local)[0],
+        "sliding": rope_of(keys, sliding, head_size, local)[0],
     }

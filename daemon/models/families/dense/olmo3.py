@@ -6,11 +6,11 @@ from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.layers import model, post_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
-from motley.daemon.models.blocks.windows import DEFAULT_WINDOW, FULL, SLIDING, listed_windows
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows, read_window
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope_keys import rope_of
+from motley.daemon.models.rope_keys import rope_keys_of_both_kinds, rope_of
 
 THETA = 500000.0
 """The base of a rotary embedding that names none."""
@@ -20,9 +20,9 @@ def olmo3(keys: Keys) -> Model:
     """Describe a model of type ``olmo3``."""
     shape = read_shape(keys, kv_heads=True, epsilon=1e-5)
     ropes, context = _ropes(keys, shape.heads.size)
-    window = keys.size("sliding_window", 0 if keys.says("sliding_window") else DEFAULT_WINDOW)
+    window = read_window(keys)
     kinds = [SLIDING if (number + 1) % 4 else FULL for number in range(shape.layers)]
-    windows = listed_windows(keys, shape.layers, window, kinds, [FULL, SLIDING] if window else [FULL])
+    windows = listed_windows(keys, shape.layers, window, kinds)
     bias = keys.flag("attention_bias", False)
     columns = mlp_axis(keys.size("intermediate_size"))
 
@@ -53,11 +53,7 @@ def _ropes(keys: Keys, head_size: int) -> tuple[dict[str, Rope], int]:
     Where an object names no base, one beside the objects other than `THETA` is refused: older versions of
     transformers take it for all layers, newer ones for those that see everything.
     """
-    given = keys.inner("rope_parameters")
-    if {"rope_type", "type", "rope_theta"} & given.values.keys():
-        raise keys.refusal("rope_parameters", "an object with full_attention and sliding_attention")
-    scaled = keys.inner("rope_scaling") if keys.get("rope_scaling") else given.inner("full_attention")
-    sliding = given.inner("sliding_attention")
+    scaled, sliding = rope_keys_of_both_kinds(keys)
     if any(each.get("rope_theta") is None for each in (scaled, sliding)):
         keys.only("rope_theta", THETA)
     full, context = rope_of(keys, scaled, head_size, THETA)

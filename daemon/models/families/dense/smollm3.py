@@ -20,7 +20,7 @@ def smollm3(keys: Keys) -> Model:
     rotated = rotated_layers(keys, shape.layers)
     window = keys.size("sliding_window", 0) if keys.flag("use_sliding_window", False) else 0
     kinds = [SLIDING if window and not rotates else FULL for rotates in rotated]
-    windows = listed_windows(keys, shape.layers, window, kinds, [FULL, SLIDING] if window else [FULL])
+    windows = listed_windows(keys, shape.layers, window, kinds)
     bias, mlp_bias = keys.flag("attention_bias", False), keys.flag("mlp_bias", False)
     columns = mlp_axis(keys.size("intermediate_size"))
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
-from motley.daemon.models.blocks.windows import DEFAULT_WINDOW
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.families.dense.exaone4 import exaone4_windows
+from motley.daemon.models.families.dense.exaone4 import exaone4_attention
 from motley.daemon.models.families.experts.glm4_moe import corrected_routing
 from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
 from motley.daemon.models.keys import Keys
@@ -24,8 +22,7 @@ def exaone_moe(keys: Keys) -> Model:
     keys = keys.filled({"routed_scaling_factor": 2.5})
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size)
-    window = keys.size("sliding_window", 0 if keys.says("sliding_window") else DEFAULT_WINDOW)
-    windows = exaone4_windows(keys, shape.layers, window)
+    attend = exaone4_attention(keys, shape)
     keys.only("scoring_func", "sigmoid")
     count, columns = expert_count(keys), keys.size("moe_intermediate_size")
     sparse = sparse_kinds(keys, shape.layers, keys.size("first_k_dense_replace", 1, least=0))
@@ -40,15 +37,7 @@ def exaone_moe(keys: Keys) -> Model:
         return pre_norm_layer(
             shape,
             number,
-            lambda writer, x: attention(
-                writer,
-                shape,
-                number,
-                x,
-                qk_norm=True,
-                rope=None if window and not windows[number] else "main",
-                window=windows[number],
-            ),
+            lambda writer, x: attend(writer, number, x),
             lambda writer, x: (
                 experts(writer, shape, number, x, count, columns, routing, shared=shared)
                 if sparse[number]

@@ -54,7 +54,7 @@ def gemma4(keys: Keys) -> Model:
     shape = read_shape(keys, tied=True)
     wide = _wide_heads(keys, shape.heads)
     kinds = [SLIDING if (layer + 1) % 6 else FULL for layer in range(shape.layers - 1)] + [FULL]
-    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds, [FULL, SLIDING])
+    windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds)
     if windows[-1]:
         raise keys.refusal("layer_types", "a last layer of full_attention")
     ropes, context = _ropes(keys, shape.heads.size, wide.size)

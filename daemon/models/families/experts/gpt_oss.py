@@ -37,7 +37,7 @@ def gpt_oss(keys: Keys) -> Model:
         keys.number("rope_theta", 150000.0),
     )
     kinds = [SLIDING if (layer + 1) % 2 else FULL for layer in range(shape.layers)]
-    windows = listed_windows(keys, shape.layers, keys.size("sliding_window", 128), kinds, [FULL, SLIDING])
+    windows = listed_windows(keys, shape.layers, keys.size("sliding_window", 128), kinds)
     keys.only("swiglu_alpha", 1.702)
     keys.only("swiglu_limit", 7.0)
     bias = keys.flag("attention_bias", True)

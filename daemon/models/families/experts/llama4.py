@@ -6,7 +6,7 @@ An expert's weight multiplies what it reads, not what it makes of it.
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
+from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, stacked_parts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.rotated import rotated_layers
@@ -16,7 +16,6 @@ from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing, Warmth
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
-from motley.daemon.weights.places import Part
 
 CHUNKED, FULL = "chunked_attention", "full_attention"
 DEFAULTS = {
@@ -113,10 +112,4 @@ def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
 def _names(number: int, hidden: int, columns: int) -> MlpNames:
     """The experts of a layer lie in one tensor for gate and up, and one for down, both transposed."""
     module = f"model.layers.{number}.mlp.experts"
-    both, down = f"{module}.gate_up_proj[{{expert}}]", f"{module}.down_proj[{{expert}}]"
-    parts = {
-        "gate": (Part(both, (hidden, 2 * columns), transposed=True),),
-        "up": (Part(both, (hidden, 2 * columns), columns, transposed=True),),
-        "down": (Part(down, (columns, hidden), transposed=True),),
-    }
-    return usual_names(f"{module}.{{expert}}", parts=parts)
+    return usual_names(f"{module}.{{expert}}", parts=stacked_parts(module, hidden, columns, transposed=True))

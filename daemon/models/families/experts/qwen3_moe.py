@@ -14,7 +14,6 @@ from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
-from motley.daemon.weights.places import Part
 
 
 def qwen3_moe(keys: Keys) -> Model:
@@ -30,15 +29,9 @@ def qwen3_vl_moe(keys: Keys) -> Model:
 def _stacked(number: int, hidden: int, columns: int) -> MlpNames:
     """Experts' matrices as files of Qwen3-VL have them, those of a layer in two tensors: published ones transposed,
     [E, D, 2F] and [E, F, D], those that transformers 5 has saved not."""
-    usual = stacked_parts(f"model.layers.{number}.mlp.experts", hidden, columns)
     module = f"model.layers.{number}.mlp.experts"
-    both, down = f"{module}.gate_up_proj[{{expert}}]", f"{module}.down_proj[{{expert}}]"
-    parts = {
-        "gate": (Part(both, (hidden, 2 * columns), transposed=True), *usual["gate"]),
-        "up": (Part(both, (hidden, 2 * columns), columns, transposed=True), *usual["up"]),
-        "down": (Part(down, (columns, hidden), transposed=True), *usual["down"]),
-    }
-    return usual_names(f"{module}.{{expert}}", parts=parts)
+    turned, usual = (stacked_parts(module, hidden, columns, transposed) for transposed in (True, False))
+    return usual_names(f"{module}.{{expert}}", parts={name: (*turned[name], *usual[name]) for name in usual})
 
 
 def _described(family: str, keys: Keys, named: Callable[[int, int, int], MlpNames | None]) -> Model:
