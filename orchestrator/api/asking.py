@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,12 +18,11 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.request_id import request_id
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
 from motley.orchestrator.serving.answering.requests import Answers, Requests
-from motley.orchestrator.serving.errors import BusyError, ServingError
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.store.usage import Usage
 from motley.orchestrator.usual_sampling import fill
-from motley.protocol.mesh_pb2 import Generate, Sampling
+from motley.protocol.mesh_pb2 import Delta, Generate, Sampling
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,12 @@ class Asking:
             raise ApiError(404, message, param="adapter" if adapter else "model", code="model_not_found")
         return Served(session, session.adapters[wanted])
 
+    async def told_of_prompt(self, http: web.Request, model: str, generate: Generate) -> tuple[Session, Delta]:
+        """What a session tells of a prompt that it is not to answer, and which session that is; errors as `answers`."""
+        generate.only_prompt = True
+        async with self.answers(http, model, [generate], "") as given:
+            return given.session, (await next_delta(given.answers))[1]
+
     @asynccontextmanager
     async def answers(
         self, http: web.Request, model: str, each: Sequence[Generate], prefix: str, adapter: str = ""
@@ -126,7 +132,8 @@ class Asking:
             adapter: see `served`.
 
         Raises:
-            ApiError: there is no such session, or it does not take the request, or an answer breaks off.
+            ApiError: there is no such session, or it is for other answers.
+            ServingError: it does not take the request, or an answer breaks off.
         """
         served = self.served(model, adapter)
         session = served.session
@@ -151,12 +158,20 @@ class Asking:
                     yield Given(session, served.name, id_, created, len(each), each[0].sampling, answers, after)
                 finally:
                     self._usage.count(http[CALLER].name, served.name, answers.used)
-        except ServingError as error:
-            wait = error.retry_after_s if isinstance(error, BusyError) else None
-            raise ApiError.from_failure(error.failure, retry_after_s=wait) from error
         finally:
             if kept is not None:
                 self._kept.let_go(kept)
+
+
+async def next_delta(answers: Answers) -> tuple[int, Delta]:
+    """The next delta of answers that have not ended, and which it is of, for as long as that takes.
+
+    Raises:
+        ServingError: an answer breaks off.
+    """
+    came = await answers.next(math.inf)
+    assert came is not None, "it waits for as long as it takes"
+    return came
 
 
 def _check_kind(session: Session, each: Sequence[Generate]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from motley.protocol.mesh_pb2 import Failure
+from motley.orchestrator.serving.errors import BusyError, ServingError
 from motley.protocol.wording import human_bytes
 
 ANTHROPIC = "/v1/messages"
@@ -94,11 +94,11 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     @classmethod
-    def from_failure(cls, failure: Failure, default: int = 500, retry_after_s: int | None = None) -> ApiError:
-        """Translate a failure; one with a code that has no status of its own gets `default`."""
-        status = _STATUS.get(failure.code, default)
-        param = failure.param or None
-        return cls(status, failure.message, param=param, code=failure.code, retry_after_s=retry_after_s)
+    def of(cls, error: ServingError, default: int = 500) -> ApiError:
+        """What a client is told of an error; one with a code that has no status of its own gets `default`."""
+        failure, wait = error.failure, error.retry_after_s if isinstance(error, BusyError) else None
+        status, param = _STATUS.get(failure.code, default), failure.param or None
+        return cls(status, failure.message, param=param, code=failure.code, retry_after_s=wait)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -141,6 +141,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except ApiError as error:
         return error.response(request.path)
+    except ServingError as error:
+        return ApiError.of(error).response(request.path)
     except web.HTTPNotFound:
         return ApiError(404, f"there is no {request.path}", code="not_found").response(request.path)
     except web.HTTPMethodNotAllowed as error:

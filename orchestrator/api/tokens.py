@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Annotated
 
 from aiohttp import web
@@ -51,23 +50,18 @@ class TokensApi:
     async def tokenize(self, request: web.Request) -> web.Response:
         """Tell the tokens of a text, or of a chat."""
         asked = read(TOKENIZE, await read_json(request))
-        generate = Generate(only_prompt=True)
+        generate = Generate()
         if asked.messages is not None:
             generate.messages_json = json.dumps([message_of(each) for each in asked.messages])
         else:
             generate.prompt = asked.prompt or ""
-        async with self._asking.answers(request, asked.model, [generate], "") as given:
-            came = await given.answers.next(math.inf)
-            assert came is not None
-            ids = list(came[1].ids)
-            context = given.session.caches.context
+        session, told = await self._asking.told_of_prompt(request, asked.model, generate)
+        ids, context = list(told.ids), session.caches.context
         return web.json_response({"count": len(ids), "max_model_len": context, "tokens": ids})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         """Tell the text of tokens."""
         asked = read(DETOKENIZE, await read_json(request))
-        generate = Generate(only_prompt=True, echo=True, prompt_tokens=TokenIds(ids=asked.tokens))
-        async with self._asking.answers(request, asked.model, [generate], "") as given:
-            came = await given.answers.next(math.inf)
-            assert came is not None
-        return web.json_response({"prompt": came[1].text})
+        generate = Generate(echo=True, prompt_tokens=TokenIds(ids=asked.tokens))
+        _, told = await self._asking.told_of_prompt(request, asked.model, generate)
+        return web.json_response({"prompt": told.text})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +11,7 @@ from aiohttp import web
 from motley.orchestrator.api.access.slow_clients import Patience, give
 from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES, generate_of, prompt_of
 from motley.orchestrator.api.anthropic.schema import MessagesRequest
-from motley.orchestrator.api.asking import Asking, Given
+from motley.orchestrator.api.asking import Asking, Given, next_delta
 from motley.orchestrator.api.errors import ANTHROPIC, ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.schema import read, read_json
@@ -39,12 +38,8 @@ class AnthropicApi:
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Tell how many tokens a chat has, as the model's template writes it."""
         asked = read(COUNT, await read_json(request))
-        generate = prompt_of(asked)
-        generate.only_prompt = True
-        async with self._asking.answers(request, asked.model, [generate], "") as given:
-            came = await given.answers.next(math.inf)
-            assert came is not None
-        return web.json_response({"input_tokens": came[1].prompt_tokens})
+        _, told = await self._asking.told_of_prompt(request, asked.model, prompt_of(asked))
+        return web.json_response({"input_tokens": told.prompt_tokens})
 
 
 class _Blocks:
@@ -171,9 +166,7 @@ def _blocks_of(asked: MessagesRequest) -> _Blocks:
 async def _whole(http: web.Request, asked: MessagesRequest, given: Given) -> web.StreamResponse:
     blocks, last = _blocks_of(asked), Delta()
     while not given.answers.ended:
-        came = await given.answers.next(math.inf)
-        assert came is not None, "it waits for as long as it takes"
-        last = came[1]
+        _, last = await next_delta(given.answers)
         blocks.take(last)
     blocks.end()
     body = {**_message(given, blocks.content), **_stop(last, blocks.calls), "usage": _usage(last)}
@@ -190,7 +183,7 @@ async def _stream(http: web.Request, asked: MessagesRequest, given: Given) -> we
         except ServingError as error:
             if not stream.begun:
                 raise
-            _event(stream, ApiError.from_failure(error.failure).anthropic_body)
+            _event(stream, ApiError.of(error).anthropic_body)
         await stream.end()
     return stream.response
 

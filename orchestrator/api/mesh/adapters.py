@@ -11,7 +11,6 @@ from motley.orchestrator.adapters import NamedAdapter, served_name
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.serving.adapters import Adapters
-from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 
@@ -62,29 +61,20 @@ class AdaptersApi:
         """Have a session know an adapter: 201 once every rank has its files and finds that they fit the model."""
         wanted = read(ADAPTER, await read_json(request))
         session = self._session(wanted.model, "model")
-        try:
-            added = await self._adapters.add(session, wanted.name, wanted.folder, wanted.pinned)
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        added = await self._adapters.add(session, wanted.name, wanted.folder, wanted.pinned)
         return web.json_response(_adapter_json(session, added), status=201)
 
     async def pin(self, request: web.Request) -> web.Response:
         """Keep an adapter loaded, or let it give way to others."""
         wanted = read(PIN, await read_json(request) if request.can_read_body else {})
         session = self._session(request.match_info["model"])
-        try:
-            changed = await self._adapters.pin(session, request.match_info["name"], wanted.pinned)
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        changed = await self._adapters.pin(session, request.match_info["name"], wanted.pinned)
         return web.json_response(_adapter_json(session, changed))
 
     async def remove(self, request: web.Request) -> web.Response:
         """Forget an adapter: requests under way are answered with it to their end, new ones are refused."""
         session = self._session(request.match_info["model"])
-        try:
-            removed = await self._adapters.remove(session, request.match_info["name"])
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        removed = await self._adapters.remove(session, request.match_info["name"])
         return web.json_response(_adapter_json(session, removed))
 
     def _session(self, model: str, param: str | None = None) -> Session:

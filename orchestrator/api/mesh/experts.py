@@ -15,7 +15,6 @@ from motley.orchestrator.api.mesh.sessions import find_session
 from motley.orchestrator.experts.hosts import ExpertHost
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.planning.placement.terms import ExpertKey
-from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.upkeep import Upkeep
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
@@ -48,10 +47,7 @@ class ExpertsApi:
 
     async def rebalance(self, request: web.Request) -> web.Response:
         """Move experts where that shortens the longest time that a host is busy; answers when that was decided."""
-        try:
-            answer = await self._upkeep.rebalance(find_session(self._sessions, request))
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        answer = await self._upkeep.rebalance(find_session(self._sessions, request))
         moved = answer.fetches if answer.worthwhile else 0
         after = answer.placement.seconds_per_token if answer.worthwhile else answer.cost_now
         return web.json_response({"moves": moved, "busy_ms": 1e3 * answer.cost_now, "busy_ms_after": 1e3 * after})

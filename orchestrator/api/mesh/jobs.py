@@ -12,7 +12,6 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.jobs.job import Job, Mode, Request
 from motley.orchestrator.jobs.running import Jobs
-from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.store.keys import Scope
 
 Ticket = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -68,30 +67,21 @@ class JobsApi:
         if len(set(asked.nodes)) < len(asked.nodes):
             raise ApiError(400, "nodes must not have a name twice", param="nodes", code="invalid_value")
         told = asked.model_dump() | {"mode": Mode(asked.mode), "nodes": tuple(asked.nodes)}
-        try:
-            job = self._jobs.create(Request(**told, by=request[CALLER].name))
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        job = self._jobs.create(Request(**told, by=request[CALLER].name))
         return web.json_response(_job_json(job), status=201)
 
     async def job(self, request: web.Request) -> web.Response:
         """A job, with its log: the latest lines, and how many it has had in all."""
         _check_admin(request, "read a job's log")
-        job = self._found(request)
+        job = self._jobs.find(request.match_info["id"])
         return web.json_response({**_job_json(job), "log": job.log, "said": job.said})
 
     async def stop(self, request: web.Request) -> web.Response:
         """End a job: workers end, and nodes remove what they have of it. What the owner's node has is left."""
         _check_admin(request, "stop a job")
-        job = self._found(request)
+        job = self._jobs.find(request.match_info["id"])
         self._jobs.stop(job)
         return web.json_response(_job_json(job))
-
-    def _found(self, request: web.Request) -> Job:
-        try:
-            return self._jobs.find(request.match_info["id"])
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
 
 
 def _check_admin(request: web.Request, what: str) -> None:

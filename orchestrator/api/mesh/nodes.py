@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -13,7 +12,6 @@ from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node, NodeTable
-from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.orders import Orders
 from motley.orchestrator.serving.replanning.rearranging import Rearranging
 from motley.orchestrator.sessions.table import SessionTable
@@ -83,33 +81,24 @@ class NodesApi:
         name = _checked_owner(request, "take")
         asked = read(LEASE, await read_json(request))
         order = LeaseOrder(device=asked.device, holder=asked.holder, reason=asked.reason, seconds=asked.seconds)
-        return await self._ordered(self._orders.lease(name, order))
+        return web.json_response(self._node_json(await self._orders.lease(name, order)))
 
     async def end_lease(self, request: web.Request) -> web.Response:
         """End the lease of a node's machine, whoever has it."""
         name = _checked_owner(request, "give back")
-        return await self._ordered(self._orders.lease(name, LeaseOrder(give=True)))
+        return web.json_response(self._node_json(await self._orders.lease(name, LeaseOrder(give=True))))
 
     async def budget(self, request: web.Request) -> web.Response:
         """Let ranks have so much of a node's memory, or of its GPU's, from now on; sessions that have more make way."""
         name = _checked_owner(request, "say what ranks may have of")
         asked = read(BUDGET, await read_json(request))
         order = BudgetOrder(memory_bytes=asked.memory_bytes, gpu_bytes=asked.gpu_bytes)
-        return await self._ordered(self._orders.budget(name, order))
-
-    async def _ordered(self, order: Awaitable[Node]) -> web.Response:
-        try:
-            return web.json_response(self._node_json(await order))
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        return web.json_response(self._node_json(await self._orders.budget(name, order)))
 
     async def leave(self, request: web.Request) -> web.Response:
         """Have a node leave the mesh once its sessions go on without it; answers when it has been told to."""
         name = _checked_owner(request, "send away")
-        try:
-            moved = await self._rearranging.leave(name)
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        moved = await self._rearranging.leave(name)
         return web.json_response({"node": name, "moved": moved})
 
     async def nodes(self, _: web.Request) -> web.Response:

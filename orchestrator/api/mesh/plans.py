@@ -96,7 +96,7 @@ class PlansApi:
         try:
             planned = await self._forecasts.plan(wanted, asked.requests, machines, alone=alone, config=config)
         except ServingError as error:
-            raise ApiError.from_failure(error.failure, UNSERVABLE) from error
+            raise ApiError.of(error, UNSERVABLE) from error
         return web.json_response(plan_json(planned))
 
 

@@ -60,12 +60,9 @@ class SessionsApi:
         try:
             session = await self._lifecycle.create(wanted)
         except ServingError as error:
-            raise ApiError.from_failure(error.failure, UNSERVABLE) from error
+            raise ApiError.of(error, UNSERVABLE) from error
         if wait:
-            try:
-                await self._lifecycle.wait_ready(session)
-            except ServingError as error:
-                raise ApiError.from_failure(error.failure) from error
+            await self._lifecycle.wait_ready(session)
         return web.json_response(session_json(session), status=201)
 
     async def rebalance(self, request: web.Request) -> web.Response:
@@ -74,10 +71,7 @@ class SessionsApi:
         session, force = find_session(self._sessions, request), request.query.get("force", "false")
         if force not in ("true", "false"):
             raise ApiError(400, f"force can be 'true' or 'false', not {force!r}", param="force", code="invalid_value")
-        try:
-            told = await self._rearranging.rebalance(session, -1.0 if force == "true" else GAIN)
-        except ServingError as error:
-            raise ApiError.from_failure(error.failure) from error
+        told = await self._rearranging.rebalance(session, -1.0 if force == "true" else GAIN)
         body = {"changed": told.changed, "before_ms": told.before_ms, "after_ms": told.after_ms}
         return web.json_response({**body, "session": session_json(session)})
 

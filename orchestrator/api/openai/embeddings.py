@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import math
 import struct
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -13,8 +12,8 @@ from aiohttp import web
 from pydantic import BeforeValidator, Field, TypeAdapter
 
 from motley.orchestrator.api.access.slow_clients import give
-from motley.orchestrator.api.asking import Asking
-from motley.orchestrator.api.openai.schema import MAX_ANSWERS, TokenIds, prompt_or_list, several_prompts
+from motley.orchestrator.api.asking import Asking, next_delta
+from motley.orchestrator.api.openai.schema import MAX_ANSWERS, ONE_OR_SEVERAL, TokenIds, prompt_or_list
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json, refuse
 from motley.protocol import mesh_pb2 as pb
 
@@ -34,10 +33,7 @@ class EmbeddingsRequest(Body):
     input: Annotated[
         list[Annotated[Text | TokenIds, BeforeValidator(_text)]],
         Field(max_length=MAX_ANSWERS),
-        BeforeValidator(
-            several_prompts,
-            json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)],
-        ),
+        ONE_OR_SEVERAL,
     ]
     """A text, or several, each as a string or as token ids. Strings become the tokens that the model's tokenizer makes
     of them."""
@@ -69,9 +65,8 @@ class EmbeddingsApi:
         async with self._asking.answers(http, asked.model, each, "embd-") as given:
             ends = [pb.Delta()] * given.count
             while not given.answers.ended:
-                came = await given.answers.next(math.inf)
-                assert came is not None, "it waits for as long as it takes"
-                ends[came[0]] = came[1]
+                number, delta = await next_delta(given.answers)
+                ends[number] = delta
         tokens = sum(end.prompt_tokens for end in ends)
         body = {
             "object": "list",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from motley.orchestrator.api.access.slow_clients import Patience, give
-from motley.orchestrator.api.asking import Asking, Served
+from motley.orchestrator.api.asking import Asking, Served, next_delta
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
@@ -55,7 +54,7 @@ class OpenAiApi:
         """A model that is ready; one that is not is refused as a request to it would be."""
         served = self._asking.served(request.match_info["model"])
         if not served.session.takes_requests:
-            raise ApiError.from_failure(unready(served.session).failure)
+            raise unready(served.session)
         return web.json_response(_model(served))
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -258,9 +257,8 @@ async def _whole(
     http: web.Request, asked: Generates, choices: Sequence[_Choice], envelope: dict[str, Any], answers: Answers
 ) -> web.StreamResponse:
     while not answers.ended:
-        came = await answers.next(math.inf)
-        assert came is not None, "it waits for as long as it takes"
-        choice, delta = choices[came[0]], came[1]
+        number, delta = await next_delta(answers)
+        choice = choices[number]
         choice.on_delta(delta)
         choice.deltas.append(delta)
     body = {
@@ -301,7 +299,7 @@ async def _stream(
         except ServingError as error:
             if not stream.begun:
                 raise
-            stream.event(json.dumps(ApiError.from_failure(error.failure).body, ensure_ascii=False))
+            stream.event(json.dumps(ApiError.of(error).body, ensure_ascii=False))
         await stream.end()
     return stream.response
 

@@ -317,13 +317,18 @@ class ChatRequest(Request):
         return self.tool_choice == "auto"
 
 
-def several_prompts(prompt: Any) -> Any:
-    """A prompt by itself is a list of one."""
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+def _several(prompt: Any) -> Any:
     several = isinstance(prompt, list) and prompt and all(isinstance(each, str | list) for each in prompt)
     return prompt if several else [prompt]
 
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+ONE_OR_SEVERAL = BeforeValidator(
+    _several, json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)]
+)
+"""A prompt by itself is a list of one."""
 
 
 def prompt_or_list(prompt: Any) -> Any:
@@ -341,10 +346,7 @@ class CompletionRequest(Request):
     prompt: Annotated[
         list[Annotated[Text | TokenIds, BeforeValidator(prompt_or_list)]],
         Field(max_length=MAX_ANSWERS),
-        BeforeValidator(
-            several_prompts,
-            json_schema_input_type=str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1)],
-        ),
+        ONE_OR_SEVERAL,
     ]
     max_tokens: TokenCount | None = None
     """Left out: 16, as at OpenAI; null: until the context is full, as at vLLM."""

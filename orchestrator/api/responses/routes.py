@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 from contextlib import suppress
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from motley.orchestrator.api.access.slow_clients import Patience, give
-from motley.orchestrator.api.asking import Asking, Given
+from motley.orchestrator.api.asking import Asking, Given, next_delta
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.events import EventStream
 from motley.orchestrator.api.openai.routes import chat_logprobs
@@ -181,9 +180,7 @@ def _status(last: Delta) -> str:
 async def _whole(http: web.Request, asked: ResponseRequest, given: Given) -> web.StreamResponse:
     output, last = _Output(), Delta()
     while not given.answers.ended:
-        came = await given.answers.next(math.inf)
-        assert came is not None, "it waits for as long as it takes"
-        last = came[1]
+        _, last = await next_delta(given.answers)
         output.take(last)
     output.end(_status(last))
     return await give(http, _ended(asked, given, output, last))
@@ -216,7 +213,7 @@ async def _stream(http: web.Request, asked: ResponseRequest, given: Given) -> we
         except ServingError as error:
             if not stream.number:
                 raise
-            told = ApiError.from_failure(error.failure)
+            told = ApiError.of(error)
             failed = _response(asked, given, "failed", output.items)
             failed["error"] = {"code": told.code or "server_error", "message": str(told)}
             stream.tell({"type": "response.failed", "response": failed})
