@@ -11,7 +11,7 @@ are `motley.transport.endpoint`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,26 @@ Array = npt.NDArray[Any]
 
 _BARRIER = np.empty(0, np.float32)
 
-
 MOST_STARTED = 2
 """Collectives that may be under way at a time: one of each half of a step."""
+
+
+class Sums(Protocol):
+    """What sums over all ranks: a `Communicator`, or what stands for one where nothing else is asked of it."""
+
+    @property
+    def rank(self) -> int:
+        """Which of the ranks this one is."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    def all_reduce(self, buffer: Array) -> None:
+        """Sum `buffer` (f32, any shape) over all ranks, in place."""
+        ...
 
 
 class Pending:

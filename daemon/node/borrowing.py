@@ -12,7 +12,7 @@ from pathlib import Path
 from motley.daemon.lending.borrower import Borrower
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.machine.ending import end_process
-from motley.daemon.node.child import kill_child, start_child, wait_for_owner_end
+from motley.daemon.node.child import ask_child, kill_child, start_child, wait_for_owner_end
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import files_of
 from motley.protocol import mesh_pb2 as pb
@@ -34,11 +34,8 @@ async def borrowed(loan: pb.Loan, cache: ShareCache) -> AsyncIterator[Path]:
     """
     process = await start_child("motley.daemon.node.borrowing", stdout=asyncio.subprocess.PIPE)
     try:
-        assert process.stdin is not None
-        assert process.stdout is not None
         told = {"loan": loan.SerializeToString().hex(), "shares": str(cache.folder), "limit": cache.limit}
-        process.stdin.write(json.dumps(told).encode() + b"\n")
-        said = json.loads(await process.stdout.readline() or "null")
+        said = await ask_child(process, told)
         if said is None:
             raise LendingError(f"what borrows the model ended with status {await process.wait()}")
         if "refused" in said:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -60,6 +61,14 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
     async def wait(self) -> int: ...
+
+
+async def ask_child(process: asyncio.subprocess.Process, order: Mapping[str, Any]) -> Any:
+    """Give a child an order, a line of JSON, and hear its answer, which is one, too; None: it ended without any."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(order).encode() + b"\n")
+    return json.loads(await process.stdout.readline() or "null")
 
 
 async def kill_child(process: Child) -> None:

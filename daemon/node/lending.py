@@ -15,7 +15,7 @@ from motley.daemon.lending.wire import LendingError
 from motley.daemon.machine.ending import end_process
 from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.node.child import ask_child, end_with_owner, kill_child, start_child
 from motley.daemon.node.network.address import listening_host
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
@@ -40,8 +40,6 @@ async def lend(order: pb.Lend, settings: NodeSettings) -> AsyncIterator[pb.Lent]
     """
     process = await start_child("motley.daemon.node.lending", stdout=asyncio.subprocess.PIPE)
     try:
-        assert process.stdin is not None
-        assert process.stdout is not None
         told = {
             "lend": order.SerializeToString().hex(),
             "models": str(settings.models) if settings.models else None,
@@ -49,10 +47,9 @@ async def lend(order: pb.Lend, settings: NodeSettings) -> AsyncIterator[pb.Lent]
             "limit": settings.cache.limit,
             "listen": [listening_host(settings.address), *settings.ports],
         }
-        process.stdin.write(json.dumps(told).encode() + b"\n")
         try:
             async with asyncio.timeout(BEGIN_S):
-                said = json.loads(await process.stdout.readline() or "null")
+                said = await ask_child(process, told)
         except TimeoutError:
             said = {"refused": f"it has not opened the model within {BEGIN_S:.0f} s"}
         if not said:

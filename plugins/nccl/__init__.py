@@ -10,10 +10,11 @@ The library is built when Motley is installed (`setup.py`). NCCL's own ways of t
 have no meaning here and are ignored; user-made reductions, windows and buffer registration are not offered.
 """
 
+from motley.transport.collectives import Sums
+
 from .binding import bind, install, release
 from .codes import NcclError, Result
 from .cuda import CudaDevice
 from .memory import Device, Region
-from .operations import Sums
 
 __all__ = ["CudaDevice", "Device", "NcclError", "Region", "Result", "Sums", "bind", "install", "release"]

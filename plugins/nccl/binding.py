@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from motley.transport import Communicator, UsageError
+from motley.transport.collectives import Sums
 
 from . import memory, rendezvous
 from .codes import DATA_TYPES, NcclError, Reduction, Result, result_of
 from .library import NAME, library
 from .memory import Array, Device, Region, Step, host_view
-from .operations import Call, Kind, Messages, Ranks, Sums, collective
+from .operations import Call, Kind, Messages, Ranks, collective
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from motley.transport.collectives import Sums
+
 from .codes import DATA_TYPES, NcclError, Reduction, Result
 from .memory import Array, Region, Step
 
@@ -66,24 +68,6 @@ class Call:
     def nbytes(self) -> int:
         """How many bytes `count` elements have."""
         return self.count * self.dtype.itemsize
-
-
-class Sums(Protocol):
-    """What sums of float32 need: somebody who can sum over all ranks."""
-
-    @property
-    def rank(self) -> int:
-        """Which of the ranks this one is."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        ...
-
-    def all_reduce(self, buffer: Array) -> None:
-        """Sum `buffer` (f32, any shape) over all ranks, in place."""
-        ...
 
 
 class Ranks(Sums, Protocol):

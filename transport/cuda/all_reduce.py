@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from ..collectives import Sums
 from ..formats import Bytes, WireFormat
 from ..schedules.forecast import Choice
 from ..schedules.schedule import Algorithm, Operation
@@ -18,25 +19,7 @@ from .stream import CudaEvent, CudaStream, DeviceArray
 from .sum_memory import SumMemory
 
 
-class Summing(Protocol):
-    """The least that an `AllReduce` needs of a communicator: a sum in host memory."""
-
-    @property
-    def rank(self) -> int:
-        """Which of the ranks this one is."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-        ...
-
-    def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
-        """See `motley.transport.Communicator.all_reduce`."""
-        ...
-
-
-class Exchange(Summing, Protocol):
+class Exchange(Sums, Protocol):
     """The part of a `Communicator` that is needed to sum on the device."""
 
     wire_format: WireFormat
@@ -61,7 +44,7 @@ class AllReduce:
     def __init__(
         self,
         stream: CudaStream,
-        communicator: Exchange | Summing,
+        communicator: Exchange | Sums,
         buffer: DeviceArray,
         memory: SumMemory | None = None,
     ) -> None:
