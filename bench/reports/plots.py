@@ -6,7 +6,8 @@ Matplotlib is the optional extra ``plot``, imported when a picture is drawn; not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,20 +123,12 @@ def plot_losses(points: Sequence[Point], path: Path) -> None:
     Raises:
         PlotError: matplotlib is missing, or the file cannot be written.
     """
-    figure = _figure(8, 4.2)
-    axes = figure.subplots()
-    learnt = [(point.step, point.loss) for point in points if point.loss is not None]
-    held_out = [(point.step, point.held_out) for point in points if point.held_out is not None]
-    axes.plot(*zip(*learnt, strict=True), color=FP32, linewidth=1, label="what is learnt")
-    if held_out:
-        axes.plot(*zip(*held_out, strict=True), color=FP16, marker="o", label="held-out")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss, nats per token")
-    axes.grid(alpha=0.3)
-    _tidy(axes)
-    figure.legend(ncols=2, **LEGEND)
-    figure.suptitle("What the adapter has learnt", fontweight="bold")
-    _save(figure, path)
+    with _lines(path, "What the adapter has learnt", "step", "loss, nats per token") as axes:
+        learnt = [(point.step, point.loss) for point in points if point.loss is not None]
+        held_out = [(point.step, point.held_out) for point in points if point.held_out is not None]
+        axes.plot(*zip(*learnt, strict=True), color=FP32, linewidth=1, label="what is learnt")
+        if held_out:
+            axes.plot(*zip(*held_out, strict=True), color=FP16, marker="o", label="held-out")
 
 
 def plot_placement(rows: Sequence[Placed], path: Path) -> None:
@@ -144,19 +137,11 @@ def plot_placement(rows: Sequence[Placed], path: Path) -> None:
     Raises:
         PlotError: matplotlib is missing, or the file cannot be written.
     """
-    figure = _figure(8, 4.2)
-    axes = figure.subplots()
     nodes = [row.nodes for row in rows]
-    for name, colour in (("best", FP32), ("greedy", FP16), ("random", COLOURS["wait"])):
-        axes.plot(nodes, [getattr(row, name) for row in rows], color=colour, marker="o", label=name)
-    axes.set_xlabel("nodes")
-    axes.set_ylabel("affinity per part")
-    axes.set_xticks(nodes)
-    axes.grid(alpha=0.3)
-    _tidy(axes)
-    figure.legend(ncols=3, **LEGEND)
-    figure.suptitle(f"{rows[0].parts} parts of a model on nodes", fontweight="bold")
-    _save(figure, path)
+    with _lines(path, f"{rows[0].parts} parts of a model on nodes", "nodes", "affinity per part") as axes:
+        for name, colour in (("best", FP32), ("greedy", FP16), ("random", COLOURS["wait"])):
+            axes.plot(nodes, [getattr(row, name) for row in rows], color=colour, marker="o", label=name)
+        axes.set_xticks(nodes)
 
 
 def plot_training(rows: Sequence[TrainingRow], path: Path) -> None:
@@ -165,21 +150,13 @@ def plot_training(rows: Sequence[TrainingRow], path: Path) -> None:
     Raises:
         PlotError: matplotlib is missing, or the file cannot be written.
     """
-    figure = _figure(8, 4.2)
-    axes = figure.subplots()
-    techniques = list(dict.fromkeys(row.technique for row in rows))
-    for technique in techniques:
-        own = [(row.context, row.peak_mb) for row in rows if row.technique == technique]
-        axes.plot(*zip(*own, strict=True), marker="o", label=technique)
-    axes.set_xlabel("tokens of context")
-    axes.set_ylabel("peak memory, MB")
-    axes.set_yscale("log")
-    axes.set_xticks(list(dict.fromkeys(row.context for row in rows)))
-    axes.grid(alpha=0.3)
-    _tidy(axes)
-    figure.legend(ncols=len(techniques), **LEGEND)
-    figure.suptitle("What training takes, each way to spare memory added", fontweight="bold")
-    _save(figure, path)
+    title = "What training takes, each way to spare memory added"
+    with _lines(path, title, "tokens of context", "peak memory, MB") as axes:
+        for technique in dict.fromkeys(row.technique for row in rows):
+            own = [(row.context, row.peak_mb) for row in rows if row.technique == technique]
+            axes.plot(*zip(*own, strict=True), marker="o", label=technique)
+        axes.set_yscale("log")
+        axes.set_xticks(list(dict.fromkeys(row.context for row in rows)))
 
 
 def plot_report(reports: Sequence[LatencyReport], shown: LatencyReport, drift: Drift, path: Path) -> None:
@@ -204,6 +181,25 @@ def plot_report(reports: Sequence[LatencyReport], shown: LatencyReport, drift: D
 
 
 # -- parts of pictures ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _lines(path: Path, title: str, x: str, y: str) -> Iterator[Axes]:
+    """Axes to draw labelled lines to; when the context ends they are saved as a picture with a legend.
+
+    Args:
+        x, y: what is along them.
+    """
+    figure = _figure(8, 4.2)
+    axes = figure.subplots()
+    yield axes
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    _tidy(axes)
+    figure.legend(ncols=len(axes.lines), **LEGEND)
+    figure.suptitle(title, fontweight="bold")
+    _save(figure, path)
 
 
 def draw_settings(figure: FigureBase, reports: Sequence[LatencyReport]) -> None:
