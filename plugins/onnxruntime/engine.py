@@ -18,18 +18,15 @@ much state that a cut would show all of it to both halves.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import cycle
 from math import ceil, prod
-from typing import TypeVar
 
 import numpy as np
 
 from motley.plugins.adapters import AdapterSlots, slots_of_rows
-from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
@@ -44,6 +41,7 @@ from motley.plugins.engine import (
     Span,
     micro_chunks,
 )
+from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.adapted import StepRows
@@ -51,23 +49,19 @@ from motley.plugins.native.attention import SpanRows, Spans
 from motley.plugins.native.recurrent import RecurrentRows, RecurrentSpans
 from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
+from motley.plugins.onnxruntime.exact import PROBE, check_company
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime.held import HeldAttention
+from motley.plugins.onnxruntime.held import begin_holder, check_holder
 from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_blocks
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.packing import clear_slot, fill_slot, pack_adapter
 from motley.plugins.onnxruntime.recurrences import allocated_slots
-from motley.plugins.onnxruntime.sessions import EXACT_PROBE, ROWS_DIFFER, Store, Threads, Workshop, compute
+from motley.plugins.onnxruntime.sessions import Store, Threads, Workshop, compute
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 
 BOUND_KEPT = 32
 """Numbers of rows whose steps stay bound; the one that was not used for longest goes first."""
-
-HELD_LATENTS = (
-    "engine 'onnxruntime' cannot have blocks of latent caches on another node: what is told of a block is as much as"
-    " the block; ask for none there"
-)
 
 GATHERINGS = 3
 """That a layer has at most: of attention, an MLP and experts. What it gathers may be read as late as at its end."""
@@ -75,7 +69,6 @@ GATHERINGS = 3
 TABLES_KEPT = 8
 """Rotary tables of so many lengths of long prompts are kept."""
 
-B = TypeVar("B", BoundRows, BoundHead)
 Exchange = Callable[[Bound], None]
 """What is done after a segment has run."""
 
@@ -94,15 +87,14 @@ class OnnxRuntimeEngine:
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         options.check_extra("onnxruntime")
         graph.blocks.check_able("onnxruntime", self.cache_formats, self.reads_far_blocks, self.keeps_windows)
-        if graph.holder is not None and any(spec.keys_alone for spec in graph.caches):
-            raise EngineError(HELD_LATENTS)
+        check_holder(graph)
         self._graph = graph
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._exact = options.exact
-        self._bound: OrderedDict[tuple[int, int], BoundRows] = OrderedDict()
+        self._bound = Latest[tuple[int, int], BoundRows](BOUND_KEPT)
         """The layers, by the first of their rows and the one after the last."""
-        self._heads: OrderedDict[tuple[int, int], BoundHead] = OrderedDict()
+        self._heads = Latest[tuple[int, int], BoundHead](BOUND_KEPT)
         """By the rows of a step and how many of them get logits."""
 
         lowered = lower(graph.proto)
@@ -135,7 +127,7 @@ class OnnxRuntimeEngine:
         self._states = {spec.layer: allocated_slots(spec, graph.blocks.states) for spec in graph.states}
         self._caches = [f"key_cache.{spec.layer}" for spec in movable]
         layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
-        self._held = self._begin_holder([layers[name] for name in self._caches], most_rows) if graph.holder else None
+        self._held = begin_holder(graph, [layers[name] for name in self._caches], most_rows)
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
         self._logits = np.empty((most_rows, graph.vocabulary), np.float32)
         mixtures = [each.then for each in segments if isinstance(each.then, Mixture) and each.then.experts]
@@ -259,7 +251,10 @@ class OnnxRuntimeEngine:
                         if span.windowed is not None
                     ]
                 )
-        bound = [self._bind_rows(chunk, number) for number, chunk in enumerate(chunks)]
+        bound = [
+            self._bound.get((chunk.start, chunk.stop), partial(self._bind_rows, chunk, number))
+            for number, chunk in enumerate(chunks)
+        ]
         steps = [own.adapted if rows else own.steps for own, rows in zip(bound, adapted, strict=True)]
         if len(steps) == 1:
             for each in steps[0]:
@@ -270,7 +265,8 @@ class OnnxRuntimeEngine:
         wanted = wanted_rows(spans)
         if not wanted:
             return np.empty((0, self._graph.vocabulary), np.float32)
-        head = self._bind_head(count, self._even(len(wanted)), bound[0].places)
+        heads, places = (count, self._even(len(wanted))), bound[0].places
+        head = self._heads.get(heads, lambda: self._bind_head(*heads, places))
         head.wanted[: len(wanted)] = wanted
         head.wanted[len(wanted) :] = wanted[-1]
         in_head = self._slots.rows(spans, head=True)
@@ -335,7 +331,7 @@ class OnnxRuntimeEngine:
         rank = self._collectives.rank
         blocks = self._graph.blocks
         fewest = min(blocks.count, blocks.windowed or blocks.count)
-        count = min(EXACT_PROBE, self._max_rows, self._graph.context, fewest * blocks.tokens)
+        count = min(PROBE, self._max_rows, self._graph.context, fewest * blocks.tokens)
         table = np.arange(ceil(count / blocks.tokens), dtype=np.int32)
         hidden = np.random.default_rng(0).normal(size=(count, self._graph.entering)).astype(np.float32)
 
@@ -359,17 +355,10 @@ class OnnxRuntimeEngine:
                 own[table] = 0
             return [np.concatenate(pieces, axis=1) for pieces in zip(*steps, strict=True)]
 
-        together = outcome(count)
-        for chunk in (3, 1):
-            if not all(map(np.array_equal, outcome(chunk), together)):
-                raise EngineError(ROWS_DIFFER)
+        check_company(outcome)
 
     def _bind_rows(self, rows: slice, number: int) -> BoundRows:
         """The layers bound to rows of the shared buffers, which are of the chunk with this number."""
-        key = rows.start, rows.stop
-        if key in self._bound:
-            self._bound.move_to_end(key)
-            return self._bound[key]
         places = self._rows_of_buffers(rows)
         gathers = cycle(self._gathers)
         gathered = {  # before anything is bound: terms of one gathering are made by several parts
@@ -411,7 +400,7 @@ class OnnxRuntimeEngine:
             actions, adding = [], []
         steps.append(Bound(actions))
         adapted.append(Bound(adding))
-        return _kept(self._bound, key, BoundRows(steps, adapted, places))
+        return BoundRows(steps, adapted, places)
 
     def _attention(self, attend: Attend, places: Mapping[str, Array], number: int) -> Action:
         """A layer's attention, bound to the spans of the chunk with this number."""
@@ -422,17 +411,6 @@ class OnnxRuntimeEngine:
             return attend.bind(places, spans, rope, None)
         bound = attend.bind(places, spans, rope, self._held.await_told)
         return self._held.bind(bound, spans, self._caches.index(attend.keys))
-
-    def _begin_holder(self, layers: Sequence[HeldLayer], rows: int) -> HeldAttention:
-        """Have another machine make room for the far blocks.
-
-        Raises:
-            motley.transport.TransportError: it cannot be reached, or has no room.
-        """
-        holder, blocks = self._graph.holder, self._graph.blocks
-        assert holder is not None
-        holder.begin(layers, blocks.format)
-        return HeldAttention(holder, blocks.count, layers, rows, self._graph.context)
 
     def _mixture(self, mixture: Mixture, places: Mapping[str, Array], number: int) -> BoundMixture:
         here = self._experts.get(mixture.totals)
@@ -461,10 +439,6 @@ class OnnxRuntimeEngine:
         Args:
             places: where the values of the step's first rows are.
         """
-        key = rows, count
-        if key in self._heads:
-            self._heads.move_to_end(key)
-            return self._heads[key]
         thens = [part.segment.then for part in self._head if isinstance(part.segment.then, Kernel)]
         computed = {name for part in self._head for name in part.segment.outputs}
         computed.update(name for then in thens for name in then.results)
@@ -480,7 +454,7 @@ class OnnxRuntimeEngine:
             adding += made
             if part.adapt:
                 part.adapt.append(adding, places, self._adapted_head)
-        return _kept(self._heads, key, BoundHead(actions, adding, wanted, logits))
+        return BoundHead(actions, adding, wanted, logits)
 
     def _rows_of_buffers(self, rows: slice) -> dict[str, Array]:
         return {name: buffer[rows] for name, buffer in self._buffers.items()}
@@ -497,14 +471,6 @@ class OnnxRuntimeEngine:
         places.update(zip(gathering.gathered, terms, strict=True))
         places.update(zip(gathering.own, parts[self._collectives.rank], strict=True))
         return parts
-
-
-def _kept(bound: OrderedDict[tuple[int, int], B], key: tuple[int, int], new: B) -> B:
-    """Keep something that was bound; what was not used for longest goes if there is too much."""
-    bound[key] = new
-    while len(bound) > BOUND_KEPT:
-        bound.popitem(last=False)
-    return new
 
 
 def _same_place(one: F32, other: F32 | float) -> bool:

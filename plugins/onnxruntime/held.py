@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from motley.plugins.block_holder import F32, Asked, BlockHolder, HeldLayer
+from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.native.attention import I32, SIGHT, Attending, Away, SpanRows, Spans
 from motley.plugins.native.rows import Action
 from motley.plugins.native.summaries import summary_floats
@@ -141,3 +142,32 @@ class HeldAttention:
             asked.append(Asked(span.position, stretches[unseen:], blocks[unseen:], queries, places[unseen:]))
             at += size
         return asked
+
+
+def check_holder(graph: RankGraph) -> None:
+    """Make sure that a holder, if there is one, can keep blocks of all layers.
+
+    Raises:
+        EngineError: it cannot.
+    """
+    if graph.holder is not None and any(spec.keys_alone for spec in graph.caches):
+        raise EngineError(
+            "engine 'onnxruntime' cannot have blocks of latent caches on another node: what is told of a block is as"
+            " much as the block; ask for none there"
+        )
+
+
+def begin_holder(graph: RankGraph, layers: Sequence[HeldLayer], rows: int) -> HeldAttention | None:
+    """Have another machine make room for the far blocks of layers; None: there is none.
+
+    Args:
+        layers: those whose blocks can be far, in the order of the graph.
+        rows: that a step may have.
+
+    Raises:
+        motley.transport.TransportError: it cannot be reached, or has no room.
+    """
+    if graph.holder is None:
+        return None
+    graph.holder.begin(layers, graph.blocks.format)
+    return HeldAttention(graph.holder, graph.blocks.count, layers, rows, graph.context)

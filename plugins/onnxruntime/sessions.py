@@ -33,12 +33,6 @@ from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.onnxruntime.recurrences import Recur, recurrence
 from motley.plugins.segments import ATTENTION, PRODUCT, RECURRENT, ROWS, Kernel, Segment, buffer_numbers
 
-EXACT_PROBE = 7
-"""Rows with which an exact engine tests its kernels: odd, as last rows are what some compute differently."""
-ROWS_DIFFER = (
-    "engine 'onnxruntime' cannot keep exact=true on this machine: its kernels give a row other bits beside other rows"
-)
-
 
 @dataclass(frozen=True)
 class Crossing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnxruntime as ort
 
 from motley.plugins.engine import RankGraph, Span
+from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS, AttentionSessions, Heads, mask_session
@@ -98,7 +98,7 @@ class _WindowGroups:
         self.pieces = pieces
         self.groups: list[_GroupPlaces] = []
         self.in_order = False
-        self.kept: OrderedDict[tuple[int, int, int, int], _GroupPlaces] = OrderedDict()
+        self.kept = Latest[tuple[int, int, int, int], _GroupPlaces](GROUPS_KEPT)
         self.layers: list[_Layer] = []
 
 
@@ -282,13 +282,8 @@ class Attending:
 
     def _placed(self, kept: _WindowGroups, number: int, group: Group) -> _GroupPlaces:
         """Give a group of a step its places, whose slots and positions are yet to go up."""
-        key = number, *group.shape
-        places = kept.kept.get(key)
-        if places is None:
-            places = kept.kept[key] = self._new_places(group.shape, kept.pieces.window)
-            while len(kept.kept) > GROUPS_KEPT:
-                kept.kept.popitem(last=False)
-        kept.kept.move_to_end(key)
+        window = kept.pieces.window
+        places = kept.kept.get((number, *group.shape), lambda: self._new_places(group.shape, window))
         if places.pieces != group.pieces:
             numbers = group.rows()
             np.copyto(places.rows.host, numbers)  # which `places` shares

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,12 +9,16 @@ import onnxruntime as ort
 from onnx import NodeProto
 
 from motley.plugins.engine import F32
+from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows
 from motley.plugins.onnxruntime_gpu.attending import Attention, StepRows
 from motley.plugins.onnxruntime_gpu.device import Action, Mirror, Place
 from motley.plugins.segments import ROWS, Mixture, Reduction, Segment
+
+HEADS_KEPT = 4
+"""Numbers of logits for which the head stays bound to a stretch of rows; the one not used for longest goes first."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Chunk:
     rows: StepRows
     adapted: AdaptedRows
     steps: Sequence[Bound]
-    heads: OrderedDict[tuple[int, int], Head] = field(default_factory=OrderedDict)
+    heads: Latest[tuple[int, int], Head] = field(default_factory=lambda: Latest(HEADS_KEPT))
 
 
 def products_in_place(parts: Iterable[Part], places: Mapping[str, Place]) -> dict[str, Place]:

@@ -11,7 +11,6 @@ Two micro-chunks of a step take turns: one computes a segment while the sum of t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -38,6 +37,7 @@ from motley.plugins.engine import (
     Span,
     micro_chunks,
 )
+from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
 from motley.plugins.nodes import reads
@@ -71,8 +71,6 @@ from motley.plugins.spans import check_step, spans_of, wanted_rows
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
-HEADS_KEPT = 4
-"""Numbers of logits for which the head stays bound to a stretch of rows; the one not used for longest goes first."""
 
 _UNKNOWN = {
     "CachedAttentionInChunks",
@@ -123,7 +121,7 @@ class WebGpuEngine:
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
         self._errors_told = ErrorsTold(name)
-        self._chunks: OrderedDict[tuple[int, int], Chunk] = OrderedDict()
+        self._chunks = Latest[tuple[int, int], Chunk](BOUND_KEPT)
         """By the first of their rows and the one after the last."""
         lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
@@ -257,27 +255,24 @@ class WebGpuEngine:
 
     def _chunk(self, rows: slice) -> Chunk:
         """Places for some rows of a step."""
-        key = rows.start, rows.stop
-        if key not in self._chunks:
-            made: dict[tuple[tuple[Crossing, bool], int], ort.OrtValue | Mirror] = {}
-            for name, number in self._numbers.items():
-                kind = self._kind(name)
-                if (kind, number) not in made:
-                    host, count = self._host.get((kind, number)), rows.stop - rows.start
-                    shape = count, kind[0].width
-                    made[kind, number] = self._device.empty(shape) if host is None else self._device.mirror(host[rows])
-            found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
-            mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
-            places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
-            of_rows = self._attending.rows(mirrors["hidden"])
-            places |= self._attending.places(of_rows) | products_in_place(self._layers, places)
-            adapted = self._adapting.rows()
-            steps = self._bound_layers(places, mirrors, of_rows, adapted)
-            self._chunks[key] = Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
-            while len(self._chunks) > BOUND_KEPT:
-                self._chunks.popitem(last=False)
-        self._chunks.move_to_end(key)
-        return self._chunks[key]
+        return self._chunks.get((rows.start, rows.stop), lambda: self._new_chunk(rows))
+
+    def _new_chunk(self, rows: slice) -> Chunk:
+        made: dict[tuple[tuple[Crossing, bool], int], ort.OrtValue | Mirror] = {}
+        for name, number in self._numbers.items():
+            kind = self._kind(name)
+            if (kind, number) not in made:
+                host, count = self._host.get((kind, number)), rows.stop - rows.start
+                shape = count, kind[0].width
+                made[kind, number] = self._device.empty(shape) if host is None else self._device.mirror(host[rows])
+        found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
+        mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
+        places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
+        of_rows = self._attending.rows(mirrors["hidden"])
+        places |= self._attending.places(of_rows) | products_in_place(self._layers, places)
+        adapted = self._adapting.rows()
+        steps = self._bound_layers(places, mirrors, of_rows, adapted)
+        return Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
 
     def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Action:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
@@ -402,12 +397,7 @@ class WebGpuEngine:
     def _bound_head(self, chunk: Chunk, done: int, wanted: Sequence[int]) -> Head:
         """The head bound to rows of a chunk, before whose logits there are `done` ones of the step."""
         key = done, done + len(wanted)
-        if key not in chunk.heads:
-            chunk.heads[key] = self._new_head(chunk, slice(*key), np.array(wanted, np.int64))
-            while len(chunk.heads) > HEADS_KEPT:
-                chunk.heads.popitem(last=False)
-        chunk.heads.move_to_end(key)
-        head = chunk.heads[key]
+        head = chunk.heads.get(key, lambda: self._new_head(chunk, slice(*key), np.array(wanted, np.int64)))
         if head.wanted.tolist() != wanted:
             head.wanted[:] = wanted
             carry_out([[head.put]])

@@ -6,23 +6,11 @@ Sources: mixtures with a softmax before the choice (Shazeer et al. 2017, https:/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
 
 from motley.daemon.models.description.operations import Route, Routing
+from motley.daemon.models.graph.emitter import Emitter
 from motley.daemon.weights.spec import Piece, Weight
-
-
-class Emitter(Protocol):
-    """What appends nodes to a graph: see `motley.daemon.models.graph.nodes.Nodes`."""
-
-    def node(self, op: str, inputs: Sequence[str], *outputs: str, **attributes: Any) -> str: ...
-
-    def integers(self, values: Iterable[int]) -> str: ...
-
-    def floats(self, *values: float) -> str: ...
-
-    def weight(self, weight: Weight) -> str: ...
 
 
 class Router:
