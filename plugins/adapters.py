@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from motley.plugins.engine import DOMAIN, AdapterProduct, EngineError, Factor, RankGraph, Span
+from motley.plugins.adapted_engine import AdapterProduct, Factor
+from motley.plugins.engine import DOMAIN, EngineError, RankGraph, Span
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Slots
 from motley.plugins.nodes import attributes_of

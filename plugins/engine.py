@@ -1,7 +1,5 @@
 """What an engine is: it computes one rank's graph, and hands every collective to the transport.
 
-It is one contract, of graph, caches, states, adapters and steps, and is told in one place.
-
 A rank's graph is one ONNX model (opset 24). It has standard operators, functions of domain ``motley``, and the nodes
 ``motley.DistCollective`` and ``motley.Experts``. The functions' bodies are standard operators, so that an engine that
 does not know a function can inline it.
@@ -17,15 +15,8 @@ engine computes only experts that were chosen, on their rows (`motley.plugins.mi
 have several outputs, the node has as many results, and as many bases or none. If the node has the attribute ``layer``
 in place of ``experts``, the experts are on other machines, and `Collectives.experts` computes them.
 
-``motley.Adapted`` has the operands x: f32[T, K] and y: f32[T, N]: y is what the product before it has made of x, and
-nobody else reads it. Only graphs with `RankGraph.adapters` have such nodes. The attribute ``columns`` is K; ``parts``
-and ``widths`` name what lies side by side in the N columns, and how many columns each has. To row t of a part it adds
-``up @ (down @ x[t])``, with the `AdapterProduct` that the row's adapter (`Span.adapter`) has for the part's name. Where
-the adapter has a matrix in place of the base's, the row becomes ``whole @ x[t]``. To rows without an adapter, and to
-parts that the adapter leaves alone, it adds nothing. In the graph of an expert, a row's adapter is that of the row of x
-which the expert was given.
-
-The operators of layers with a recurrent state are stated in `motley.plugins.recurrent`.
+``motley.Adapted`` adds what adapters make of a product, and is stated in `motley.plugins.adapted_engine`. The
+operators of layers with a recurrent state are stated in `motley.plugins.recurrent`.
 
 A value that is read on the other side of a collective or of an Experts node is f32[T, D], unless the graph's
 ``value_info`` declares it. The graph's inputs and outputs have these names:
@@ -354,7 +345,8 @@ class RankGraph:
     holder: BlockHolder | None = None
     """Another machine that keeps the far ones of `blocks`; None: there is none."""
     adapters: int = 0
-    """How many slots for adapters there are (`AdaptedEngine`), numbered from 1; 0: the graph has no Adapted nodes."""
+    """How many slots for adapters there are (`motley.plugins.adapted_engine`), numbered from 1; 0: the graph has no
+    Adapted nodes."""
     states: Sequence[StateSpec] = ()
     """The recurrent states of the layers of which this rank has heads."""
     beside: int = 0
@@ -440,80 +432,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything; the engine cannot be used again."""
-
-
-Factor = npt.NDArray[Any]
-"""A matrix of an adapter: float32, float16 or ml_dtypes.bfloat16."""
-
-
-class AdapterProduct(NamedTuple):
-    """What an adapter adds to a product of the graph, ``y += up @ (down @ x)``: as much of it as this rank computes.
-
-    Engines compute it in float32, whatever its matrices are kept as.
-
-    Attributes:
-        down: [R, K], of the K columns of x that are here.
-        up: [N, R], of the N columns of y that are here, with the adapter's scale in it.
-    """
-
-    down: Factor
-    up: Factor
-
-
-@dataclass(frozen=True)
-class PreparedAdapter:
-    """An adapter as an engine computes with it, see `AdaptedEngine.prepare_adapter`.
-
-    Attributes:
-        parts: what it has for each part of a product; what that is, the engine alone knows.
-        nbytes: memory that it takes.
-    """
-
-    parts: Mapping[str, Any]
-    nbytes: int
-
-
-class AdaptedEngine(Engine, Protocol):
-    """An engine that can compute each row of a step with another adapter: then its class has ``takes_adapters = True``.
-
-    An adapter is in a slot. The bits of a row depend neither on what the other slots have nor on the adapters of other
-    rows; a product of rank 0, or of zeros alone, changes no bit of them.
-    """
-
-    def prepare_adapter(
-        self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None = None
-    ) -> PreparedAdapter:
-        """Copy an adapter to where and how this engine computes with it. Any thread may call this, also while the
-        engine computes.
-
-        Args:
-            products: by the names that the graph's Adapted nodes have for their parts; parts that are absent stay as
-                they are.
-            whole: [N, K] each, with which parts of the head are multiplied in place of the base's matrix; by the same
-                names.
-
-        Raises:
-            EngineError: a product fits no part, or the engine cannot have any in place of the base's.
-            EngineMemoryError: there is no room.
-        """
-
-    def load_adapter(self, slot: int, adapter: PreparedAdapter) -> None:
-        """Put an adapter in a slot, between two steps; what was there before is forgotten. Nothing is copied.
-
-        Args:
-            slot: 1 to `RankGraph.adapters`.
-            adapter: what this engine has prepared.
-
-        Raises:
-            EngineError: there is no such slot.
-        """
-
-    def unload_adapter(self, slot: int) -> None:
-        """Forget what is in a slot, between two steps; nothing happens if it is empty.
-
-        Raises:
-            EngineError: there is no such slot.
-        """
 
 
 class RecurrentEngine(Engine, Protocol):

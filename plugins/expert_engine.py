@@ -13,7 +13,8 @@ from typing import Protocol
 
 import onnx
 
-from motley.plugins.engine import F32, AdapterProduct, EngineError, EngineOptions
+from motley.plugins.adapted_engine import AdapterProduct
+from motley.plugins.engine import F32, EngineError, EngineOptions
 from motley.plugins.installed import EngineKind
 from motley.plugins.mixture import Slots
 

@@ -115,8 +115,8 @@ def asks_block_holders(name: str) -> bool:
 
 
 def takes_adapters(name: str) -> bool:
-    """Whether an engine can compute rows with adapters (`motley.plugins.engine.AdaptedEngine`): then its class has
-    ``takes_adapters = True``.
+    """Whether an engine can compute rows with adapters (`motley.plugins.adapted_engine.AdaptedEngine`): then its class
+    has ``takes_adapters = True``.
 
     Raises:
         EngineError: as `load_engine`.

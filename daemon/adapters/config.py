@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from motley.daemon.adapters.pattern_cost import ways
 from motley.daemon.models.keys import ConfigError, Keys
-from motley.plugins.engine import Factor
+from motley.plugins.adapted_engine import Factor
 
 CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."

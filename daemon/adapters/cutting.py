@@ -13,15 +13,15 @@ import numpy as np
 
 from motley.daemon.adapters.reading import Adapter
 from motley.daemon.weights.spec import Piece
-from motley.plugins.engine import AdapterProduct, Factor
+from motley.plugins.adapted_engine import AdapterProduct, Factor
 
 Parts = Mapping[str, tuple[Piece, ...]]
 """What there is of the matrices that adapters may add to, by the parts' names in a graph's Adapted nodes."""
 
 
 def cut_adapter(adapter: Adapter, parts: Parts) -> tuple[dict[str, AdapterProduct], dict[str, Factor]]:
-    """What a rank prepares (`motley.plugins.engine.AdaptedEngine.prepare_adapter`), given the parts of its graph: what
-    is added to products, and what is in place of the head's matrix.
+    """What a rank prepares, see `motley.plugins.adapted_engine`, given the parts of its graph: what is added to products,
+    and what is in place of the head's matrix.
 
     Nothing is copied but rows that lie apart in the whole matrix.
     """

@@ -24,7 +24,7 @@ from motley.daemon.weights.checkpoints.gguf.header import GgufHeader, read_heade
 from motley.daemon.weights.checkpoints.gguf.names import hugging_face_name
 from motley.daemon.weights.checkpoints.gguf.order import INTERLEAVED, RECURRENT, TILED
 from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
-from motley.plugins.engine import Factor
+from motley.plugins.adapted_engine import Factor
 
 GGUF = ".gguf"
 """What the names of such files end in."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from motley.daemon.adapters.config import PREFIX, Sides, Whole
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import READABLE, parse_header
-from motley.plugins.engine import Factor
+from motley.plugins.adapted_engine import Factor
 
 _MATRIX = re.compile(re.escape(PREFIX) + r"(?P<module>.+)\.lora_(?:(?P<side>[AB])\.weight|(?P<rows>embedding_[AB]))")
 _WHOLE = re.compile(re.escape(PREFIX) + r"(?P<module>(?!.*\.lora_).+)\.weight")

@@ -32,7 +32,7 @@ from motley.daemon.models.description.operations import Experts, HeadLinear, Lin
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
 from motley.daemon.weights.places import Tensor
 from motley.daemon.weights.spec import Piece
-from motley.plugins.engine import AdapterProduct, Factor
+from motley.plugins.adapted_engine import AdapterProduct, Factor
 
 WEIGHTS = "adapter_model.safetensors"
 PIECE_BYTES = 8 << 20

@@ -13,7 +13,7 @@ from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import HEAD, Model
 from motley.daemon.models.description.operations import Linear
 from motley.daemon.weights.checkpoints.checkpoint import refuse_all
-from motley.plugins.engine import Factor
+from motley.plugins.adapted_engine import Factor
 
 _WEIGHT = ".weight"
 

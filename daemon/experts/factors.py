@@ -22,8 +22,8 @@ import numpy as np
 
 from motley.daemon.experts.keys import ExpertKey
 from motley.daemon.experts.wire import NAME_BYTES, Buffer, ExpertWireError, Kind
+from motley.plugins.adapted_engine import AdapterProduct, Factor
 from motley.plugins.adapters import FACTOR_TYPES
-from motley.plugins.engine import AdapterProduct, Factor
 
 _HEAD = struct.Struct(f"<BxHHH{NAME_BYTES}s")
 _PRODUCT = struct.Struct("<BBHIII")

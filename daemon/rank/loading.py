@@ -33,8 +33,9 @@ from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.pooling import POOLINGS
 from motley.daemon.weights.cache import ShareCache
+from motley.plugins.adapted_engine import AdaptedEngine
 from motley.plugins.adapters import no_adapters
-from motley.plugins.engine import CACHE_FORMATS, F32, AdaptedEngine, CacheBlocks, Engine, EngineError, EngineOptions
+from motley.plugins.engine import CACHE_FORMATS, F32, CacheBlocks, Engine, EngineError, EngineOptions
 from motley.plugins.installed import embeds, keeps_prefixes, load_engine, on_gpu, takes_adapters
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
 from motley.plugins.adapters import AdapterSlots, is_adapted, parts_of
 from motley.plugins.cuda.device_graph import STEP_S, DeviceGraph
 from motley.plugins.cuda.kernels import WARP, View, integers, pointer, rows_of
-from motley.plugins.engine import AdapterProduct, Factor, PreparedAdapter, RankGraph, Span
+from motley.plugins.engine import RankGraph, Span
 from motley.transport.cuda.driver import Driver
 from motley.transport.cuda.host_step import HostStep
 from motley.transport.cuda.stream import CudaStream
@@ -100,7 +101,7 @@ class Adapting:
         self._send_table()
 
     def prepare(self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None) -> PreparedAdapter:
-        """See `motley.plugins.engine.AdaptedEngine.prepare_adapter`; `whole` is refused.
+        """See `motley.plugins.adapted_engine.AdaptedEngine.prepare_adapter`; `whole` is refused.
 
         Raises:
             CudaError: too little memory, or the device has failed.
@@ -137,7 +138,7 @@ class Adapting:
         return PreparedAdapter(factors, size)
 
     def load(self, slot: int, adapter: PreparedAdapter) -> bool:
-        """See `motley.plugins.engine.AdaptedEngine.load_adapter`.
+        """See `motley.plugins.adapted_engine.AdaptedEngine.load_adapter`.
 
         Returns:
             Whether `most` has grown: what was captured before computes too little.
@@ -157,7 +158,7 @@ class Adapting:
         return True
 
     def unload(self, slot: int) -> None:
-        """See `motley.plugins.engine.AdaptedEngine.unload_adapter`."""
+        """See `motley.plugins.adapted_engine.AdaptedEngine.unload_adapter`."""
         self._slots.check(slot)
         self._table[:, slot] = 0
         self._send_table()

@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
 from motley.plugins.cuda.adapting import Adapting
 from motley.plugins.cuda.cublas import Gemm, open_cublas
 from motley.plugins.cuda.device_graph import DeviceGraph
@@ -37,13 +38,10 @@ from motley.plugins.cuda.trial import Trial
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
-    AdapterProduct,
     Collectives,
     EngineError,
     EngineMemoryError,
     EngineOptions,
-    Factor,
-    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,

@@ -26,17 +26,15 @@ from math import ceil, prod
 
 import numpy as np
 
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
 from motley.plugins.adapters import AdapterSlots, slots_of_rows
 from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
-    AdapterProduct,
     Collectives,
     EngineError,
     EngineOptions,
-    Factor,
     Pending,
-    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,

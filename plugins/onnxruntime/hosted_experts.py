@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from motley.plugins.adapted_engine import AdapterProduct
 from motley.plugins.adapters import AdapterSlots, rows_by_slot
-from motley.plugins.engine import F32, AdapterProduct, EngineOptions
+from motley.plugins.engine import F32, EngineOptions
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Slots
 from motley.plugins.native.adapted import StepRows

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from motley.plugins.engine import AdapterProduct, EngineMemoryError, Factor, PreparedAdapter
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
+from motley.plugins.engine import EngineMemoryError
 from motley.plugins.huge_pages import huge_pages
 from motley.plugins.native.adapted import PackedFactors, down_bytes, pack_down, pack_up, up_bytes
 from motley.plugins.native.library import U8

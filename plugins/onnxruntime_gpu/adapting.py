@@ -16,8 +16,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
 from motley.plugins.adapters import AdapterSlots, parts_of
-from motley.plugins.engine import AdapterProduct, Factor, PreparedAdapter, RankGraph, Span
+from motley.plugins.engine import RankGraph, Span
 from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, declared, upload
 from motley.plugins.segments import Kernel
 
@@ -123,7 +124,7 @@ class Adapting:
         return adapt, {x: columns[0], product: sum(widths), y: sum(widths)}
 
     def prepare(self, products: Mapping[str, AdapterProduct], whole: Mapping[str, Factor] | None) -> PreparedAdapter:
-        """See `motley.plugins.engine.AdaptedEngine.prepare_adapter`; `whole` is refused."""
+        """See `motley.plugins.adapted_engine.AdaptedEngine.prepare_adapter`; `whole` is refused."""
         self._slots.refuse_whole(whole)
         parts = {}
         size = 0
@@ -134,13 +135,13 @@ class Adapting:
         return PreparedAdapter(parts, size)
 
     def load(self, slot: int, adapter: PreparedAdapter) -> None:
-        """See `motley.plugins.engine.AdaptedEngine.load_adapter`."""
+        """See `motley.plugins.adapted_engine.AdaptedEngine.load_adapter`."""
         self.unload(slot)
         self._loaded[slot] = adapter
         self._slots.taken.add(slot)
 
     def unload(self, slot: int) -> None:
-        """See `motley.plugins.engine.AdaptedEngine.unload_adapter`."""
+        """See `motley.plugins.adapted_engine.AdaptedEngine.unload_adapter`."""
         self._slots.check(slot)
         self._loaded.pop(slot, None)
         self._slots.taken.discard(slot)

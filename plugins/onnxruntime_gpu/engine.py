@@ -21,18 +21,16 @@ import numpy as np
 import onnxruntime as ort
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
 from motley.plugins.adapters import is_adapted, slots_of_rows, unadapted
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
     F32,
-    AdapterProduct,
     Collectives,
     EngineError,
     EngineOptions,
-    Factor,
     Pending,
-    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx
 
+from motley.plugins.adapted_engine import Factor
 from motley.plugins.adapters import parts_of
-from motley.plugins.engine import F32, Factor
+from motley.plugins.engine import F32
 from motley.plugins.reference.device import Array, ArrayModule
 
 

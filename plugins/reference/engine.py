@@ -21,17 +21,15 @@ import onnx
 import onnx.helper
 import onnx.inliner
 
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
 from motley.plugins.adapters import AdapterSlots, is_adapted, rows_by_slot, slots_of_rows
 from motley.plugins.engine import (
     CACHE_FORMATS,
     DOMAIN,
     F32,
-    AdapterProduct,
     Collectives,
     EngineError,
     EngineOptions,
-    Factor,
-    PreparedAdapter,
     RankGraph,
     Span,
     micro_chunks,

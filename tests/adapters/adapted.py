@@ -27,7 +27,8 @@ from motley.daemon.weights.places import Tensor
 from motley.daemon.weights.quantise import ZERO_POINT, quantise, unpack
 from motley.daemon.weights.spec import Encoding, Piece
 from motley.daemon.weights.stored import Format
-from motley.plugins.engine import F32, AdapterProduct, EngineFactory, EngineOptions, Span
+from motley.plugins.adapted_engine import AdapterProduct
+from motley.plugins.engine import F32, EngineFactory, EngineOptions, Span
 from tests.models.cases import LocalSession
 
 

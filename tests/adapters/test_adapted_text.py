@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from motley.daemon.adapters.reading import Adapter
 from motley.daemon.models.cutting.units import units
-from motley.plugins.engine import F32, AdapterProduct, EngineError, EngineFactory, EngineOptions
+from motley.plugins.adapted_engine import AdapterProduct
+from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.installed import takes_adapters
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from motley.daemon.adapters.reading import WEIGHTS, read_adapter
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.plugins.engine import AdapterProduct
+from motley.plugins.adapted_engine import AdapterProduct
 from tests.adapters.adapted import write_adapter
 from tests.models.cases import Case, golden_case
 from tests.models.to_gguf import INTERLEAVED, gguf_name, interleaved, text_config

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from motley.daemon.adapters.reading import WEIGHTS, read_adapter
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
-from motley.plugins.engine import AdapterProduct
+from motley.plugins.adapted_engine import AdapterProduct
 from tests.adapters.adapted import matrices, random_adapter, write_adapter
 from tests.models.cases import golden_case
 

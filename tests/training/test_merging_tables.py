@@ -13,7 +13,8 @@ import pytest
 from motley.daemon.adapters.reading import read_adapter as read_for_mesh
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import open_model
-from motley.plugins.engine import F32, AdapterProduct
+from motley.plugins.adapted_engine import AdapterProduct
+from motley.plugins.engine import F32
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.training.adapters import merge, read_adapter
 from motley.training.errors import TrainingError

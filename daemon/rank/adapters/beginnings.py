@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from motley.plugins.engine import F32, AdapterProduct, Factor
+from motley.plugins.adapted_engine import AdapterProduct, Factor
+from motley.plugins.engine import F32
 from motley.plugins.huge_pages import huge_pages
 from motley.plugins.native.adapted import AdaptedProduct, PackedFactors, StepRows, down_bytes, pack_down
 from motley.plugins.native.matmul import Pool

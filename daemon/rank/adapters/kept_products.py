@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from motley.daemon.experts.factors import ExpertsAdapter
 from motley.daemon.rank.adapters.beginnings import Beginnings
-from motley.plugins.engine import PreparedAdapter
+from motley.plugins.adapted_engine import PreparedAdapter
 
 
 class AdapterShare(NamedTuple):

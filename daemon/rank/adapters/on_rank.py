@@ -33,7 +33,8 @@ from motley.daemon.rank.adapters.messages import (
 from motley.daemon.rank.steps import Moved, StepError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import is_network_path, stays_inside
-from motley.plugins.engine import F32, AdaptedEngine, AdapterProduct
+from motley.plugins.adapted_engine import AdaptedEngine, AdapterProduct
+from motley.plugins.engine import F32
 from motley.plugins.expert_engine import experts_take_adapters
 from motley.transport import MAX_MESSAGE
 

@@ -14,7 +14,8 @@ from motley.daemon.adapters.reading import Adapter, expert_tensors
 from motley.daemon.experts.factors import ExpertsAdapter, Factors, write_factors
 from motley.daemon.experts.keys import keys_of
 from motley.daemon.experts.wire import Answer, Call, Refusal, RefusalCode
-from motley.plugins.engine import F32, AdapterProduct
+from motley.plugins.adapted_engine import AdapterProduct
+from motley.plugins.engine import F32
 from motley.plugins.mixture import Compute, Sent, add_mixture, as_terms, deal
 from motley.protocol import mesh_pb2 as pb
 from tests.adapters.adapted import baked, random_adapter

@@ -26,8 +26,8 @@ from motley.daemon.experts.wire import (
     RefusalCode,
     kind_of,
 )
+from motley.plugins.adapted_engine import AdapterProduct
 from motley.plugins.adapters import FACTOR_TYPES
-from motley.plugins.engine import AdapterProduct
 from motley.transport import WireFormat
 
 numbers = st.integers(0, 2**64 - 1)

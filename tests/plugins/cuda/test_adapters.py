@@ -11,8 +11,9 @@ import pytest
 
 from motley.daemon.adapters.reading import Adapter
 from motley.daemon.models.cutting.units import units
+from motley.plugins.adapted_engine import AdapterProduct
 from motley.plugins.cuda.engine import CudaEngine
-from motley.plugins.engine import F32, AdapterProduct, Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.engine import F32, Collectives, EngineError, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.adapters.adapted import AdaptedSession, baked, random_adapter

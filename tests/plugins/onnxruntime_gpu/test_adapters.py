@@ -9,7 +9,8 @@ import pytest
 
 from motley.daemon.adapters.reading import Adapter
 from motley.daemon.models.cutting.units import units
-from motley.plugins.engine import AdapterProduct, EngineError, EngineOptions
+from motley.plugins.adapted_engine import AdapterProduct
+from motley.plugins.engine import EngineError, EngineOptions
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from tests.adapters.adapted import AdaptedSession, baked, random_adapter

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.rank.adapters.kept_products import AdapterShare, KeptProducts
-from motley.plugins.engine import PreparedAdapter
+from motley.plugins.adapted_engine import PreparedAdapter
 
 LIMIT = 100
 NAMES = st.sampled_from("abcdef")

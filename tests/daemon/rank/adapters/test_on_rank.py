@@ -30,7 +30,7 @@ from motley.daemon.rank.adapters.messages import (
 )
 from motley.daemon.rank.adapters.on_rank import RankAdapters
 from motley.daemon.rank.steps import Moved, StepError
-from motley.plugins.engine import AdapterProduct, Factor, PreparedAdapter
+from motley.plugins.adapted_engine import AdapterProduct, Factor, PreparedAdapter
 from tests.adapters.adapted import write_adapter
 from tests.adapters.test_gguf_adapter import Type, to_gguf
 from tests.models.cases import golden_case, uneven_shares
