@@ -20,8 +20,8 @@ Parts = Mapping[str, tuple[Piece, ...]]
 
 
 def cut_adapter(adapter: Adapter, parts: Parts) -> tuple[dict[str, AdapterProduct], dict[str, Factor]]:
-    """What a rank prepares, see `motley.plugins.adapted_engine`, given the parts of its graph: what is added to products,
-    and what is in place of the head's matrix.
+    """What a rank prepares, see `motley.plugins.adapted_engine`, given the parts of its graph: what is added to
+    products, and what is in place of the head's matrix.
 
     Nothing is copied but rows that lie apart in the whole matrix.
     """

@@ -56,6 +56,7 @@ from motley.orchestrator.planning.caches import Caches
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
 from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.sessions import blame
 from motley.orchestrator.sessions.assignments import Assignments
 from motley.orchestrator.sessions.cut_off import cut_off, overdue, taken_up
 from motley.orchestrator.sessions.losses import PROVEN_S, Losses
@@ -347,10 +348,9 @@ class Session:
             return []
         match body:
             case "released":
-                failure = Failure(code="rank_ended", message=f"{worker} has ended unasked")
-                return self._on_end(worker, failure, now)
+                return self._on_end(worker, blame.ended_unasked(worker), now)
             case "failed":
-                failure = self._blame(worker, event.failed)
+                failure = blame.reported(worker, event.failed, self.worker)
                 blames_itself = failure.lost_rank == worker.index + 1
                 if self._recovers_from_loss and blames_itself and self.losses.blames(worker):
                     self.losses.explain(failure)
@@ -412,9 +412,7 @@ class Session:
         for worker in taken_up(self.workers, node_id, name):
             if (self.epoch, worker.index) not in held:
                 worker.died = True
-                message = f"{worker}: its worker process ended while its node was cut off ({worker.node_name})"
-                failure = Failure(code="worker_died", message=message, lost_rank=worker.index + 1)
-                commands += self._on_end(worker, failure, now)
+                commands += self._on_end(worker, blame.ended_cut_off(worker), now)
         return commands
 
     def _on_node_gone(self, node_id: str, reason: str, now: float) -> list[Command]:
@@ -436,9 +434,7 @@ class Session:
             worker.gone = True
         if not lost or not self.alive:
             return []
-        roles = " and ".join(worker.role for worker in lost)
-        message = f"node {lost[0].node_name!r} ({roles}) {what_became(reason)}"
-        failure = Failure(code="node_lost", message=message, lost_rank=lost[0].index + 1)
+        failure = blame.node_gone(lost, reason)
         if self._recovers_from_loss and any(map(self.losses.blames, lost)):
             self.losses.explain(failure)  # others have missed its rank before
         return self._lose_rank(failure, now, ". Start its daemon again, or start a session without it")
@@ -447,11 +443,13 @@ class Session:
         """Let deadlines pass."""
         waited = now - self.deadline_from
         if self.state is State.STARTING and waited > LISTEN_S:
-            return self._stuck([worker for worker in self.workers if not worker.address], "did not start", waited, now)
+            silent = [worker for worker in self.workers if not worker.address]
+            return self._lose_rank(blame.stuck(silent, "did not start", waited), now)
         if self.state in (State.CONNECTING, State.LOADING) and waited > PROGRESS_S:
             unready = [worker for worker in self.workers if worker.ready is None]
             unread = [w for w in unready if w.loading.done_bytes < w.loading.total_bytes]
-            return self._stuck(unread or unready, "gave no sign of life in connecting and loading", waited, now)
+            what = "gave no sign of life in connecting and loading"
+            return self._lose_rank(blame.stuck(unread or unready, what, waited), now)
         if self.state is State.READY and waited > PROVEN_S:
             self.losses.prove()
         if self.state is State.READY and (late := overdue(self.workers, self.ranks, now)) is not None:
@@ -468,7 +466,7 @@ class Session:
             if cut_off := self.experts.cut_off(now):
                 return self._lose(cut_off, f"the trunk has not reached it for {UNREACHABLE_S:.0f} s", now)
             if self.experts.is_hopeless(now):
-                return self._give_up(self.experts, now)
+                return self.fail(blame.no_room(self.experts), now)
             return self._go_on(now)
         return []
 
@@ -570,17 +568,6 @@ class Session:
         if not question.worth:  # else it was about the balance, and all have a place
             self.experts.stay(str(answer), now)
         return []
-
-    def _give_up(self, experts: ExpertMap, now: float) -> list[Command]:
-        lost = "; ".join(f"{host}: {host.lost}" for host in experts.hosts if host.gone)
-        together = ", or several that have it together" if experts.slices > 1 else ""
-        apart = [host for host in experts.hosts if host.gone and host.others]
-        back = f", or bring {' or '.join(str(host) for host in apart)} back" if apart else ""
-        message = (
-            f"no room is left for the experts of lost hosts ({lost}). {experts.short}. Free memory or add a node with"
-            f" room for a whole expert{together}{back}"
-        )
-        return self.fail(Failure(code="insufficient_memory", message=message), now)
 
     def restart(self, host: ExpertHost, node_ids: Sequence[str], rooms: Sequence[int], now: float) -> list[Command]:
         """Start a lost host again.
@@ -702,30 +689,6 @@ class Session:
             return self._lose_caches([worker], worker.lost or failure.message)
         worker.gone = True
         return self._lose_rank(failure, now) if self.alive else []
-
-    def _stuck(self, workers: list[Worker], what: str, waited: float, now: float) -> list[Command]:
-        names = ", ".join(map(str, workers))
-        message = f"{names} {what} for {waited:.0f} s; look at the log of the daemon there"
-        failure = Failure(code="timed_out", message=message, lost_rank=workers[0].index + 1)
-        return self._lose_rank(failure, now)
-
-    def _blame(self, worker: Worker, failure: Failure) -> Failure:
-        """The failure that a worker reported, with the names of its node and of the one to blame."""
-        message = f"{worker}: {failure.message}"
-        blamed = self.worker(failure.lost_rank - 1)
-        if blamed is not None and blamed.away is not None:
-            message = f"node {blamed.node_name!r} ({blamed.role}) {what_became(blamed.away.why)}"
-            return Failure(code="node_lost", message=message, lost_rank=failure.lost_rank)
-        finder = self.worker(failure.found_by - 1) or worker
-        if blamed is not None and finder not in (blamed, worker):
-            message += f" (between {finder} and {blamed})"
-        elif blamed is not None and blamed is not worker:
-            message += f" (to blame: {blamed})"
-        return Failure(
-            code=failure.code or "rank_failed",
-            message=message,
-            lost_rank=failure.lost_rank or worker.index + 1,
-        )
 
     def _release(self, now: float) -> list[Command]:
         self.deadline_from = now
