@@ -151,10 +151,6 @@ class Tokenizer:
         """Token ids of raw text, begun as the model expects (``add_bos_token``, or its post-processor)."""
         return [*self._prefix, *self._encode(text, self._post_process)]
 
-    def encode_part(self, text: str) -> list[int]:
-        """Token ids of a part of a text, without what a text begins with."""
-        return self._encode(text, False)
-
     def token(self, text: str) -> int | None:
         """The token that is just this text, special or not; None: there is none."""
         token: int | None = self._backend.token_to_id(text)

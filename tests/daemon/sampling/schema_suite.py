@@ -43,7 +43,7 @@ def may_come(schema: object, document: object) -> bool:
     """Whether a document may come as a whole, written without whitespace."""
     constraint = constraint_of(schema)
     assert isinstance(constraint, Constraint)
-    tokens = TOKENIZER.encode_part(json.dumps(document, separators=(",", ":"), ensure_ascii=False))
+    tokens = TOKENIZER.encode(json.dumps(document, separators=(",", ":"), ensure_ascii=False))
     for at, token in enumerate(tokens):
         mask = constraint.masks(tokens[:at], [])[0]
         if constraint.trouble or not mask[token // 32] >> token % 32 & 1:
