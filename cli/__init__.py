@@ -1,0 +1,1 @@
+"""The `motley` command: its commands, and what they share."""

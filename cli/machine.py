@@ -1,4 +1,4 @@
-"""What a node is told to be, held against the machine that it is on, before anything starts."""
+"""Checks a node's threads and address against the machine that it is on, before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The docstrings of a schema's fields, for who asks what it takes.
+"""Adds the docstrings of fields to a JSON schema, which tells clients what the API takes.
 
 pydantic's own ``use_attribute_docstrings`` reads sources whenever a schema is imported, a tenth of a second of a
 processor in all.

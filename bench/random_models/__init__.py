@@ -1,0 +1,1 @@
+"""Models of real shapes with random weights, to measure without a download."""

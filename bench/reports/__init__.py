@@ -1,0 +1,1 @@
+"""What is shown of measurements: pictures, the standard set, pages."""

@@ -1,0 +1,1 @@
+"""The commands of `motley`, a file each, in a room for what they are about."""

@@ -1,0 +1,1 @@
+"""This machine's part in a mesh as a service that the system runs."""

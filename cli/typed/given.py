@@ -1,4 +1,4 @@
-"""What somebody has typed of a command's options, and what was left as it is."""
+"""Which of a command's options somebody has typed, and which have their defaults."""
 
 from __future__ import annotations
 

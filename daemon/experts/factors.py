@@ -1,4 +1,4 @@
-"""What an adapter adds to the products of one expert, as a trunk rank brings it to the hosts that are asked for that.
+"""The message with what an adapter adds to one expert, by which a trunk rank brings it to the hosts that it asks.
 
 A host that lacks it refuses a call, and gets it with the same call once more. So hosts that come, go, or get other
 experts need not be told of adapters, and have of each what they are asked for. All little-endian::

@@ -1,0 +1,1 @@
+"""This machine as its system tells of it: memory, processor, GPUs, files, other programs."""

@@ -1,4 +1,4 @@
-"""How processes of ours end."""
+"""Ending a process at once, without what the interpreter would still do."""
 
 from __future__ import annotations
 

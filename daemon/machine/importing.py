@@ -1,4 +1,4 @@
-"""Importing much at once."""
+"""Importing many modules that stay for as long as the process runs, without collecting garbage meanwhile."""
 
 from __future__ import annotations
 

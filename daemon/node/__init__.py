@@ -1,0 +1,1 @@
+"""The daemon: a node's control process."""

@@ -1,4 +1,4 @@
-"""What a node brings to the mesh."""
+"""What a node brings to the mesh, as it was started: its name, address, abilities, folders, threads and ports."""
 
 from __future__ import annotations
 

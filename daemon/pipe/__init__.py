@@ -1,0 +1,1 @@
+"""The pipe between a daemon and its workers: messages, and both ends."""

@@ -1,4 +1,4 @@
-"""A worker's daemon, as the worker meets it: commands that come, and events that it is told."""
+"""What a worker has to do with its daemon: commands that come from it, and events that it is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the recurrent states of requests are remembered, and what requests begin with. Pure."""
+"""When a copy of a request's recurrent state is kept, and which copy another request can begin with. Pure."""
 
 from __future__ import annotations
 

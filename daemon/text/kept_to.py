@@ -1,4 +1,4 @@
-"""What an answer is kept to: what its client wants, in the model's own way of thinking and of calling tools."""
+"""The grammar that an answer must obey: what its client wants, in the model's own way of thinking and calling tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is closed where the context ends that uses it."""
+"""The base class of what is opened by `with`, and closed where that ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trunk of a session knows of its expert hosts, in versions. Pure."""
+"""Which expert hosts the ranks of the trunk have been told of, a version for each time that they are told. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which form of the host step makes the quickest steps here. Pure: it is told how long steps took."""
+"""Which way for a stream to call the host makes the quickest steps here. Pure: it is told how long steps took."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""How much exactness formats, caches and cuts over ranks cost."""

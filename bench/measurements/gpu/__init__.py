@@ -1,0 +1,1 @@
+"""What is measured on an NVIDIA GPU, by `make gpu`."""

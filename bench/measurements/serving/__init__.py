@@ -1,0 +1,1 @@
+"""How a whole mesh serves: under load, and while machines are killed."""

@@ -1,0 +1,1 @@
+"""How fast ranks of this machine are, and what their time goes to."""

@@ -1,0 +1,1 @@
+"""What training takes of memory and time, and who should train what."""

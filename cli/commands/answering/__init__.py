@@ -1,0 +1,1 @@
+"""Commands that get answers from a model."""

@@ -1,0 +1,1 @@
+"""`motley demo`: several "machines" played on this one."""

@@ -1,0 +1,1 @@
+"""Commands about the whole mesh: who is in it, who does what, and who may."""

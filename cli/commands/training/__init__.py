@@ -1,0 +1,1 @@
+"""Commands that train adapters, here or on machines of the mesh."""

@@ -1,0 +1,1 @@
+"""Parts that families of models are written with: attention, MLPs, experts, recurrent layers."""

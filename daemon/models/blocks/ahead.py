@@ -1,4 +1,4 @@
-"""The head that some checkpoints have beside a model, which predicts the token after the next one, as a model.
+"""A model's own head for the token after the next one (multi-token prediction), described as a model of one layer.
 
 It has one layer. For a position it is given what the model has made there, behind its last norm, and the embedding of
 the token that follows; both are normalised, and one matrix makes the residual of its layer of them. The table of

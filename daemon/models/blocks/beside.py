@@ -1,4 +1,4 @@
-"""Rows of a second table that each layer is given a part of, as Gemma's models for phones have them.
+"""Embeddings for each layer, as Gemma's models for phones have them: a second table, a part of a row for each layer.
 
 They are looked up by token like embeddings, so they are read from the files and are in no rank's memory. Every rank has
 what a layer does with its part: the matrices are small, and to cut them would cost one more sum.

@@ -1,4 +1,4 @@
-"""Layers that do not rotate queries and keys, among those that do."""
+"""Which layers have a rotary embedding, in models some of whose layers have none."""
 
 from __future__ import annotations
 

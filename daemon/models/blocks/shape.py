@@ -1,4 +1,4 @@
-"""The facts that nearly every config begins with."""
+"""The sizes that nearly every config begins with: layers, width, heads, words."""
 
 from __future__ import annotations
 

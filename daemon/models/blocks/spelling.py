@@ -1,4 +1,4 @@
-"""Other names of modules: a family that is written with the usual blocks may call their modules otherwise in files."""
+"""Renames the tensors of a model that is written with the usual blocks, but whose files call modules otherwise."""
 
 from __future__ import annotations
 

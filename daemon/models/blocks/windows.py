@@ -1,4 +1,4 @@
-"""How many positions the rows of each layer see."""
+"""Sliding windows: how many positions the rows of each layer attend to, as a model's keys say."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""GGUF files' metadata as the keys that families read."""

@@ -1,0 +1,1 @@
+"""From a description to the ONNX graph of a rank, or of an expert."""

@@ -1,4 +1,4 @@
-"""Where a node's workers listen."""
+"""The address on which a node's workers listen, given the one under which others reach the node."""
 
 from __future__ import annotations
 

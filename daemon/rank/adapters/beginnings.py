@@ -1,4 +1,4 @@
-"""The rows that tokens begin with where an adapter has embeddings of its own, or adds to the model's.
+"""Embeddings of tokens whose request has an adapter with an embedding table of its own, or with what it adds to it.
 
 All ranks that begin with tokens must have the same bits, so what is added is multiplied by the kernel of which that is
 said (`motley.plugins.native.adapted`).

@@ -1,4 +1,4 @@
-"""Which texts may have cache blocks in common: those whose tokens are computed with the same. Pure."""
+"""Which texts may have cache blocks in common: those with the same adapter and the same rotary tables. Pure."""
 
 from __future__ import annotations
 

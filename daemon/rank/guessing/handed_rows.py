@@ -1,4 +1,4 @@
-"""What a model hands its head that predicts further ahead: what it has made of the latest tokens of each sequence."""
+"""Last hidden rows of each sequence's latest tokens, kept for the model's own head that guesses from them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Formats of checkpoints: safetensors, GGUF, and those whose matrices are packed."""

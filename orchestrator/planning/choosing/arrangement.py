@@ -1,4 +1,4 @@
-"""Who takes part, in which stages, and what that comes to. Pure."""
+"""What the search for nodes compares: who takes part, in which stages, and how long a token takes so. Pure."""
 
 from __future__ import annotations
 

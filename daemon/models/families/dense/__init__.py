@@ -1,0 +1,1 @@
+"""Families of models in which every row goes through every weight."""

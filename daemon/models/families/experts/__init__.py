@@ -1,0 +1,1 @@
+"""Families of models with experts, of which a router chooses some for each row."""

@@ -1,0 +1,1 @@
+"""Families of models some of whose layers keep a recurrent state."""
