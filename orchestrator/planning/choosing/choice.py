@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from motley.orchestrator.planning.choosing.arrangement import Choice, Members, better
 from motley.orchestrator.planning.choosing.estimates import Estimates
+from motley.orchestrator.planning.choosing.search import Descent
 from motley.orchestrator.planning.choosing.staging import Staging
 from motley.orchestrator.planning.cost import Workload, forecast
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
@@ -137,30 +138,16 @@ class Chooser:
         return best
 
     def _roughly(self, usable: Sequence[int]) -> Choice | None:
-        met: dict[Members, float] = {}
+        def rough_s(members: Members) -> float:
+            possible = (
+                0 < len(members) <= MAX_RANKS and self._estimates.has_room(members) and not self._is_apart(members)
+            )
+            return self._estimates.rough_s(members) if possible else inf
 
-        def rough(members: Members) -> float:
-            if members not in met:
-                possible = (
-                    0 < len(members) <= MAX_RANKS and self._estimates.has_room(members) and not self._is_apart(members)
-                )
-                met[members] = self._estimates.rough_s(members) if possible else inf
-            return met[members]
-
-        for start in sorted(set(self._starts(usable)), key=lambda members: (rough(members), members))[:STARTS]:
-            now = start
-            while True:
-                changed = min(_changes(now, usable, set(self.required)), key=rough, default=now)
-                if rough(changed) >= rough(now):
-                    break
-                now = changed
-        best: Choice | None = None
-        promising = sorted((members for members in met if met[members] < inf), key=lambda members: met[members])
-        for tried, members in enumerate(promising[: 4 * FORECAST]):
-            if tried >= FORECAST and best is not None:
-                break
-            best = better(best, self.of(members))
-        return best and self._climbed(best, usable, rough)
+        descent = Descent[Members](rough_s)
+        descent.descend(self._starts(usable), STARTS, lambda members: _changes(members, usable, set(self.required)))
+        best = descent.best(self.of, FORECAST)
+        return best and self._climbed(best, usable, descent.rough_s)
 
     def _climbed(self, best: Choice, usable: Sequence[int], rough: Callable[[Members], float]) -> Choice:
         """From a set to better ones that differ by one node, as long as there are any by the full forecast.

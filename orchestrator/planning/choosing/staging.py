@@ -24,6 +24,7 @@ from math import inf
 
 from motley.orchestrator.planning.choosing.arrangement import Choice, Groups, Members, better
 from motley.orchestrator.planning.choosing.estimates import Estimates
+from motley.orchestrator.planning.choosing.search import Descent
 from motley.orchestrator.planning.choosing.stages import can_be_staged, plans_of_stage
 from motley.orchestrator.planning.cost import forecast, lead_s
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
@@ -293,28 +294,13 @@ class Staging:
         return best
 
     def _roughly(self, usable: Sequence[int], stages: int, least: Choice | None) -> Choice | None:
-        met: dict[Groups, float] = {}
+        def rough_s(groups: Groups) -> float:
+            return self._estimated_s(groups, least=False) if self._may_be(groups, stages) else inf
 
-        def rough(groups: Groups) -> float:
-            if groups not in met:
-                met[groups] = self._estimated_s(groups, least=False) if self._may_be(groups, stages) else inf
-            return met[groups]
-
-        starts = sorted(set(self._starts(usable, stages)), key=lambda groups: (rough(groups), groups))
-        for now in starts[:STARTS]:
-            for _ in range(ROUNDS):
-                changed = min(_changes(now, usable), key=rough, default=now)
-                if rough(changed) >= rough(now):
-                    break
-                now = changed
+        descent = Descent[Groups](rough_s)
+        descent.descend(self._starts(usable, stages), STARTS, lambda groups: _changes(groups, usable), ROUNDS)
         bound = 1.2 * least.forecast.token_s if least else inf  # what looks much slower is not forecast
-        promising = sorted((groups for groups in met if met[groups] < bound), key=lambda groups: met[groups])
-        best: Choice | None = None
-        for tried, groups in enumerate(promising[: 4 * FORECAST]):
-            if tried >= FORECAST and best is not None:
-                break
-            best = better(best, self.of(groups))
-        return best
+        return descent.best(self.of, FORECAST, bound)
 
     def _starts(self, usable: Sequence[int], stages: int) -> Iterator[Groups]:
         """Arrangements to begin with."""
