@@ -44,8 +44,8 @@ from tests.models.cases import (
     uneven_shares,
     whole_share,
 )
+from tests.models.graph.test_whole_experts import all_experts, joined, share
 from tests.models.local_group import LocalMember
-from tests.models.test_whole_experts import all_experts, joined, share
 from tests.pairs import pairwise as all_pairs
 
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"

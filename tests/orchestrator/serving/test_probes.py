@@ -10,7 +10,7 @@ from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.serving.probes import PATIENCE_S, Probes
 from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import Capabilities, Hello, OrchestratorMessage, Probe, Probed
-from tests.orchestrator.test_links import Clock
+from tests.orchestrator.mesh.test_links import Clock
 
 
 class Post(Control):

@@ -12,7 +12,7 @@ from motley.plugins.expert_engine import load_expert_engine
 from motley.plugins.onnxruntime_gpu.device import Gpu
 from motley.plugins.onnxruntime_gpu.hosted_experts import WebGpuExperts
 from tests.models.cases import golden_case
-from tests.models.test_whole_experts import dequantised, needs, share
+from tests.models.graph.test_whole_experts import dequantised, needs, share
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from motley.plugins.reference.device import Device, open_device
 from motley.plugins.reference.engine import ReferenceEngine, ReferenceExperts
 from motley.plugins.reference.operators import OPERATORS
 from tests.models.cases import Case, LocalSession, expert_cases, golden_cases, others_soak, uneven_shares
+from tests.models.graph.test_whole_experts import all_experts, share
 from tests.models.local_group import LocalMember
 from tests.models.nearness import error
-from tests.models.test_whole_experts import all_experts, share
 from tests.plugins.reference.strict_arrays import STRICT, StrictArray, StrictModule
 
 TOLERANCE = 1e-4

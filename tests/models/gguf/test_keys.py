@@ -38,7 +38,7 @@ from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import dequantised
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, Case, LocalSession, golden_case, golden_cases, uneven_shares
-from tests.models.test_whole_experts import joined
+from tests.models.graph.test_whole_experts import joined
 from tests.models.to_gguf import to_gguf, write
 
 ANOTHER_SCALE = ["gemma2", "gemma3", "gemma3-with-vision"]

@@ -24,9 +24,9 @@ from motley.plugins.engine import F32, CacheBlocks, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.by_the_book import logits_by_the_book
 from tests.models.cases import Case, LocalSession, golden_cases, uneven_shares
+from tests.models.graph.test_rank_graph import replicated
+from tests.models.graph.test_whole_experts import joined
 from tests.models.hand_made import MODELS
-from tests.models.test_rank_graph import replicated
-from tests.models.test_whole_experts import joined
 
 TOLERANCE = 2e-6
 """Of the largest logit, between two computations in float64 with a few constants in float32."""

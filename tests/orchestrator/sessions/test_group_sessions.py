@@ -24,7 +24,7 @@ from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import Empty, Failure, HostedExperts, ModelProfile, Ready
-from tests.orchestrator.test_expert_sessions import TRUNK, event, experts_of, kinds
+from tests.orchestrator.sessions.test_expert_sessions import TRUNK, event, experts_of, kinds
 
 SLICE = 100
 """Bytes."""

@@ -19,7 +19,7 @@ from motley.plugins.engine import F32, EngineFactory
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import LocalSession, uneven_shares
-from tests.models.test_whole_experts import joined
+from tests.models.graph.test_whole_experts import joined
 from tests.models.to_gguf import add_config, write
 
 HIDDEN, COLUMNS, HEADS, KV_HEADS, WORDS, LAYERS = 256, 512, 4, 2, 96, 2
