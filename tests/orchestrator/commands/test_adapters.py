@@ -12,7 +12,7 @@ from motley.cli.commands.answering.run import named_adapters
 from motley.cli.errors import CliError
 from motley.cli.typed.wanted import start_command
 
-from .conftest import of_kind
+from ..conftest import of_kind
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from motley.cli.commands.answering.chat import harmless
 from motley.cli.conversation import Conversation
 from motley.protocol.mesh_pb2 import Delta, Described, Generate, ModelProfile
 
-from .conftest import Mesh
+from ..conftest import Mesh
 
 CTRL_C = "\x03"
 CTRL_D = "\x04"

@@ -31,7 +31,7 @@ from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Away, CacheHolder, Rank
 from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, Failure, Loan, ModelProfile, RankEvent, Ready
 
-from .conftest import Mesh, report
+from ..conftest import Mesh, report
 
 NODES = ["pc", "laptop"]
 SETUP = Setup("onnxruntime", "int4", False, keeps_windows=True)

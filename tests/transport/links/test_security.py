@@ -32,7 +32,7 @@ from motley.transport import (
 from motley.transport.links.link import Link, wait_ready
 from motley.transport.links.security import CHUNK, TlsStream
 
-from .certificates import Authority
+from ..certificates import Authority
 
 MakeMember = Callable[..., Membership]
 Run = Callable[..., list[Any]]
