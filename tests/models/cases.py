@@ -31,7 +31,7 @@ from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.engine import F32, CacheBlocks, Engine, EngineFactory, EngineOptions, RankGraph, Span
-from tests.models.cutting import apportion, cut
+from tests.models.cuts import apportion, cut
 from tests.models.golden_configs import PROMPT
 from tests.models.local_group import LocalGroup
 from tests.plugins.sequences import Sequences

@@ -30,7 +30,7 @@ from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import GOLDEN, Case, golden_cases, others_soak, shaped, staged_shares, uneven_shares
-from tests.models.cutting import apportion, cut
+from tests.models.cuts import apportion, cut
 from tests.models.local_group import LocalGroup
 from tests.pairs import pairwise
 

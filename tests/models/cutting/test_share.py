@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from motley.daemon.models.cutting.share import ShareError, kv_heads
 from motley.daemon.models.description.axes import Heads
-from tests.models.cutting import apportion, cut
+from tests.models.cuts import apportion, cut
 
 weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda values: sum(values) > 0)
 

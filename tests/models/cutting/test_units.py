@@ -19,7 +19,7 @@ from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
 from motley.protocol import BLOCKS
 from tests.models.cases import shaped
-from tests.models.cutting import apportion, cut
+from tests.models.cuts import apportion, cut
 from tests.models.hand_made import SHAPE, of_blocks
 
 TINYLLAMA = shaped()

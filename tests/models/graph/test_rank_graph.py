@@ -40,7 +40,7 @@ from tests.models.cases import (
     unsummed_mlps,
     whole_share,
 )
-from tests.models.cutting import cut as deal
+from tests.models.cuts import cut as deal
 
 QUANTISED = [case for case in golden_cases() if case.model.hidden % 16 == 0]
 SHARED_HEADS = ("k_proj", "v_proj", "k_norm", "k_halves_proj", "k_turned_proj", "k_latent_proj")
