@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from motley.bench.measurements.accuracy.cache_precision import POSITIONS, TEXT, log_softmax, with_head
 from motley.bench.measurements.accuracy.drift import even_shares, execute, layer_graph, on_disk, refuse_whole
+from motley.bench.measurements.accuracy.reading import POSITIONS, TEXT, divergences, log_softmax, with_head
 from motley.bench.meshes.thread_mesh import thread_mesh
 from motley.daemon.models.cutting.units import fused_matrices
 from motley.daemon.models.description.model import EMBEDDING, Model, tensors
@@ -122,7 +122,7 @@ def _foresights(states: dict[tuple[str, int], F32], tokens: list[int]) -> Iterat
     for (form, block), logits in states.items():
         got = log_softmax(logits)
         surprise = -got[np.arange(len(tokens) - 1), tokens[1:]].mean()
-        divergence = np.maximum(0.0, (np.exp(right) * (right - got)).sum(axis=1))
+        divergence = divergences(right, got)
         yield Foresight(form, block, len(tokens), float(np.exp(surprise)), float(divergence.mean()))
 
 

@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 import motley.cli
-from motley.bench.measurements.accuracy.cache_precision import (
-    POSITIONS,
-    TEXT,
-    _error,
-    log_softmax,
-    measure_cache_formats,
-)
+from motley.bench.measurements.accuracy.cache_precision import _error, measure_cache_formats
+from motley.bench.measurements.accuracy.reading import POSITIONS, TEXT, log_softmax
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.files import load_tokenizer, read_model
 from motley.plugins.engine import CacheBlocks, EngineOptions
