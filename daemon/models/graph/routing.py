@@ -29,8 +29,12 @@ class Router:
             largest = self._top(logits, rule.chosen, f"{self._at}.largest")
             weights = nodes.node("Softmax", [largest], next(names), axis=-1)
         else:
-            operator, axis = {"softmax": ("Softmax", {"axis": -1}), "sigmoid": ("Sigmoid", {})}[rule.scores]
-            scores = nodes.node(operator, [logits], f"{self._at}.odds", **axis)
+            odds = f"{self._at}.odds"
+            if rule.scores == "softmax":
+                scores = nodes.node("Softmax", [logits], odds, axis=-1)
+            else:
+                assert rule.scores == "sigmoid"
+                scores = nodes.node("Sigmoid", [logits], odds)
             ranked = self._ranked(scores, rule)
             weights = self._top(ranked, rule.chosen, next(names) if ranked == scores else f"{self._at}.largest")
             if ranked != scores:

@@ -23,7 +23,7 @@ class Descent(Generic[T]):
     """
 
     def __init__(self, estimate: Callable[[T], float]) -> None:
-        self._estimate = estimate
+        self._estimate: Callable[[T], float] = estimate
         self._met: dict[T, float] = {}
 
     def rough_s(self, one: T) -> float:
