@@ -100,6 +100,10 @@ def micro_chunks(rows: int, halved: bool) -> list[slice]:
 class Pending(Protocol):
     """A collective that has been started."""
 
+    def advance(self) -> None:
+        """Let what has come be passed on, if others wait for that; to be called now and then while computing. Never
+        waits."""
+
     def finish(self) -> None:
         """Wait until the result is there."""
 

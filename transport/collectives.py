@@ -73,6 +73,17 @@ class Pending:
         self.receives = receives
         self.after: Pending | None = None
 
+    def advance(self) -> None:
+        """Read what has come and push what follows from it, where there are several hops, so that nobody waits for it
+        until this rank has computed. Never waits itself; the time since the start counts as computing.
+
+        Raises:
+            UsageError: another one was started before and is not finished, or this one is finished already.
+            TransportError: as the collective itself.
+        """
+        if self.plan is not None and self.plan.hops:
+            self._communicator._advance(self)
+
     def finish(self) -> None:
         """Wait until the result is there and everything is sent; the time since the start counts as computing.
 
@@ -151,7 +162,7 @@ class Communicator(Endpoint):
 
         Until then `buffer` must be left alone. One more sum may be started meanwhile (`MOST_STARTED`), to be finished
         after this one; no other call is possible. What the system takes of the own terms leaves now, what the peers
-        send arrives meanwhile. What several hops need goes on in each of these calls.
+        send arrives meanwhile. What several hops need goes on in each of these calls, and in `Pending.advance`.
         """
         entered = self.stats.enter()
         before: Pending | None = self._started[-1] if self._started else None
@@ -406,14 +417,26 @@ class Communicator(Endpoint):
         exchange = self._exchange
         self.stats.leave(entered, exchange.heard_ns, prompt=exchange.prompt, op=plan.op, sequence=plan.sequence)
 
-    def _finish(self, pending: Pending) -> None:
-        entered = self.stats.enter()
+    def _check_first(self, pending: Pending) -> None:
         if self._broken is not None:
             raise self._broken
         if pending not in self._started:
             raise UsageError("this collective is finished already")
         if self._started[0] is not pending:
             raise UsageError("a collective that was started before this one must be finished first")
+
+    def _advance(self, pending: Pending) -> None:
+        entered = self.stats.enter()
+        self._check_first(pending)
+        try:
+            self._exchange.advance(pending.receives, pending.follow)
+        except BaseException as error:
+            self._give_up(error)
+        self.stats.pause(entered)
+
+    def _finish(self, pending: Pending) -> None:
+        entered = self.stats.enter()
+        self._check_first(pending)
         self._started.popleft()
         plan, after = pending.plan, pending.after
         if plan is None or after is None or after.plan is None:

@@ -225,6 +225,9 @@ class Proctor:
 class _Finished:
     """A collective that has been done by the time it was started; see `motley.plugins.engine.Pending`."""
 
+    def advance(self) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 

@@ -284,7 +284,10 @@ class OnnxRuntimeEngine:
             for half, bound in enumerate(turn):
                 while any(own == half for own, _ in sums):
                     sums.pop(0)[1].finish()
-                compute(bound.actions)
+                for action in bound.actions:
+                    compute((action,))
+                    for _, pending in sums:
+                        pending.advance()
                 mixture = bound.mixture
                 if mixture is not None:
                     while mixture.asks and sums:

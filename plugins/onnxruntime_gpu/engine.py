@@ -348,7 +348,10 @@ class WebGpuEngine:
             for turn, bound in enumerate(steps):
                 if turn in sums:
                     sums.pop(turn).finish()
-                carry_out(bound.actions)
+                for action in bound.actions:
+                    carry_out((action,))
+                    for pending in sums.values():
+                        pending.advance()
                 if bound.summed is not None:
                     sums[turn] = self._collectives.all_reduce_start(bound.summed)
                 elif bound.mixture is not None:

@@ -49,6 +49,8 @@ class LocalMember:
         self.rank = rank
         self.size = group.size
         self._pending: list[LocalPending] = []
+        self.advances = 0
+        """How often a sum that was under way has been looked after."""
 
     def all_reduce(self, buffer: npt.NDArray[Any]) -> None:
         self.all_reduce_start(buffer).finish()
@@ -75,6 +77,10 @@ class LocalPending:
         self._member = member
         self.buffer = buffer
         self._given = buffer.copy()
+
+    def advance(self) -> None:
+        assert self._member._pending[0] is self, "another was started before"
+        self._member.advances += 1
 
     def finish(self) -> None:
         assert np.array_equal(self.buffer, self._given), "the buffer was touched while its sum was under way"

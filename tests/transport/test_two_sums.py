@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from time import perf_counter, sleep
+from time import monotonic, perf_counter, sleep
 
 import numpy as np
 import pytest
@@ -42,6 +42,8 @@ def test_results_are_those_of_one_after_the_other(run_ranks: Run, ranks: int, sm
         for buffer, (_, algorithm) in zip(got, plan, strict=True):
             if late.random() < 0.3:
                 sleep(late.random() / 500)
+            if started and late.random() < 0.5:
+                started[0].advance()
             if len(started) == 2:
                 started.pop(0).finish()
             started.append(communicator.all_reduce_start(buffer, algorithm))
@@ -52,6 +54,27 @@ def test_results_are_those_of_one_after_the_other(run_ranks: Run, ranks: int, sm
         return all(same) and communicator.stats.snapshot().collectives >= 2 * SUMS
 
     assert run_ranks(ranks, work) == [True] * ranks
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.TWO_SHOT, Algorithm.RING])
+def test_later_hops_are_passed_on_while_a_rank_computes(algorithm: Algorithm, run_ranks: Run) -> None:
+    """Nobody finishes before everybody has all that is to come."""
+    ready = threading.Barrier(3, timeout=30)
+
+    def work(communicator: Communicator) -> bool:
+        buffer = values(communicator.rank, 3000)
+        started = communicator.all_reduce_start(buffer, algorithm)
+        until = monotonic() + 30
+        while started.receives and monotonic() < until:
+            started.advance()
+            sleep(1e-4)
+        ready.wait()
+        started.finish()
+        with pytest.raises(UsageError, match="finished already"):
+            started.advance()
+        return bool((buffer == sum((values(rank, 3000) for rank in range(1, 3)), values(0, 3000))).all())
+
+    assert run_ranks(3, work) == [True] * 3
 
 
 def test_some_are_alone_and_some_are_two(run_ranks: Run) -> None:
