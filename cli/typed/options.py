@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -16,10 +16,8 @@ from motley.cli.errors import CliError
 from motley.cli.typed.durations import seconds
 from motley.protocol import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
 
-if TYPE_CHECKING:
-    pass
-
-
+EFFORT = "reasoning_effort"
+"""What the API calls how much a model thinks."""
 MODELS_OWN = "as the model's makers say, else as OpenAI"
 """What is shown as the default of options by which tokens are chosen."""
 
@@ -212,6 +210,14 @@ Recover = Annotated[
     bool,
     typer.Option("--recover/--no-recover", help="When a machine is lost, go on with those that are left, or end."),
 ]
+Think = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Whether the model thinks before it answers, where its chat template knows of that.",
+        show_default="as the template has it",
+    ),
+]
 KeepPrefixes = Annotated[
     bool,
     typer.Option(
@@ -271,6 +277,11 @@ def duration(option: str, text: str) -> float:
         return seconds(text)
     except ValueError as error:
         raise CliError(f"{option}: {error}") from None
+
+
+def effort_of(think: bool | None) -> dict[str, str]:
+    """What the API is asked for an answer with thoughts, or without any; None: nothing."""
+    return {} if think is None else {EFFORT: "medium" if think else "none"}
 
 
 def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:

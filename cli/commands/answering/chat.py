@@ -22,13 +22,16 @@ from motley.cli.reaching.mesh_of_one import RUNS_ALONE, mesh_or_alone
 from motley.cli.shown.show import console
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
+    EFFORT,
     MODELS_OWN,
     Context,
     DeviceOption,
     Engines,
     Quantisation,
     Quants,
+    Think,
     by_node,
+    effort_of,
     on_device,
 )
 from motley.cli.typed.wanted import Wanted
@@ -70,6 +73,7 @@ def chat(
     engine: Engines = None,
     device: DeviceOption = None,
     context: Context = None,
+    think: Think = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer.", show_default="as long as the model likes")
     ] = None,
@@ -107,7 +111,7 @@ def chat(
         return Wanted(request, device=device, any_quantisation=whole is None, any_engine=everywhere is None)
 
     may_be_alone = bool(model) and left_alone(command, "url")
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, **effort_of(think)}
     if sys.platform != "win32":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
     with contextlib.suppress(ImportError):
@@ -295,6 +299,8 @@ class Chat:
         asked = {"messages": conversation.messages(question)} if chats else {"prompt": conversation.text(question)}
         body = {"model": self._session["name"], **asked, "stream_options": {"include_usage": True}}
         body |= {name: value for name, value in self._sampling.items() if value is not None or name == "max_tokens"}
+        if not chats:
+            body.pop(EFFORT, None)  # what is no chat has no template to tell
         path = "/v1/chat/completions" if chats else "/v1/completions"
         tokens, ms, thinking = 0, None, False
         async for event in self._client.stream(path, body, back_within_s=BACK_WITHIN_S):

@@ -44,7 +44,9 @@ from motley.cli.typed.options import (
     Sequences,
     Shares,
     Stages,
+    Think,
     by_node,
+    effort_of,
     on_device,
     one_of,
     parse_nodes,
@@ -55,7 +57,7 @@ from motley.cli.typed.wanted import Wanted, nodes_of, option_of, stop_command
 from motley.protocol import OWN_HEAD, QUEUE, SEQUENCES
 from motley.protocol.wording import counted
 
-OF_ANSWERS = ("raw", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
+OF_ANSWERS = ("raw", "think", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop")
 """Options that say something of an answer, and nothing of how its model is loaded."""
 
 
@@ -108,6 +110,7 @@ def run(
     ] = Experts.AUTO,
     replicas: Annotated[int, typer.Option(min=1, help="Nodes that have each expert, where they are parallel.")] = 1,
     trunk: Annotated[int, typer.Option(min=1, help="Ranks of the rest of the model, where experts are parallel.")] = 1,
+    think: Think = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer.", show_default="what the context has room for")
     ] = None,
@@ -136,6 +139,8 @@ def run(
     if text is not None and not (text if raw else text.strip()):
         what = "standard input" if prompt == "-" else "the prompt"
         raise CliError(f"{what} is empty; say what the model shall {'continue' if raw else 'answer'}")
+    if raw and think is not None:
+        raise CliError("--raw tells the model's chat template nothing; leave out --think or --no-think")
     model = for_daemons(model)
     body: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -146,6 +151,7 @@ def run(
         "stream_options": {"include_usage": True},
         **({"seed": seed} if seed is not None else {}),
         **({"stop": stop} if stop else {}),
+        **effort_of(think),
         **({"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}),
     }
     own = named_adapters(adapter or ())

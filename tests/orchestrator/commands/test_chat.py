@@ -139,7 +139,7 @@ if sys.platform != "win32":
         return await mesh.join(node)
 
     async def test_a_chat_goes_on_when_an_answer_is_stopped(mesh: Any, chatty: Any, tmp_path: Path) -> None:
-        async with chatting(mesh, "bard", "--system", "Be brief.") as terminal:
+        async with chatting(mesh, "bard", "--system", "Be brief.", "--no-think") as terminal:
             await terminal.shows("bard on pc. /help shows what you can do.")
             await terminal.shows("> ")
             terminal.type("Hi\n")
@@ -172,6 +172,7 @@ if sys.platform != "win32":
         saved = json.loads((tmp_path / "chat.json").read_text("utf-8"))["messages"]
         said = [("user", "Hi"), ("assistant", "Hello, world"), ("user", "More \nof it"), ("assistant", "On and on")]
         assert [(each["role"], each["content"]) for each in saved] == [("system", "Be brief."), *said]
+        assert {each.reasoning_effort for each in chatty.generated} == {"none"}
         asked = [json.loads(each.messages_json) for each in chatty.generated]
         assert [[each["content"] for each in messages] for messages in asked] == [
             ["Be brief.", "Hi"],

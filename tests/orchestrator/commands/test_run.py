@@ -306,3 +306,12 @@ async def test_without_a_prompt_a_model_is_loaded_and_stays(mesh: Any, new_node:
     assert not node.generated
     status, _, err = await motley("run", "bard", "--seed", "1", "--raw")
     assert (status, err) == (1, "motley: --raw, --seed: without a prompt there is no answer; say what to answer\n")
+
+
+async def test_a_model_is_told_whether_to_think(mesh: Any, bard: Any, motley: Motley) -> None:
+    for option, effort in (((), ""), (("--think",), "medium"), (("--no-think",), "none")):
+        assert (await motley("run", "bard", "Hi", *option))[0] == 0
+        assert bard.generated[-1].reasoning_effort == effort
+    status, _, err = await motley("run", "bard", "Hi", "--raw", "--no-think")
+    assert status == 1
+    assert err.startswith("motley: --raw tells the model's chat template nothing; leave out --think")
