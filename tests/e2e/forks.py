@@ -8,7 +8,6 @@ import sys
 
 from motley.cli.main import main
 from motley.daemon.machine.importing import imports_that_stay
-from motley.daemon.worker import fork_server
 
 COMMAND = "FORKED_COMMAND"
 """The environment variable with a command: the module that is run, and its arguments, in JSON."""
@@ -34,6 +33,7 @@ if __name__ == "__main__":
     with imports_that_stay():
         import motley.cli.app
         import motley.orchestrator.app  # noqa: F401
+        from motley.daemon.worker import fork_server  # which there is on Linux alone
         from tests.e2e.node import measure_less
     fork_server.main(run_command)
     fork_server.end_process()
