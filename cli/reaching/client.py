@@ -86,6 +86,19 @@ class Client:
         """Where the orchestrator is."""
         return self._place.url
 
+    @property
+    def unreachable(self) -> str:
+        """What to say where nobody answers."""
+        if name := self._place.joined_as:
+            return (
+                f"the mesh that this machine has joined as {name!r} does not answer at {self.url}: `motley up` may not"
+                " run there, or the network is down. Name another mesh with --url"
+            )
+        return (
+            f"no orchestrator answers at {self.url}; start one with `motley up`, join one with `motley join`, or name"
+            " one with --url"
+        )
+
     async def __aenter__(self) -> Self:
         import aiohttp
 
@@ -275,10 +288,7 @@ class _Request:
                     " certificate of the mesh's authority as SSL_CERT_FILE (`motley up` says where that is)"
                 ) from error
             if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-                raise Unreachable(
-                    f"no orchestrator answers at {url}; start one with `motley up`, join one with `motley join`, or"
-                    " name one with --url"
-                ) from error
+                raise Unreachable(self._client.unreachable) from error
             raise CliError(broke_off(url, error)) from error
         self._client.reached = True
         if response.status >= 400:

@@ -12,7 +12,6 @@ from typing import Any
 
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client, Unreachable
-from motley.cli.reaching.place import USUAL_URL
 from motley.cli.shown.show import console
 from motley.protocol.wording import counted
 
@@ -64,7 +63,7 @@ async def mesh_or_alone(url: str, api_key: str, alone: str) -> AsyncIterator[tup
         except Unreachable:
             if not alone:
                 raise
-            console.print(f"[dim]no mesh at {url or USUAL_URL}: {alone}[/]")
+            console.print(f"[dim]no mesh at {client.url}: {alone}[/]")
             client, lasting = await stack.enter_async_context(mesh_of_one()), False
         yield client, lasting
 

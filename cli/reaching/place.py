@@ -24,12 +24,14 @@ class Place:
     Attributes:
         trust: the certificate by which it is known, PEM; "": what this machine trusts anyway.
         name: in its certificate; "": the host in the URL, or none that counts where there is a `trust`.
+        joined_as: the name by which this machine has joined the mesh as a node; "": it has not.
     """
 
     url: str
     key: str = ""
     trust: str = ""
     name: str = ""
+    joined_as: str = ""
 
     def tls(self) -> ssl.SSLContext:
         """How the API is verified."""
@@ -43,23 +45,26 @@ class Place:
 
 
 async def find_place(url: str, api_key: str) -> Place:
-    """The API at a URL, or if that is empty, the first that is there of the meshes that this machine belongs to.
+    """The API at a URL. If that is empty: the first that is there of the meshes that this machine belongs to, else the
+    usual one; if nobody is there either, that of the mesh which it has joined last, for an error to name.
 
     Args:
         api_key: that was given; "": what is kept for the place is shown.
     """
-    for kept in all_kept(meshes()):
-        if not kept.api_url:
-            continue
+    known = [kept for kept in all_kept(meshes()) if kept.api_url]
+    for kept in known:
         if kept.api_url == url.rstrip("/") or (not url and await _is_there(kept.api_url)):
             return _place(kept, api_key)
+    joined = next((kept for kept in known if kept.name), None)
+    if joined and not url and not await _is_there(USUAL_URL):
+        return _place(joined, api_key)
     return Place((url or USUAL_URL).rstrip("/"), api_key)
 
 
 def _place(kept: Membership, api_key: str) -> Place:
     # What a node keeps for good is not told to whoever may listen without TLS, where an open API wants none.
     key = kept.key if kept.api_url.startswith("https://") or not kept.name else ""
-    return Place(kept.api_url, api_key or key, kept.api_trust, kept.api_name)
+    return Place(kept.api_url, api_key or key, kept.api_trust, kept.api_name, kept.name)
 
 
 async def _is_there(url: str) -> bool:

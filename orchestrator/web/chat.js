@@ -121,23 +121,32 @@ function entry(who, name, text) {
   return { whole, thinking, thought, said, note };
 }
 
+/** Change the log; whoever sees its end still does then. */
+function change(how) {
+  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  how();
+  if (atEnd) log.scrollTop = log.scrollHeight;
+}
+
 /** Show what there is of an answer: what a chat says as markdown, what a text goes on with as it is. */
 function show({ said, thinking, thought, formatted }, text, musing) {
-  const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   if (formatted) morph(said, h("div", { class: "words formatted" }, markdown(text)));
   else said.textContent = text;
   thinking.hidden = !musing;
   if (thought.textContent !== musing) thought.textContent = musing;
-  if (atEnd) log.scrollTop = log.scrollHeight;
 }
 
 /** Stream an answer into an entry of the log; its text, as far as it came. */
 async function stream(path, body, shown) {
-  const { note } = shown;
+  const noted = (said, failure) => change(() => {
+    show(shown, text, musing);
+    shown.note.className = failure ? "note failure" : "note quiet";
+    shown.note.textContent = said;
+  });
   const progress = { most: body.max_tokens, began: performance.now(), pieces: 0 };
   let [text, musing, due] = ["", "", 0];
   try {
-    const away = () => (note.textContent = "The orchestrator is away. The answer goes on when it is back.");
+    const away = () => noted("The orchestrator is away. The answer goes on when it is back.");
     for await (const { choices: [choice], usage, timings } of answered(path, body, answering.signal, away)) {
       const piece = choice?.text ?? choice?.delta?.content ?? "";
       const thought = choice?.delta?.reasoning_content ?? "";
@@ -149,22 +158,20 @@ async function stream(path, body, shown) {
         musing += thought;
         due ||= setTimeout(() => {
           due = 0;
-          show(shown, text, musing);
-          note.textContent = pace(progress);
+          noted(pace(progress));
         }, SHOW_MS);
       }
       progress.finish = choice?.finish_reason ?? progress.finish;
       progress.each = timings?.ms_per_token ?? progress.each;
       progress.tokens = usage?.completion_tokens;
     }
-    note.textContent = pace(progress);
+    clearTimeout(due);
+    noted(pace(progress));
   } catch (error) {
-    const stopped = error.name === "AbortError";
-    note.className = stopped ? "note quiet" : "note failure";
-    note.textContent = stopped ? joined("stopped", progress.first && pace(progress)) : words(error);
+    clearTimeout(due);
+    if (error.name === "AbortError") noted(joined("stopped", progress.first && pace(progress)));
+    else noted(words(error), true);
   }
-  clearTimeout(due);
-  show(shown, text, musing);
   return text;
 }
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 NEXT = "Next, in another terminal: `motley models fit` says what fits these machines, `motley chat MODEL` runs a model"
 """What a person may do who sees Motley for the first time."""
+LOCK = "up.lock"
+"""In the state folder: whoever has locked it is the orchestrator; with the number of its process."""
 
 
 def register(app: typer.Typer) -> None:
@@ -155,7 +158,38 @@ def up(
             lease_limit=lease_limit,
             yield_to=yield_to,
         )
-    run(_serve(orchestrator, local, announce, log), end_with_stdin=end_with_stdin)
+    with _alone_with(orchestrator.state_dir):
+        run(_serve(orchestrator, local, announce, log), end_with_stdin=end_with_stdin)
+
+
+@contextmanager
+def _alone_with(state: Path) -> Iterator[None]:
+    """Keep other orchestrators from the same state folder while the context lasts: they would serve the same sessions.
+
+    Raises:
+        CliError: one has it.
+    """
+    from motley.daemon.machine.files import own_file
+
+    try:
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (state / LOCK).open("ab+")
+    except OSError:  # of which the orchestrator says what to do
+        yield
+        return
+    with lock:
+        if not own_file(lock):
+            lock.seek(0)
+            owner = lock.read(20).decode(errors="replace")
+            raise CliError(
+                f"`motley up` runs already on this machine with the state folder {state} (process {owner}): end that"
+                " one, or give this one a folder of its own with --state"
+            )
+        with suppress(OSError):  # a full disk
+            lock.truncate(0)
+            lock.write(str(os.getpid()).encode())
+            lock.flush()
+        yield
 
 
 async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announce: bool, log: LogFormat) -> None:

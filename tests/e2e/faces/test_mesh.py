@@ -20,7 +20,7 @@ from motley.cli.reaching.client import Client
 from motley.daemon.node.survey import read_before, speeds
 from motley.daemon.weights.cache import ShareCache
 from tests.e2e.node import measure_less
-from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, chatting_model, command, mesh
+from tests.e2e.processes import BUNDLED, END_S, START_S, Mesh, MotleyProcess, chatting_model, command, mesh, motley
 from tests.ports import unanswered_port
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:", "max_tokens": 24, "temperature": 0}
@@ -320,6 +320,9 @@ async def test_an_interrupt_ends_everything_that_was_started(how: signal.Signals
     async with Client(url) as client:
         (node,) = (await client.call("GET", "/api/nodes"))["nodes"]
         assert node["state"] == "alive", "it was told too early that it is up"
+        status, _, err = await motley("up", *where)
+        assert status == 1
+        assert f"runs already on this machine with the state folder {tmp_path} (process {up.process.pid})" in err
         await client.call("POST", "/api/sessions?wait=ready", {"model": str(BUNDLED)})
     family = up.family()
     assert len(up.workers()) == 1

@@ -25,8 +25,14 @@ QUANTISATIONS = Quantisation.FP32, Quantisation.INT8, Quantisation.INT4
 
 def device(
     device: Annotated[
-        Device, typer.Option(parser=one_of(Device), metavar="|".join(Device), help="What is measured.")
-    ] = Device.WEBGPU,
+        Device | None,
+        typer.Option(
+            parser=one_of(Device),
+            metavar="|".join(Device),
+            help="What is measured.",
+            show_default="a GPU if one can be used, else cpu",
+        ),
+    ] = None,
     like: Annotated[
         str, typer.Option(help="Shape of the random model that it computes, see `motley bench synth`.")
     ] = SHAPE,
@@ -56,13 +62,16 @@ def device(
         raise CliError(f"--like: no shape is called {like!r}; there are: {', '.join(SHAPES)}")
     if model is not None and not model.exists():
         raise CliError(f"--model: there is no {model}")
-    engine = ENGINES_ON[device][0]
     with console.status("asking drivers and engines, and measuring"):
         machine = measure(run(installed_engines()))
-    found = next((each for each in devices_of(machine) if engine in each.engines), None)
-    if found is None:
+    devices = devices_of(machine)
+    for one in [device] if device else (Device.CUDA, Device.WEBGPU, Device.CPU):
+        engine = ENGINES_ON[one][0]
+        if found := next((each for each in devices if engine in each.engines), None):
+            break
+    else:
         why = machine.no_gpu or lacking(machine).get(engine) or f"engine {engine!r} is not installed"
-        raise CliError(f"--device {device}: {why}")
+        raise CliError(f"--device {one}: {why}")
     with (
         nullcontext(model) if model else temporary_model(SHAPES[like], like) as folder,
         console.status(f"loading {escape(folder.name)} on {escape(found.name)}"),
