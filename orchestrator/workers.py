@@ -100,6 +100,8 @@ class CacheHolder(Worker):
     """What it takes on its node beside them."""
     lost: str = ""
     """Why it is gone, if the session goes on without it."""
+    needless: bool = False
+    """It was let go as another one was lost."""
 
     @property
     def memory_bytes(self) -> int:

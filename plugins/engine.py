@@ -101,8 +101,8 @@ class Pending(Protocol):
     """A collective that has been started."""
 
     def advance(self) -> None:
-        """Let what has come be passed on, if others wait for that; to be called now and then while computing. Never
-        waits."""
+        """Let what has come be passed on, if others wait for that; to be called now and then while computing, on the
+        one that was started first. Never waits."""
 
     def finish(self) -> None:
         """Wait until the result is there."""

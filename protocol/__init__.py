@@ -15,6 +15,8 @@ QUEUE, MAX_QUEUE = 256, 4096
 """Requests that may wait beside those."""
 OWN_HEAD = "own"
 """The draft model that is no other model but the model's own head, which some have to predict tokens further ahead."""
+WHETHER_TO_THINK = ("enable_thinking", "thinking")
+"""What chat templates call it: those of Qwen 3, GLM, Gemma 4 and SmolLM3, and those of DeepSeek V3.1 and Granite."""
 MAX_ADAPTERS = 256
 """Of a session, at a time."""
 MAX_ADAPTER_RANK = 1024

@@ -78,7 +78,7 @@ class Pending:
         until this rank has computed. Never waits itself; the time since the start counts as computing.
 
         Raises:
-            UsageError: another one was started before and is not finished, or this one is finished already.
+            UsageError: one that was started before is not finished, or this one is already.
             TransportError: as the collective itself.
         """
         if self.plan is not None and self.plan.hops:

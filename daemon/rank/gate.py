@@ -355,20 +355,23 @@ def _read_by(graph: RankGraph, layer: int) -> set[int]:
 
 def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
     """The same graph without what other layers exchange, for which the proctor gives them zeros; what they change of
-    the residual by themselves (Gemma 4 scales it, and adds rows of the token) stays."""
-    meant: dict[str, str | None] = {}
-    """By name of a value: another that is equal; None: it is zero, and so is what is made of it."""
+    the residual by themselves (Gemma 4 scales it, and adds rows of the token) stays.
+
+    What lies between a sum and the residual must make zero of zero, as norms and scales without a bias do.
+    """
+    equals: dict[str, str | None] = {}
+    """By name of a value: another that it equals; None: it is zero, and so is what is made of it."""
     left: list[onnx.NodeProto] = []
     for node in graph.proto.graph.node:
         found = _LAYER.match(node.name)
-        read = [meant.get(name, name) for name in node.input]
+        read = [equals.get(name, name) for name in node.input]
         zeros = read.count(None)
         if found is None or int(found[1]) in layers or not (zeros or is_collective(node) or is_experts(node)):
             left.append(_reading(node, read))
         elif node.op_type == "Add" and zeros == 1:
-            meant[node.output[0]] = read[0] or read[1]
+            equals[node.output[0]] = read[0] or read[1]
         else:
-            meant.update(dict.fromkeys(node.output))
+            equals.update(dict.fromkeys(node.output))
 
     def stays(name: str) -> bool:
         found = _CACHE.match(name)
@@ -399,6 +402,6 @@ def _reading(node: onnx.NodeProto, names: Sequence[str | None]) -> onnx.NodeProt
     """The same node with inputs of other names, none of which is zero: the proctor gives what is examined no zeros."""
     same = onnx.NodeProto()
     same.CopyFrom(node)
-    assert None not in names
+    assert None not in names, f"{node.name} reads zeros"
     same.input[:] = [name for name in names if name is not None]
     return same

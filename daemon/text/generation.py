@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.answer_parts import AnswerParts, thought_marks
@@ -20,12 +21,10 @@ from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
 from motley.daemon.text.templates import ASKED_AT
 from motley.daemon.text.tokenizer import Tokenizer
+from motley.protocol import WHETHER_TO_THINK
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.wording import counted
-
-WHETHER_TO_THINK = ("enable_thinking", "thinking")
-"""What chat templates call it: those of Qwen 3, GLM, Gemma 4 and SmolLM3, and those of DeepSeek V3.1 and Granite."""
 
 
 class RequestError(Exception):
@@ -206,15 +205,7 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
         except (ValueError, RecursionError) as error:
             raise RequestError("invalid_request", f"messages are not valid JSON: {error}", "messages") from error
         try:
-            options = {"tools": json.loads(request.tools_json)} if request.tools_json else {}
-            if request.asked_at:
-                options[ASKED_AT] = request.asked_at
-            if request.reasoning_effort:
-                thinks = request.reasoning_effort != "none"
-                options |= {"reasoning_effort": request.reasoning_effort, **dict.fromkeys(WHETHER_TO_THINK, thinks)}
-            if request.template_json:
-                options |= json.loads(request.template_json)
-            prompt = tokenizer.encode_chat(messages, options)
+            prompt = tokenizer.encode_chat(messages, _told_template(request))
         except ChatError as error:
             raise RequestError(error.code, str(error), "messages") from error
     elif kind == "prompt":
@@ -233,6 +224,24 @@ def _prompt(request: pb.Generate, tokenizer: Tokenizer) -> list[int]:
             _input(request),
         )
     return prompt
+
+
+def _told_template(request: pb.Generate) -> dict[str, Any]:
+    """What the chat template is told beside the messages; errors as `Generation`."""
+    options = {"tools": json.loads(request.tools_json)} if request.tools_json else {}
+    if request.reasoning_effort:
+        thinks = request.reasoning_effort != "none"
+        options |= {"reasoning_effort": request.reasoning_effort, **dict.fromkeys(WHETHER_TO_THINK, thinks)}
+    if request.template_json:
+        try:
+            options |= json.loads(request.template_json)
+        except (ValueError, RecursionError) as error:
+            why = f"what the chat template is told is not valid JSON: {error}"
+            raise RequestError("invalid_request", why, "chat_template_kwargs") from error
+    options.pop(ASKED_AT, None)  # which is not a client's to say
+    if request.asked_at:
+        options[ASKED_AT] = request.asked_at
+    return options
 
 
 def _input(request: pb.Generate) -> str:

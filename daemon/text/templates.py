@@ -98,7 +98,7 @@ class ChatTemplate:
         """
         asked_at = options.get(ASKED_AT)
         now = datetime.fromisoformat(asked_at) if asked_at else datetime.now()
-        known = {"tools": None, "documents": None, "strftime_now": now.strftime, **options, **special}
+        known = {"tools": None, "documents": None, **options, "strftime_now": now.strftime, **special}
         try:
             return self._template.render(known, messages=chat, add_generation_prompt=True)
         except TemplateError as error:

@@ -40,6 +40,7 @@ _STATUS = {
     "too_many_jobs": 429,
     "internal_error": 500,
     "adapter_unavailable": 503,
+    "caches_lost": 503,
     "session_not_ready": 503,
     "session_closed": 503,
     "no_nodes": 503,

@@ -118,9 +118,11 @@ class Serving:
                 self.orders.on_done(node, message.done)
 
     def _on_delta(self, node: Node, delta: Delta) -> None:
-        """A request whose caches are lost is computed again where another node has room for them."""
-        session = self.requests.session_of(node, delta) if delta.failure.code == "caches_lost" else None
-        if session is None or not self._recovery.place_caches_anew(session):
+        """A request whose caches are lost is computed again where other nodes have room for them."""
+        session = self.requests.without_caches(node, delta)
+        if session is not None and self._recovery.has_room_for_caches(session):
+            self._go_on(session, lambda session: session.replace_holders(self._clock()))
+        else:
             self.requests.on_delta(node, delta)
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:

@@ -634,14 +634,23 @@ class Session:
                 holder.gone, holder.lost = True, why
         others = [holder for holder in self.holders if not holder.gone]
         for holder in others:
-            holder.lost = holder.lost or f"{lost[0]} is lost"
+            if not holder.lost:
+                holder.lost, holder.needless = f"{lost[0]} is lost", True
         return [self._command(holder, release=Release()) for holder in others if first]
 
+    @property
+    def lost_holder(self) -> CacheHolder | None:
+        """The cache holder that was lost, for which all others were let go; None: none is known to be."""
+        return next((holder for holder in self.holders if holder.lost and not holder.needless), None)
+
     def replace_holders(self, now: float) -> list[Command]:
-        """Stop all workers to plan the session anew with other cache holders. It must be ready, and have had some."""
-        lost = next((holder for holder in self.holders if holder.lost), self.holders[0])
-        why = lost.lost or "its rank cannot reach it"
-        return self._lose_rank(Failure(code="caches_lost", message=f"{lost}: {why}", lost_rank=lost.index + 1), now)
+        """Stop all workers to plan the session anew with other cache holders, unless that is under way. It must have
+        had some, of which its leader has lost one."""
+        if self.state is not State.READY:
+            return []
+        lost = self.lost_holder
+        why = lost.lost if lost else f"{self.leader} cannot reach a cache holder"
+        return self._lose_rank(Failure(code="caches_lost", message=why, lost_rank=lost.index + 1 if lost else 0), now)
 
     # ------------------------------------------------------------ up and down
 

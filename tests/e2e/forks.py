@@ -1,14 +1,16 @@
-"""The process that `motley up` and `motley join` of tests are forked from: it has imported all that they need."""
+"""The process that `motley` commands of tests are forked from: it has imported all that they need."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from pathlib import Path
 
 from motley.cli.main import main
 from motley.daemon.machine.importing import imports_that_stay
 
+ROOT = Path(__file__).parents[2]
 COMMAND = "FORKED_COMMAND"
 """The environment variable with a command: the module that is run, and its arguments, in JSON."""
 MODULES = ("motley.cli.main", "tests.e2e.node")
@@ -17,6 +19,7 @@ MODULES = ("motley.cli.main", "tests.e2e.node")
 def run_command() -> int:
     """Do what the environment says; gives the exit status."""
     module, *arguments = json.loads(os.environ.pop(COMMAND))
+    os.chdir(ROOT)
     sys.argv = ["motley", *arguments]
     if module == "tests.e2e.node":
         measure_less()

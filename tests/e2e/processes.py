@@ -31,7 +31,9 @@ from tests.e2e import forks
 if sys.platform == "linux":
     from motley.daemon.node.workers.forked import ForkedWorker, ForkServer, fork_worker
 
-    _forks = ForkServer("tests.e2e.forks")
+    _forks = ForkServer(
+        "tests.e2e.forks", {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[2])}
+    )
     atexit.register(_forks.end)
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +64,6 @@ class ForkedProcess:
         stderr, errors = await _pipe()
         stdout, output = await _pipe() if reads_output else (None, os.open(os.devnull, os.O_WRONLY))
         try:
-            _forks.begin({**environment, "COLUMNS": "200", "PYTHONPATH": str(ROOT)})
             environment = {**environment, forks.COMMAND: json.dumps(command)}
             worker = await fork_worker(environment, _forks, output, errors)
         finally:
@@ -76,8 +77,8 @@ class ForkedProcess:
     @staticmethod
     def can_be(module: str, environment: Mapping[str, str]) -> bool:
         """Whether a command may be such a process: not if its environment has what modules read while they load."""
-        told = "PYTHONPATH" in environment or environment["COLUMNS"] != "200" or "VK_DRIVER_FILES" in environment
-        return sys.platform == "linux" and module in forks.MODULES and not told
+        other = "PYTHONPATH" in environment or environment["COLUMNS"] != "200" or "VK_DRIVER_FILES" in environment
+        return sys.platform == "linux" and module in forks.MODULES and not other
 
     @property
     def returncode(self) -> int | None:
@@ -85,7 +86,8 @@ class ForkedProcess:
 
     def send_signal(self, signal: int) -> None:
         if self.returncode is None:
-            os.kill(self.pid, signal)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and nobody has been told yet
+                os.kill(self.pid, signal)
 
     async def communicate(self) -> tuple[bytes, bytes]:
         assert self.stdout is not None

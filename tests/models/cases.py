@@ -267,7 +267,7 @@ class LocalSession(Closing):
         self._opened, described = opened, opened.model
         self._stages = stages_of(shares, len(described.layers))
         self._groups = [LocalGroup(len(stage.ranks)) for stage in self._stages]
-        members = [group.member(place) for group in self._groups for place in range(group.size)]
+        self.members = members = [group.member(place) for group in self._groups for place in range(group.size)]
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
         self.graphs: list[RankGraph] = []
         self.engines: list[Engine] = []

@@ -67,6 +67,9 @@ def test_halves_give_the_bits_of_the_whole(quantisation: str, block: int, count:
     with session(tmp_path, count, quantisation, block) as ranks:
         for whole, halves in zip(run(ranks, 0, False), run(ranks, 1, True), strict=True):
             np.testing.assert_array_equal(halves, whole)
+        assert all(member.advances for member in ranks.members), (
+            "sums are looked after while the other half is computed"
+        )
 
 
 @pytest.mark.parametrize(("quantisation", "block"), [("fp32", 32), ("int8", 128), ("int4", 128)])

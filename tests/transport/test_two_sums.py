@@ -68,6 +68,7 @@ def test_later_hops_are_passed_on_while_a_rank_computes(algorithm: Algorithm, ru
         while started.receives and monotonic() < until:
             started.advance()
             sleep(1e-4)
+        assert not started.receives
         ready.wait()
         started.finish()
         with pytest.raises(UsageError, match="finished already"):

@@ -78,7 +78,8 @@ class ForkedWorker:
     def kill(self) -> None:
         """End it at once."""
         if self.returncode is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and nobody has been told yet
+                os.kill(self.pid, signal.SIGKILL)
 
     def _on_told(self) -> None:
         told = os.read(self._told, NUMBER.size)
@@ -99,9 +100,16 @@ class ForkedWorker:
 class ForkServer:
     """The process that workers are forked from, which begins with the first of them."""
 
-    def __init__(self, module: str = "motley.daemon.worker.fork_server") -> None:
-        """`module`: what the process runs."""
+    def __init__(
+        self, module: str = "motley.daemon.worker.fork_server", environment: Mapping[str, str] | None = None
+    ) -> None:
+        """
+        Args:
+            module: what the process runs.
+            environment: its own environment variables; None: those of the first worker.
+        """
         self._module = module
+        self._environment = environment
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
@@ -138,7 +146,8 @@ class ForkServer:
         self._orders.setblocking(False)  # what does not fit its buffer is not sent: nobody reads it
         with theirs:
             command = [sys.executable, "-P", "-m", self._module]
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, start_new_session=True)
+            own = self._environment or environment
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), env=own, start_new_session=True)
 
     def end(self) -> None:
         """End it, and with it what workers it has left."""

@@ -376,14 +376,14 @@ class Scheduler:
 
     def _shorten(self, client: Client) -> None:
         """Once far blocks are lost, let a request have no more tokens than near ones hold: with the last of these it
-        breaks off, or now, if it has as many."""
+        ends or, where other machines may keep caches, breaks off; or now, if it has as many."""
         request, room = client.request, self.blocks.count * self.blocks.tokens
         if not self._far.lost or request.longest <= room:
             return
         if len(request.tokens) >= room:
             self._break_off(client)
         else:
-            request.longest, client.decode.max_tokens, client.cut_short = room, room - request.prompt, True
+            request.longest, client.decode.max_tokens, client.cut_short = room, room - request.prompt, self.held
 
     def _break_off(self, client: Client) -> None:
         """End a request that has more tokens than caches of which a part is lost have room for."""

@@ -20,6 +20,7 @@ from motley.orchestrator.api.anthropic.schema import (
     ToolUseBlock,
 )
 from motley.orchestrator.api.openai.generates import least_top_p
+from motley.protocol import WHETHER_TO_THINK
 from motley.protocol.mesh_pb2 import Constraint, Generate, Sampling
 
 MESSAGES = TypeAdapter(MessagesRequest)
@@ -56,7 +57,7 @@ def prompt_of(asked: Prompt) -> Generate:
     if asked.output_config and asked.output_config.effort:
         generate.reasoning_effort = asked.output_config.effort
     elif asked.thinking and asked.thinking.type == "disabled":
-        generate.reasoning_effort = "none"
+        generate.template_json = json.dumps(dict.fromkeys(WHETHER_TO_THINK, False))
     choice = asked.tool_choice
     if asked.tools and (choice is None or choice.type != "none"):
         functions = [

@@ -255,8 +255,8 @@ class Request(Body):
         return self
 
 
-_MADE_OF_THE_REQUEST = {"messages", "tools", "documents", "add_generation_prompt"}
-"""What a chat template is told that no client tells it by that name."""
+_TOLD_ANYWAY = {"messages", "tools", "add_generation_prompt"}
+"""What a chat template is always told, of the parameters of these names or by Motley itself."""
 
 
 class ChatRequest(Request):
@@ -292,8 +292,8 @@ class ChatRequest(Request):
             refuse("needs logprobs to be true", "top_logprobs")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             refuse("contradicts max_completion_tokens; give one of them", "max_tokens")
-        if made := _MADE_OF_THE_REQUEST & self.chat_template_kwargs.keys():
-            refuse("is made of the other parameters", "chat_template_kwargs", min(made))
+        if told := _TOLD_ANYWAY & self.chat_template_kwargs.keys():
+            refuse("is told of the request itself", "chat_template_kwargs", min(told))
         self._check_tools()
         return self
 

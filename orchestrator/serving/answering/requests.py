@@ -66,6 +66,7 @@ class _Request:
         asked: whether there is a leader that was asked; else it waits for one.
         told: whether the leader that was asked last has told a token.
         fruitless: how often ranks were lost before there was another token, while it was the oldest such request.
+        cacheless: how often it lost caches that there was no room for without a cache holder.
         beside: of those requests of its session that have its adapter; None: it has none.
     """
 
@@ -87,6 +88,7 @@ class _Request:
     asked: bool = False
     told: bool = False
     fruitless: int = 0
+    cacheless: int = 0
     beside: AdapterTally | None = None
 
     @property
@@ -214,9 +216,9 @@ class Requests:
     def on_delta(self, node: Node, delta: Delta) -> None:
         """A node says the next part of an answer, or, with an empty one, that the request lives; ignored if that was
         cancelled or is not of that node."""
-        if self.session_of(node, delta) is None:
+        request = self._asked_of(node, delta)
+        if request is None:
             return
-        request = self._requests[delta.request_id]
         request.heard = self._clock()
         if delta.text:
             request.generate.echo = False  # the prompt came with it, if it was asked for
@@ -236,10 +238,19 @@ class Requests:
         elif request.untaken > MOST_UNTAKEN and not request.held:
             self._hold(request, True)
 
-    def session_of(self, node: Node, delta: Delta) -> Session | None:
-        """The session of the request of which a node says something; None: that is not under way there."""
+    def without_caches(self, node: Node, delta: Delta) -> Session | None:
+        """The session of a request that a node ends as its caches are lost; None: it does not, or the request has lost
+        caches too often, so that others would be of no use either."""
+        request = self._asked_of(node, delta)
+        if request is None or delta.failure.code != "caches_lost" or request.cacheless == FRUITLESS:
+            return None
+        request.cacheless += 1
+        return request.session
+
+    def _asked_of(self, node: Node, delta: Delta) -> _Request | None:
+        """The request that a node says something of; None: it is none that this node was asked for."""
         request = self._requests.get(delta.request_id)
-        return None if request is None or request.session.leader.node_id != node.id else request.session
+        return None if request is None or request.session.leader.node_id != node.id else request
 
     def under_way(self) -> list[UnderWay]:
         """All requests that have not ended, in the order in which they came."""

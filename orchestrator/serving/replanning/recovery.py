@@ -81,17 +81,15 @@ class Recovery:
             task = self._planning[session.id] = asyncio.create_task(self._recover(session))
             task.add_done_callback(lambda _: self._planning.pop(session.id))
 
-    def place_caches_anew(self, session: Session) -> bool:
-        """Plan a session anew of which a request needs caches whose holders are lost, so that what they held is
-        computed again; False: the session is not to recover, or no node has room for other holders."""
+    def has_room_for_caches(self, session: Session) -> bool:
+        """Whether a session that has lost a cache holder would find nodes with room for others, and is to recover."""
         if session.state is not State.READY or not session.request.recover or not session.holders:
             return False
+        avoid = {session.lost_holder.node_id} if session.lost_holder else set[str]()
         try:
-            self._layouts.place_holders(session.ranks, session.caches, session.profile, instead_of=session)
+            self._layouts.place_holders(session.ranks, session.caches, session.profile, avoid, instead_of=session)
         except (PlanError, ServingError):
             return False
-        self._carrier.carry_out(session, session.replace_holders(self._clock()))
-        self.look_after(session)
         return True
 
     async def finish(self) -> None:

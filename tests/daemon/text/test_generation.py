@@ -85,6 +85,14 @@ def test_a_template_is_told_whether_to_think(fields: dict[str, str], told: str, 
     assert tokenizer.decode(list(Generation(asked, tokenizer, CONTEXT).start().prompt)) == told
 
 
+@pytest.mark.parametrize("told", ['{"asked_at": "x"}', '{"asked_at": null}', '{"strftime_now": 5}'])
+def test_a_client_does_not_tell_what_time_it_is(told: str, folder: WriteFolder) -> None:
+    tokenizer = Tokenizer.load(folder(bytes_tokenizer(), "{{ strftime_now('%Y') }}"))
+    chat = json.dumps([{"role": "user", "content": "Hi"}])
+    asked = request(messages_json=chat, asked_at="1999-12-31T23:59:59", template_json=told)
+    assert tokenizer.decode(list(Generation(asked, tokenizer, CONTEXT).start().prompt)) == "1999"
+
+
 def test_a_chat_with_a_base_model_is_refused() -> None:
     chat = json.dumps([{"role": "user", "content": "ROMEO:"}])
     with pytest.raises(RequestError, match="no chat template") as refusal:

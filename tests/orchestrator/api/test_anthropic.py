@@ -171,8 +171,9 @@ def test_an_answer_can_be_kept_to_a_schema() -> None:
 
 
 def test_a_model_is_asked_not_to_think_where_nobody_wants_thoughts() -> None:
-    for thinking, effort in (("disabled", "none"), ("enabled", ""), ("adaptive", "")):
-        assert generate_of(read(MESSAGES, {**ASKED, "thinking": {"type": thinking}})).reasoning_effort == effort
+    quiet = {"enable_thinking": False, "thinking": False}
+    for thinking, told in (("disabled", json.dumps(quiet)), ("enabled", ""), ("adaptive", "")):
+        assert generate_of(read(MESSAGES, {**ASKED, "thinking": {"type": thinking}})).template_json == told
 
 
 @pytest.mark.parametrize(

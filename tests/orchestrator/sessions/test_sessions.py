@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -374,3 +375,23 @@ def test_memory_is_reserved_until_ranks_are_gone(session: Session) -> None:
     assert table.reserved("pc") == planned
     session.on_event("pc", event(0, released=Empty()), 2)
     assert table.reserved("pc") == 0
+
+
+def test_the_holder_that_was_lost_is_blamed_where_caches_are_placed_anew(held: Session) -> None:
+    """Not one that was let go for it; and nobody, if only its rank knows of the loss."""
+    held.request = replace(held.request, recover=True)
+    failed = Failure(code="internal_error", message="the worker has ended with status -9")
+    held.on_event("box", event(3, failed=failed), 5)
+    assert {kind for _, _, kind in kinds(held.replace_holders(6))} == {"release"}
+    assert held.state is State.RECOVERING
+    why = held.losses.last[-1].why
+    assert (why.code, why.lost_rank) == ("caches_lost", 4)
+    assert why.message == "node 'box' (caches of rank 1): the worker has ended with status -9"
+    assert held.replace_holders(7) == [], "once is enough"
+
+
+def test_nobody_is_blamed_for_caches_that_a_rank_alone_misses(held: Session) -> None:
+    held.request = replace(held.request, recover=True)
+    assert {command[0] for command in held.replace_holders(6)} == {"pc", "laptop", "box"}
+    assert held.losses.last[-1].why.lost_rank == 0
+    assert held.suspects == set()
