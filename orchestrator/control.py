@@ -293,7 +293,8 @@ class Control(MeshServicer):
         if shown is None:
             why = (
                 "wrong join token, or one that has expired or is used up; use the one that `motley up` prints, or make"
-                " another there with `motley token create`"
+                " another there with `motley token create`. (A machine that was here before may have been revoked, or"
+                " another has joined by its name: then it joins anew so, or with a code under another --name)"
             )
             return _Refusal(grpc.StatusCode.UNAUTHENTICATED, why)
         asks = NAME in told  # and joins later: first it measures what it brings

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from motley.daemon.models.description.axes import Kind
 from motley.daemon.models.description.model import Model, tensors
-from motley.daemon.models.description.operations import Linear, Norm, weights_of
+from motley.daemon.models.description.operations import Attend, Linear, Norm, weights_of
 from motley.daemon.models.families import AHEAD
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
@@ -139,13 +139,19 @@ def _tensors(config: dict[str, Any]) -> list[_Tensor]:
 
 
 def _usual(model: Model, to_residual: float) -> list[_Tensor]:
-    """The weights of a model, or of its head, as the description has them."""
+    """The weights of a model, or of its head, as the description has them.
+
+    Norms of queries and keys make scores of about 1, as training does, also where attention scales them by nothing
+    (Gemma 4): else each row would see a single position, and hang on its least rounding.
+    """
     means: dict[str, float] = {}
     sigmas: dict[str, float] = {}
+    attending = [each for each in model.operations if isinstance(each, Attend)]
+    sharpness = {x.name: round(sqrt(each.heads.size) * each.scale, 6) for each in attending for x in (each.q, each.k)}
     for each in model.operations:
         for w in weights_of(each):
             if isinstance(each, Norm):
-                means[w.name] = 1.0 - each.offset
+                means[w.name] = sharpness.get(each.y.name, 1.0) ** -0.5 - each.offset
             elif w.in_ is None and not isinstance(each, Linear):
                 means[w.name] = 1.0  # the gains of other norms, numbers that something is multiplied by
             elif isinstance(each, Linear) and w.out.kind is Kind.HIDDEN:

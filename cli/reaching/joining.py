@@ -22,6 +22,11 @@ DIAL_S = 2.0
 """An address of an orchestrator that does not answer within this is not the one to dial."""
 
 
+def last_name() -> str | None:
+    """The name by which this machine has joined a mesh the last time; None: it never did."""
+    return next((own.name for own in all_kept(meshes()) if own.name), None)
+
+
 async def find_mesh(orchestrator: str, token: str, name: str) -> tuple[str, str]:
     """``host:port`` of an orchestrator, and a join token or what takes its place.
 

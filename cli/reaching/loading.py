@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,11 @@ async def load(
     if session is None:
         if (path := Path(model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))
+        base, _, adapter = model.rpartition(":")
+        if base and await _find(client, base):
+            raise CliError(
+                f"{base} is served; for an answer of its adapter {adapter!r}: motley run {base} --adapter {adapter}"
+            )
         console.print(f"[dim]{escape(model)} is not served yet: loading it[/]")
         asked = wanted.request.body()
         try:
@@ -116,7 +122,8 @@ async def load(
                     ) from refusal
             if session is None:
                 field = refusal.param if refusal.param in asked and refusal.param != "model" else None
-                raise CliError(f"{option_of(field)}: {refusal}" if field else str(refusal)) from refusal
+                meant = await _meant(client, model) if refusal.code == "model_missing" else ""
+                raise CliError(f"{option_of(field)}: {refusal}" if field else f"{refusal}{meant}") from refusal
         else:
             if made["forecast"]:
                 console.print(f"[dim]{forecast(made)}[/]")
@@ -145,6 +152,13 @@ async def load(
 def no_chat_template(session: dict[str, Any]) -> CliError:
     """What to say of a model that cannot be talked to."""
     return CliError(f"{session['name']} has no chat template, so it can only continue the prompt as it is: add --raw")
+
+
+async def _meant(client: Client, model: str) -> str:
+    """A question whether a model is meant that is served and is called nearly so; empty: there is none."""
+    names = [session["name"] for session in await client.sessions()]
+    near = get_close_matches(Path(model).name, names, 1)
+    return f". Did you mean {near[0]!r}, which is served?" if near else ""
 
 
 async def _tell_if_made(client: Client, model: str) -> None:

@@ -70,13 +70,13 @@ def join(
 ) -> None:
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
     with imports_that_stay():
-        from motley.cli.reaching.joining import find_mesh
+        from motley.cli.reaching.joining import find_mesh, last_name
         from motley.cli.shown.narrator import narrator, start_log
         from motley.daemon.machine.files import raise_file_limit
         from motley.daemon.node.app import run_daemon
 
     config = daemon_config(
-        name=name,
+        name=name if name is not None else last_name(),
         memory=memory,
         threads=threads,
         models=models,

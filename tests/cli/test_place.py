@@ -1,0 +1,45 @@
+"""Where commands find the mesh that this machine belongs to, and what they say if it does not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from motley.cli.reaching import place
+from motley.cli.reaching.client import Client, Unreachable
+from motley.cli.reaching.home import meshes
+from motley.cli.reaching.joining import last_name
+from motley.cli.reaching.place import find_place
+from motley.daemon.node.joining.membership import Membership
+
+LAPTOP = Membership("laptop", "ab" * 32, "key", "192.0.2.1:7337", "http://127.0.0.1:1", "", "")
+"""Of a mesh that nobody serves any more."""
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a home of its own, on which no orchestrator runs."""
+    monkeypatch.setenv("MOTLEY_HOME", str(tmp_path))
+    monkeypatch.setattr(place, "USUAL_URL", "http://127.0.0.1:2")
+
+
+async def test_the_mesh_that_was_joined_is_named_though_it_does_not_answer() -> None:
+    assert (await find_place("", "")).url == "http://127.0.0.1:2"
+    LAPTOP.keep(meshes())
+    assert (await find_place("", "")).url == LAPTOP.api_url
+    assert (await find_place("http://elsewhere/", "")).url == "http://elsewhere"
+    with pytest.raises(
+        Unreachable, match=r"that this machine has joined as 'laptop' does not answer at http://127.*:1: "
+    ):
+        async with Client() as client:
+            await client.sessions()
+    with pytest.raises(Unreachable, match="no orchestrator answers at http://127.0.0.1:3; start one"):
+        async with Client("http://127.0.0.1:3") as client:
+            await client.sessions()
+
+
+def test_a_machine_is_called_as_it_was_the_last_time() -> None:
+    assert last_name() is None
+    LAPTOP.keep(meshes())
+    assert last_name() == "laptop"
