@@ -34,7 +34,7 @@ async def test_the_mesh_that_was_joined_is_named_though_it_does_not_answer() -> 
     ):
         async with Client() as client:
             await client.sessions()
-    with pytest.raises(Unreachable, match="no orchestrator answers at http://127.0.0.1:3; start one"):
+    with pytest.raises(Unreachable, match=r"no orchestrator answers at http://127.0.0.1:3; start one"):
         async with Client("http://127.0.0.1:3") as client:
             await client.sessions()
 
