@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import json
+import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from motley.daemon.sampling.constraint import JSON_OPTIONS, ConstraintError
 from motley.daemon.text.calls.formats import Parameters
-from motley.daemon.text.calls.values import constants_of, is_text, list_of, mapping_of, spelt, types_of
+from motley.daemon.text.calls.values import (
+    constants_of,
+    in_order,
+    is_text,
+    list_of,
+    mapping_of,
+    spelt,
+    spelt_name,
+    types_of,
+)
 
 _NOTES = {"$schema", "$id", "$comment", "title", "description", "default", "examples", "$defs", "definitions"}
 """Keys of a schema that bind nothing by themselves."""
 _OF_TYPE = {
     "boolean": {"type"},
     "null": {"type"},
-    "string": {"type", "pattern", "minLength", "maxLength", "format"},
+    "string": {"type", "pattern", "minLength", "maxLength"},
     "array": {"type", "items", "minItems", "maxItems"},
     "object": {"type", "properties", "required", "additionalProperties"},
 }
 """Keys that models can be kept to which write each value in their own way."""
 _FREE_NAME = "/[A-Za-z_0-9.-]+/"
-_BARE_NAME = re.compile(r"[\w.-]+")
+_LIMITS = (("minLength", "maxLength"), ("minItems", "maxItems"))
+"""Keys of a schema that say how few and how many there may be."""
+_ROOT = "#/$defs/parameters"
+"""Where the schema of all arguments is found from within a part of it that stands by itself."""
 _ANY = r"(.|\n)*"
 
 
@@ -45,6 +58,8 @@ class ParameterRules:
     ) -> None:
         self.rules: list[str] = []
         self._form, self._literal, self._prefix, self._tool, self._schema = form, literal, prefix, tool, schema
+        self._root = {"type": "object"} | {key: each for key, each in schema.items() if key not in ("$id", "$schema")}
+        """The schema as what refers to it finds it."""
         self._joint = literal(form.joint)
         self._nested = form.quote not in ("", '"')
         """Whether texts, and values within lists and objects, are no JSON either."""
@@ -84,8 +99,7 @@ class ParameterRules:
 
     def _properties(self, kind: Mapping[str, Any]) -> Mapping[str, Any]:
         """The properties of an object, in the order in which the model writes them."""
-        found = mapping_of(kind.get("properties"))
-        return dict(sorted(found.items(), key=lambda each: each[0].lower())) if self._form.by_name else found
+        return in_order(mapping_of(kind.get("properties")), self._form)
 
     def _check(self, properties: Mapping[str, Any], required: object) -> None:
         """
@@ -109,15 +123,18 @@ class ParameterRules:
         Raises:
             ConstraintError: it cannot.
         """
-        if not self._form.quote or _BARE_NAME.fullmatch(key):
-            return key
-        if self._nested:
-            return self._form.quote + key + self._form.quote
-        raise ConstraintError(f"{self._tool!r} has a parameter {key!r}, which is no name in the Python of this model")
+        in_python = self._form.quote and not self._nested
+        if in_python and (not key.isidentifier() or keyword.iskeyword(key)):
+            raise ConstraintError(
+                f"{self._tool!r} has a parameter {key!r}, which is no name in the Python of this model"
+            )
+        return spelt_name(key, self._form)
 
     def _value(self, key: str, schema: Any) -> str:
         """A value as the model writes it, or, where its schema is not simple, in JSON, which is read as well."""
         kind = mapping_of(schema)
+        for limits in _LIMITS:
+            self._limits(key, kind, *limits)
         if constants := constants_of(kind):
             return self._one_of(constants)
         if not self._form.quote:
@@ -135,7 +152,6 @@ class ParameterRules:
     def _of_type(self, key: str, type_: str, kind: Mapping[str, Any]) -> str:
         known = not kind.keys() - _NOTES - _OF_TYPE.get(type_, set())
         properties, required = self._properties(kind), kind.get("required", [])
-        least, most = kind.get("minItems", 0), kind.get("maxItems")
         match type_:
             case "boolean" if known:
                 return self._one_of([True, False])
@@ -143,9 +159,9 @@ class ParameterRules:
                 return self._one_of([None])
             case "string" if known and self._nested:
                 return self._quoted(self._terminal(self._text, *self._bounds(key, kind)))
-            case "array" if known and self._nested and isinstance(least, int) and isinstance(most, int | None):
+            case "array" if known and self._nested:
                 items = self._rule(self._value(key, kind.get("items")))
-                return f'"[" {self._several(items, least, most)} "]"'
+                return f'"[" {self._several(items, *self._limits(key, kind, "minItems", "maxItems"))} "]"'
             case "object" if known and self._nested and not properties and not required:
                 others = kind.get("additionalProperties")
                 return '"{}"' if others is False else self._object(self._value(key, others))
@@ -159,10 +175,11 @@ class ParameterRules:
 
     def _referred_value(self, key: str, kind: Mapping[str, Any]) -> str:
         ref = str(kind["$ref"])
-        found: Any = self._schema
-        for step in ref.removeprefix("#/").split("/"):
+        root, *steps = ref.split("/")
+        found: Any = self._root
+        for step in steps:
             found = mapping_of(found).get(step)
-        if not ref.startswith("#/") or not isinstance(found, Mapping):
+        if root != "#" or not isinstance(found, Mapping):
             return self._json(kind)
         if ref not in self._referred:
             self._referred[ref] = f"{self._prefix}_ref_{len(self._referred)}"
@@ -215,8 +232,30 @@ class ParameterRules:
         return f"{quote} {text} {quote}"
 
     def _json(self, kind: Any) -> str:
-        defined = {name: self._schema[name] for name in ("$defs", "definitions") if name in self._schema}
-        return self._rule(f"%json {json.dumps({**defined, **mapping_of(kind), 'x-guidance': JSON_OPTIONS})}")
+        """A value in JSON, which is valid by a part of the schema."""
+        whole = mapping_of(_from_within(kind))
+        if whole != kind:
+            whole = {**whole, "$defs": {"parameters": _from_within(self._root)}}
+        return self._rule(f"%json {json.dumps({**whole, 'x-guidance': JSON_OPTIONS})}")
+
+    def _limits(self, key: str, kind: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
+        """How few and how many of something a schema allows.
+
+        Args:
+            least, most: what the schema calls these.
+
+        Raises:
+            ConstraintError: they are no limits.
+        """
+        fewest, largest = kind.get(least, 0), kind.get(most)
+        for name, limit in ((least, fewest), (most, largest)):
+            if name in kind and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+                raise ConstraintError(
+                    f"{self._tool!r} has a parameter {key!r} with {name!r} that is no whole number from 0 on"
+                )
+        if largest is not None and fewest > largest:
+            raise ConstraintError(f"{self._tool!r} has a parameter {key!r} with {least!r} over its {most!r}")
+        return fewest, largest
 
     def _bounds(self, key: str, kind: Mapping[str, Any]) -> list[str]:
         """What a text must be besides by its schema, as terminals.
@@ -234,7 +273,7 @@ class ParameterRules:
             begun, ended = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
             inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern[begun : len(pattern) - ended])
             bounds.append(f"/{'' if begun else _ANY}({inner}){'' if ended else _ANY}/")
-        least, most = kind.get("minLength", 0), kind.get("maxLength")
+        least, most = self._limits(key, kind, "minLength", "maxLength")
         if least or most is not None:
             bounds.append(rf"/(.|\n){{{least},{'' if most is None else most}}}/")
         return bounds
@@ -261,3 +300,16 @@ def _are_apart(schemas: Sequence[Any]) -> bool:
     """Whether no value is valid by two of these schemas, as far as their types tell."""
     types = [type_ for schema in schemas for type_ in types_of(schema)]
     return all(map(types_of, schemas)) and len(types) == len(set(types)) and not {"integer", "number"} <= set(types)
+
+
+def _from_within(schema: Any) -> Any:
+    """A part of a schema in which what is referred to is found where `_ROOT` says, not in the part itself."""
+    if isinstance(schema, list):
+        return [_from_within(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {key: _from_within(each) for key, each in schema.items()}
+    ref = found.get("$ref")
+    if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+        found["$ref"] = _ROOT + ref[1:]
+    return found

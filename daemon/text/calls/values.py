@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,8 @@ from motley.daemon.text.calls.formats import Parameters
 
 _SPELT = {"True": "true", "False": "false", "None": "null"}
 """As some templates have taught models."""
+_BARE_NAME = re.compile(r"[\w.-]+")
+"""A name that needs no quotes."""
 
 
 def types_of(schema: object) -> set[str]:
@@ -74,8 +77,19 @@ def spelt(value: Any, form: Parameters) -> str:
         if isinstance(value, list):
             return f"[{form.joint.join(spelt(each, form) for each in value)}]"
         if isinstance(value, dict):
-            return "{" + form.joint.join(f"{key}:{spelt(each, form)}" for key, each in value.items()) + "}"
+            members = in_order(value, form).items()
+            return "{" + form.joint.join(f"{spelt_name(key, form)}:{spelt(each, form)}" for key, each in members) + "}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def spelt_name(name: str, form: Parameters) -> str:
+    """The name of an argument, or of a member of an object, as a model writes it."""
+    return name if not form.quote or _BARE_NAME.fullmatch(name) else form.quote + name + form.quote
+
+
+def in_order(members: Mapping[str, Any], form: Parameters) -> Mapping[str, Any]:
+    """Arguments, or members of an object, in the order in which a model writes them."""
+    return dict(sorted(members.items(), key=lambda each: each[0].lower())) if form.by_name else members
 
 
 def plain_number(text: str) -> str:

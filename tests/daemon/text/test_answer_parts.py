@@ -340,7 +340,8 @@ def in_gemma(value: Any) -> str:
 def written(calls: CallFormat, index: int, name: str, arguments: dict[str, Any], spell: Callable[[Any], str]) -> str:
     inner = json.dumps(arguments, ensure_ascii=False)
     if calls.parameters:
-        each = [calls.parameters.before.replace("{key}", key) + spell(value) for key, value in arguments.items()]
+        before, after = calls.parameters.before, calls.parameters.after
+        each = [before.replace("{key}", key) + spell(value) + after for key, value in arguments.items()]
         inner = calls.parameters.joint.join(each)
     return calls.before.replace("{name}", name).replace("{index}", str(index)) + inner + calls.after
 
@@ -399,6 +400,14 @@ def drawn(kept_to: str | pb.Constraint, begun: str, seed: int, most: int = 400) 
             break
         answer.append(token)
     return TOKENIZER.decode(answer)
+
+
+def lets_pass(grammar: str, text: str) -> bool:
+    """Whether an answer may be this text."""
+    tokens = TOKENIZER.encode(text)
+    masks = Constraint(pb.Constraint(grammar=grammar), TOKENIZER.words).masks([], tokens)
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+    return all(bits[row, token] for row, token in enumerate(tokens))
 
 
 def begins(calls: CallFormat, name: str) -> str:
@@ -544,6 +553,8 @@ NESTED = {
         "none": {"type": "object", "additionalProperties": False},
         "two words": {"type": ["string", "null"], "pattern": "^[xy]$"},
         "sum": {"allOf": [{"type": "integer"}, {"minimum": 7, "maximum": 9}]},
+        "day": {"type": "string", "format": "date"},
+        "held": {"const": {"b:c": 1, "A": ["x", None]}},
     },
     "$defs": {
         "tree": {
@@ -582,10 +593,78 @@ def test_any_arguments_are_read_back_where_no_schema_binds(calls: CallFormat) ->
         assert not whole or "anything" in json.loads(arguments)
 
 
-def test_what_is_no_name_in_python_is_refused() -> None:
-    tools = [{"function": {"name": "go", "parameters": NESTED}}]
-    with pytest.raises(ConstraintError, match="'go' has a parameter 'two words', which is no name in the Python"):
-        calls_grammar(LFM2, tools, True, {})
+def bound(calls: CallFormat, properties: dict[str, Any]) -> str:
+    """The grammar of a call of `go` with some of these arguments."""
+    parameters = {"type": "object", "properties": properties, "additionalProperties": False}
+    return calls_grammar(calls, [{"function": {"name": "go", "parameters": parameters}}], True, {})
+
+
+@pytest.mark.parametrize("key", ["two words", "a-b", "1x", "from"])
+def test_what_is_no_name_in_python_is_refused(key: str) -> None:
+    with pytest.raises(ConstraintError, match=f"'go' has a parameter '{key}', which is no name in the Python"):
+        bound(LFM2, {key: {"type": "integer"}})
+    assert bound(GEMMA, {key: {"type": "integer"}})
+
+
+@pytest.mark.parametrize("calls", [GEMMA, LFM2, GLM])
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "'minItems' over its 'maxItems'"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "'minLength' over its 'maxLength'"),
+        ({"type": "array", "maxItems": True}, "'maxItems' that is no whole number"),
+        ({"type": "array", "minItems": -1}, "'minItems' that is no whole number"),
+        ({"type": "string", "minLength": "x"}, "'minLength' that is no whole number"),
+        ({"type": "string", "maxLength": None}, "'maxLength' that is no whole number"),
+    ],
+)
+def test_limits_that_are_none_are_refused_by_name(calls: CallFormat, kind: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConstraintError, match=f"'go' has a parameter 'p' with {why}"):
+        bound(calls, {"p": kind})
+
+
+def test_formats_of_texts_are_refused_between_tags() -> None:
+    with pytest.raises(ConstraintError, match="'go' has a parameter 'p' with 'format', which is not supported"):
+        bound(QWEN_CODER, {"p": {"type": "string", "format": "date"}})
+
+
+@pytest.mark.parametrize("calls", [GEMMA, LFM2, GLM])
+def test_arguments_may_refer_to_the_schema_of_all_of_them(calls: CallFormat) -> None:
+    """It was the part itself that they found: nothing but an endless reference, or lists of lists."""
+    schema: dict[str, Any] = {
+        "$id": "https://example.org/tree",
+        "type": "object",
+        "properties": {
+            "leaf": {"enum": [1, 2]},
+            "parts": {"type": "array", "items": {"$ref": "#"}, "maxItems": 2},
+            "sub": {"$ref": "#"},
+            "pair": {"allOf": [{"$ref": "#/properties/leaf"}, {"minimum": 2}]},
+        },
+        "additionalProperties": False,
+        "required": ["leaf"],
+    }
+    tools = [{"function": {"name": "go", "parameters": schema}}]
+    spell = in_gemma if calls is GEMMA else json.dumps
+    for arguments in (
+        {"leaf": 1},
+        {"leaf": 1, "pair": 2, "parts": [{"leaf": 2, "parts": []}, {"leaf": 1}]},
+        {"leaf": 1, "sub": {"leaf": 2, "sub": {"leaf": 1}}},
+        {"leaf": 1, "pair": 1},
+        {"leaf": 1, "parts": [[]]},
+        {"leaf": 1, "parts": [{"leaf": 3}]},
+        {"leaf": 1, "sub": {"leaf": 2, "sub": {"leaf": 3}}},
+    ):
+        # in the order of the schema, or of their names
+        ordered = sorted(arguments) if calls is GEMMA else [key for key in schema["properties"] if key in arguments]
+        call = written(calls, 0, "go", {key: arguments[key] for key in ordered}, spell)
+        text = f"{calls.begin}{calls.lead}{call}{calls.tail}{calls.end}"
+        valid = jsonschema.Draft202012Validator(schema).is_valid(arguments)
+        assert lets_pass(calls_grammar(calls, tools, True, {}), text) == valid, text
+
+
+def test_objects_are_written_in_one_way_whether_a_schema_names_them_or_their_members() -> None:
+    named = bound(GEMMA, {"p": {"const": {"b:c": 1, "A": 2}}})
+    assert json.dumps(f"{{A:2,{Q}b:c{Q}:1}}", ensure_ascii=False) in named
 
 
 def test_schemas_that_nest_too_deep_are_refused() -> None:
