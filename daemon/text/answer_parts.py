@@ -184,7 +184,7 @@ class AnswerParts:
             self._aside += before[: len(before) - len(self._held)]
         if not self._held:
             return
-        if end and end.startswith(self._held[: len(end)]):
+        if any(mark.startswith(self._held[: len(mark)]) for mark in (begin, end) if mark):
             return  # once more, without what stood before the mark
         readable = self._held[0] == "{" or not self._format.is_json
         self._state = "call" if readable else "content"

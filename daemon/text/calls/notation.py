@@ -17,26 +17,36 @@ from motley.daemon.text.stops import held_back
 
 _AS_IT_IS = '<|"|>'
 """Between two of these, a text has no escapes."""
-_QUOTE = rf"""(?P<quote>{re.escape(_AS_IT_IS)}|"{{3}}|'{{3}}|"(?=[^"]|"[^"])|'(?=[^']|'[^']))"""
-_CLOSE = r"(?P<close>[)\]}])"
-_NAME = re.compile(rf"""{_CLOSE}|{_QUOTE}|(?P<bare>[^"'(){{}}\[\],:=][^(){{}}\[\],:=]*)(?=[:=])""")
-"""The name of a member, or the end of an object."""
-_VALUE = re.compile(rf"""{_CLOSE}|{_QUOTE}|(?P<open>[(\[{{])|(?P<bare>[^"'(){{}}\[\],][^(){{}}\[\],]*)(?=[,)\]}}])""")
-"""A value or its beginning, or the end of what it would be in."""
+_QUOTE = re.compile(rf"""{re.escape(_AS_IT_IS)}|"{{3}}|'{{3}}|"(?=[^"]|"[^"])|'(?=[^']|'[^'])""")
+_MAYBE_QUOTE = re.compile(r"""["']{1,2}""")
+"""What may be one quote, an empty text, or the beginning of three quotes, by what comes behind it."""
+_OPEN, _CLOSE = "([{", ")]}"
+_BEHIND_NAME, _BEHIND_VALUE = re.compile(r"[(){}\[\],:=]"), re.compile(r"[(){}\[\],]")
+"""What a name, or a value, without quotes does not have in it, so that it is whole where one of these stands."""
 _BEFORE_NAME, _BEFORE_VALUE = re.compile(r"[\s,]*"), re.compile(r"[\s,:=]*")
+_SKIPPED = re.compile(r"""[()\[\]{}\n]|(?<!\\)["']""")
+"""What tells where arguments end that could not be read."""
 
 _PLAIN = re.compile(r"[^\\\"']+")
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _HALF_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 
-# A quote ends a text if what stands behind it could: templates have taught models texts with their own quotes in them.
+# Some templates write texts between quotes as they are, so models have learnt to write texts that have quotes in them.
+# A quote ends its text if what stands behind it could stand behind a text.
 _BEHIND, _MAYBE_BEHIND = re.compile(r"\s*[,:)\]}]"), re.compile(r"\s*")
+"""What stands behind a text within a list or an object, or behind a name; and what may become that."""
 _END = r"[)}]\s*[\],<\n]"
+"""The end of all arguments, and what follows it: another call, the end of the list of calls, a mark, the line's end."""
 _BEHIND_ARGUMENT = re.compile(rf"\s*(?:{_END}|,\s*(?:{_END}|[\w.-]+\s*[:=]))")
+"""What stands behind a text that is an argument itself: the name of the next, or the end of all. A comma or a bracket
+is not enough, as arguments are the long texts (commands, sources), in which quotes have these behind them: the text of
+``run='grep 'a', b'`` ends with the last quote. Within a list nothing tells such a text from two, as in ``'a', 'b'``."""
 _MAYBE_BEHIND_ARGUMENT = re.compile(r"\s*(?:[)}]\s*|,\s*(?:[)}]\s*|[\w.-]+\s*)?)?")
+"""What may become that."""
 _AHEAD = 200
-"""Characters in which it must be clear whether it does not."""
+"""Characters behind a quote that are waited for to tell whether it ends its text. If all of them may still become what
+stands behind a text (they are spaces, say), it does."""
 
 
 @dataclass
@@ -50,12 +60,17 @@ class _Level:
 class NotedArguments:
     """Reads the arguments of one call, behind the bracket that opens them.
 
+    Where they are written in another way than this, a call of a function as a value say, what was read before that is
+    all of them, and what follows is skipped up to the bracket that ends them.
+
     Args:
         schemas: of the arguments, by their names.
+        at: characters of the text before them.
+        mark: ends them wherever it stands, in a text of theirs too; empty: nothing does.
     """
 
-    def __init__(self, schemas: Mapping[str, Any]) -> None:
-        self._schemas = schemas
+    def __init__(self, schemas: Mapping[str, Any], at: int, mark: str) -> None:
+        self._schemas, self._mark = schemas, mark
         self._schema: Any = None
         """Of the argument under way."""
         self._levels = [_Level("}")]
@@ -64,8 +79,11 @@ class NotedArguments:
         """Whether the member under way has its name already."""
         self._quote = ""
         """What ends the text under way; empty: none is."""
-        self._at = 0
-        """Characters that have been read."""
+        self._at = self._seen = self._stop = at
+        """Characters that have been read; those in which the end of what is under way was looked for; and those that
+        may be read, as no mark begins in them."""
+        self._skipping = 0
+        """Brackets that are still to be closed in what is skipped."""
         self._untold = "{"
         """What is to be told before all else."""
 
@@ -73,63 +91,107 @@ class NotedArguments:
         """What is new of the arguments, as JSON, and where they end, or 0.
 
         Args:
-            text: all of them that is there.
-            last: no more will come.
+            text: all that is there of the call.
+            last: no more will come: what is open is closed.
         """
+        mark = text.find(self._mark, self._stop) if self._mark else -1
+        marked = mark >= 0
+        self._stop = mark if marked else len(text) - (0 if last else held_back(text, self._mark))
         told, self._untold = self._untold, ""
         while self._levels:
-            piece = self._in_text(text, last) if self._quote else self._token(text)
+            piece = self._in_text(text, last or marked) if self._quote else self._token(text, marked)
             if piece is None:
                 break
             told += piece
-        return told, 0 if self._levels else self._at
+        if self._levels and (last or marked):
+            told, self._at = told + self._closed(), self._stop
+        self._skip(text)
+        return told, self._at if not self._levels and (marked or not self._skipping) else 0
 
-    def _token(self, text: str) -> str | None:
-        """The next name, value or bracket; None: it is not whole yet."""
+    def _token(self, text: str, marked: bool) -> str | None:
+        """The next name, value or bracket, or what ends all if it is none of these; None: it is not whole yet.
+
+        Args:
+            marked: the text is whole up to the mark.
+        """
         level = self._levels[-1]
         naming = level.end == "}" and not self._named
-        before = (_BEFORE_NAME if naming else _BEFORE_VALUE).match(text, self._at)
-        self._at = before.end() if before else self._at
-        found = (_NAME if naming else _VALUE).match(text, self._at)
-        if found is None:
+        if before := (_BEFORE_NAME if naming else _BEFORE_VALUE).match(text, self._at, self._stop):
+            self._at = before.end()
+        if self._at == self._stop:
             return None
-        self._at = found.end()
-        if found["close"]:
+        first = text[self._at]
+        if first in _CLOSE:
+            self._at += 1
             self._levels.pop()
             missing, self._named = "null" if self._named else "", False
             return missing + level.end
         ahead = ", " if level.used and not self._named else ""
-        level.used = True
-        if found["quote"]:
-            self._quote = found["quote"]
+        if quote := _QUOTE.match(text, self._at, self._stop):
+            self._at, self._quote, level.used = quote.end(), quote[0], True
             return ahead + '"'
-        bare = (found["bare"] or "").rstrip()
+        if _MAYBE_QUOTE.fullmatch(text, self._at, self._stop):
+            return None
+        if first in _OPEN and not naming:
+            self._at, self._named, level.used = self._at + 1, False, True
+            self._levels.append(_Level("}" if first == "{" else "]"))
+            return ahead + ("{" if first == "{" else "[")
+        end = (_BEHIND_NAME if naming else _BEHIND_VALUE).search(text, max(self._at, self._seen), self._stop)
+        if end is None and not (marked and not naming):
+            self._seen = self._stop
+            return None
+        stop = end.start() if end else self._stop
+        if stop == self._at or (end and end[0] not in (":=" if naming else f",{_CLOSE}")):
+            self._skipping = len(self._levels)
+            return self._closed()
+        bare, self._at, level.used = text[self._at : stop].rstrip(), stop, True
+        self._named = naming
         if naming:
             if len(self._levels) == 1:
                 self._schema = self._schemas.get(bare)
-            self._named = True
             return f"{ahead}{json.dumps(bare, ensure_ascii=False)}: "
-        self._named = False
-        if found["open"]:
-            self._levels.append(_Level("}" if found["open"] == "{" else "]"))
-            return ahead + ("{" if found["open"] == "{" else "[")
         schema = self._schema if len(self._levels) == 1 else None
         return ahead + as_json(bare if is_text(schema) else plain_number(bare), schema)
+
+    def _closed(self) -> str:
+        """Close all that is open: what makes JSON of all that was told."""
+        quote = self._end_text() if self._quote else ""
+        missing, self._named = "null" if self._named else "", False
+        ends = "".join(level.end for level in reversed(self._levels))
+        self._levels.clear()
+        return quote + missing + ends
+
+    def _skip(self, text: str) -> None:
+        """Go on to the bracket that ends arguments which could not be read. Brackets between quotes on one line do not
+        count; what looks like a quote and has no other on its line may be none."""
+        while self._skipping and (found := _SKIPPED.search(text, self._at, self._stop)):
+            letter, self._at = found[0], found.end()
+            if letter in ("\n", self._quote):
+                self._quote = ""
+            elif self._quote:
+                continue
+            elif letter in "\"'":
+                within_word = text[found.start() - 1].isalnum()  # as in it's
+                self._quote = "" if within_word else letter
+            else:
+                self._skipping += 1 if letter in _OPEN else -1
+        if self._skipping:
+            self._at = self._stop
 
     def _in_text(self, text: str, last: bool) -> str | None:
         """The next piece of the text under way, or its end; None: it is not certain yet."""
         if self._quote == _AS_IT_IS:
             return self._as_it_is(text)
-        if plain := _PLAIN.match(text, self._at):
+        if plain := _PLAIN.match(text, self._at, self._stop):
             self._at = plain.end()
             return _inner(plain[0])
-        if text.startswith("\\", self._at):
-            escape = _ESCAPE.match(text, self._at)
-            if escape is None or _HALF_ESCAPE.fullmatch(text, self._at):
+        if text.startswith("\\", self._at, self._stop):
+            escape = _ESCAPE.match(text, self._at, self._stop)
+            if escape is None or _HALF_ESCAPE.fullmatch(text, self._at, self._stop):
                 return None
             self._at = escape.end()
             return _unescaped(escape[0])
-        ends = self._ends(text, last) if self._at < len(text) else None
+        ends = self._ends(text, last) if self._at < self._stop else None
         if ends is None:
             return None
         quote = text[self._at]
@@ -138,27 +200,25 @@ class NotedArguments:
 
     def _as_it_is(self, text: str) -> str | None:
         """As `_in_text`, of a text without escapes."""
-        end = text.find(self._quote, self._at)
-        upto = end if end >= 0 else len(text) - held_back(text, self._quote)
-        piece, self._at = text[self._at : upto], max(upto, self._at)
-        if end < 0:
-            return _inner(piece) or None
-        self._at += len(self._quote)
-        return _inner(piece) + self._end_text()
+        piece, end, _ = text[self._at : self._stop].partition(self._quote)
+        piece = piece if end else piece[: len(piece) - held_back(piece, self._quote)]
+        self._at += len(piece) + len(end)
+        return _inner(piece) + self._end_text() if end else _inner(piece) or None
 
     def _ends(self, text: str, last: bool) -> bool | None:
         """Whether the quote that comes next ends the text under way; None: that is not known yet."""
-        ahead = text[self._at : self._at + len(self._quote)]
+        start = self._at + len(self._quote)
+        ahead = text[self._at : min(start, self._stop)]
         if ahead != self._quote:
             return None if self._quote.startswith(ahead) and not last else False
         if len(self._quote) > 1:
             return True
         argument = self._named and len(self._levels) == 1
         behind, maybe = (_BEHIND_ARGUMENT, _MAYBE_BEHIND_ARGUMENT) if argument else (_BEHIND, _MAYBE_BEHIND)
-        start, stop = self._at + 1, self._at + 1 + _AHEAD
+        stop = min(start + _AHEAD, self._stop)
         if behind.match(text, start, stop):
             return True
-        return (last or len(text) > stop or None) if maybe.fullmatch(text, start, stop) else False
+        return (last or self._stop > start + _AHEAD or None) if maybe.fullmatch(text, start, stop) else False
 
     def _end_text(self) -> str:
         self._quote = ""

@@ -95,7 +95,7 @@ class NamedCall:
     """Reads a call whose name stands before all arguments: ``name[ARGS]{...}``, say, or ``name(key="value")``."""
 
     def __init__(self, form: CallFormat, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        self._schemas = schemas
+        self._schemas, self._mark = schemas, form.end
         self._known_only = not form.begin
         """Whether only tools that there are can be called: without marks, a text may look like a call."""
         self._noted = form.parameters is not None
@@ -104,8 +104,8 @@ class NamedCall:
         self._after = "" if self._noted else form.after.strip()
         self._arguments: _JsonArguments | NotedArguments | None = None
         """What reads them; None: they have not begun."""
-        self._begun = self._end = 0
-        """Characters before the arguments, and those up to their end; 0: not known yet."""
+        self._end = 0
+        """Characters up to the end of the arguments; 0: not known yet."""
 
     def look(self, text: str) -> Iterator[Found]:
         if self._arguments is None:
@@ -121,12 +121,13 @@ class NamedCall:
             if self._known_only and named.name not in self._schemas:
                 yield Ended(head.end(), is_call=False)
                 return
-            self._begun = head.end()
-            self._arguments = NotedArguments(self._schemas.get(named.name, {})) if self._noted else _JsonArguments()
+            if self._noted:
+                self._arguments = NotedArguments(self._schemas.get(named.name, {}), head.end(), self._mark)
+            else:
+                self._arguments = _JsonArguments(head.end())
             yield named
         if not self._end:
-            told, end = self._arguments.look(text[self._begun :])
-            self._end = self._begun + end if end else 0
+            told, self._end = self._arguments.look(text)
             if told:
                 yield told
         if self._end:
@@ -139,7 +140,7 @@ class NamedCall:
     def rest(self, text: str) -> str:
         if self._arguments is None or self._end:
             return ""
-        return self._arguments.look(text[self._begun :], last=True)[0]
+        return self._arguments.look(text, last=True)[0]
 
 
 _IN_PARENTHESES = r"(?=\)|[\w.-]+\s*=)"
@@ -149,15 +150,19 @@ _LIKELY = re.compile(r"\s*[^\s<>{}()\[\]|\"]*\s*(?:\(\s*[\w.-]*\s*)?")
 
 
 class _JsonArguments:
-    """Reads arguments that are a JSON object, as they are."""
+    """Reads arguments that are a JSON object, as they are.
 
-    def __init__(self) -> None:
-        self._scan = _Nested()
-        self._told = 0
+    Args:
+        at: characters of the text before them.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._scan = _Nested(at)
+        self._told = at
 
     def look(self, text: str, last: bool = False) -> tuple[str, int]:
         """As `NotedArguments.look`."""
-        _, end = self._scan.look(text, 0)
+        _, end = self._scan.look(text, -1)
         told, self._told = text[self._told : end or None], end or len(text)
         return told, end
 
@@ -252,10 +257,14 @@ class TaggedCall:
 
 
 class _Nested:
-    """Goes through a JSON value as it comes, up to the brace that ends it."""
+    """Goes through a JSON value as it comes, up to the brace that ends it.
 
-    def __init__(self) -> None:
-        self._at = self._depth = 0
+    Args:
+        at: characters of the text before it.
+    """
+
+    def __init__(self, at: int = 0) -> None:
+        self._at, self._depth = at, 0
         self._quoted = self._escaped = False
 
     def look(self, text: str, told: int) -> tuple[int, int]:

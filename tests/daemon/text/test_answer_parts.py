@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,22 @@ CASES: list[tuple[CallFormat | None, str, ThoughtMarks | None, Taken]] = [
         GEMMA_THOUGHT,
         ("Done.", "hm\n", [("g", '{"day": "2024-01-02", "city": "Rome, \\"Ga\\"", "left": null}')]),
     ),
-    (GEMMA, f"<|tool_call>call:f{{a:{Q}never <|", None, ("", "", [("f", '{"a": "never ')])),
+    (GEMMA, f"<|tool_call>call:f{{a:{Q}never <|", None, ("", "", [("f", '{"a": "never "}')])),
+    (GEMMA, f"<|tool_call>call:f{{a:{Q}never}}<tool_call|>So.", None, ("So.", "", [("f", '{"a": "never}"}')])),
+    (GEMMA, f"<|tool_call>call:f{{a:[{{b:{Q}c{Q},n:3", None, ("", "", [("f", '{"a": [{"b": "c", "n": null}]}')])),
+    (GEMMA, "<|tool_call>call:f{a}<tool_call|>Done.", None, ("Done.", "", [("f", "{}")])),
+    (
+        GEMMA,
+        "<|tool_call>call:f{a:1,b}<tool_call|>Done.<|tool_call>call:f{a:2}<tool_call|>",
+        None,
+        ("Done.", "", [("f", '{"a": "1"}'), ("f", '{"a": "2"}')]),
+    ),
+    (
+        GEMMA,
+        "<|tool_call>call:g{},<|tool_call>call:g{n:1}<tool_call|>",
+        None,
+        ("", "", [("g", "{}"), ("g", '{"n": 1}')]),
+    ),
     (GEMMA, "<|channel>thought\n<channel|>Yes <|tool", GEMMA_THOUGHT, ("Yes <|tool", "", [])),
     (GEMMA, "<|channel>thoughtful<channel|>Yes", GEMMA_THOUGHT, ("Yes", "thoughtful", [])),
     (GEMMA, "<|channel>though", GEMMA_THOUGHT, ("", "", [])),
@@ -245,7 +261,25 @@ CASES: list[tuple[CallFormat | None, str, ThoughtMarks | None, Taken]] = [
     ),
     (LFM2, "<|tool_call_start|>[]<|tool_call_end|>None.", None, ("None.", "", [])),
     (LFM2, "<|tool_call_start|>[g('Rome')] <|tool_", None, ("g('Rome')] <|tool_", "", [])),
-    (LFM2, "<|tool_call_start|>[g(a='\\x41\\u00e9\\d\\ud8", None, ("", "", [("g", '{"a": "A\\u00e9\\\\d')])),
+    (LFM2, "<|tool_call_start|>[g(a='\\x41\\u00e9\\d\\ud8", None, ("", "", [("g", '{"a": "A\\u00e9\\\\d"}')])),
+    (LFM2, "<|tool_call_start|>[f(n=1, b)]<|tool_call_end|>Done.", None, ("Done.", "", [("f", '{"n": 1}')])),
+    (LFM2, "<|tool_call_start|>[f(n=1, **x)]<|tool_call_end|>Done.", None, ("Done.", "", [("f", '{"n": 1}')])),
+    (
+        LFM2,
+        "<|tool_call_start|>[f(a=date(2020, 1, 1)), g(x=[1, (2, h(3))], y=4), g(y=5)]<|tool_call_end|>Done.",
+        None,
+        ("Done.", "", [("f", '{"a": null}'), ("g", '{"x": [1, [2]]}'), ("g", '{"y": 5}')]),
+    ),
+    (
+        LFM2,
+        "<|tool_call_start|>[f(a=1+(2), b='x)', c=it's(\"\n)), g()]<|tool_call_end|>Done.",
+        None,
+        ("Done.", "", [("f", '{"a": null}'), ("g", "{}")]),
+    ),
+    (LFM2, "<|tool_call_start|>[g(a=x((), b=3]<|tool_call_end|>Done.", None, ("Done.", "", [("g", '{"a": null}')])),
+    (LFM2, "<|tool_call_start|>[g(a='x', b=3<|tool_call_end|>So.", None, ("So.", "", [("g", '{"a": "x", "b": 3}')])),
+    (LFM2, '<|tool_call_start|>[g(a="", b=\'<|tool_call_end|>So.', None, ("So.", "", [("g", '{"a": "", "b": null}')])),
+    (PYTHONIC, "[f(a=x(1))] and more", None, ("and more", "", [("f", '{"a": null}')])),
     (PYTHONIC, "[f(a='two\\nlines', n=3), g()]", None, ("", "", [("f", F), ("g", "{}")])),
     (PYTHONIC, '[g(a="x")', None, ("", "", [("g", '{"a": "x"}')])),
     (PYTHONIC, '{"name": "g", "parameters": {}}', None, ("", "", [("g", "{}")])),
@@ -694,10 +728,34 @@ def test_a_long_text_comes_as_it_is_written() -> None:
             assert told.endswith("so on ")
         reader = parts._reader
         assert isinstance(reader, NamedCall)
-        assert len(parts._held) - reader._begun - reader._arguments._at < 20
+        assert len(parts._held) - reader._arguments._at < 20
         looked += parts.push(f"{quote}{calls.after}{calls.tail}{calls.end}")
         told = "".join(part.call.arguments for part in looked if part.call)
         assert json.loads(told) == {"a": "it's <| so on " * 50}
+
+
+@pytest.mark.parametrize(
+    ("calls", "begun", "letter", "ended"),
+    [
+        (LFM2, "a=", "8", ""),
+        (LFM2, "a=1, ", "b", "=1"),
+        (LFM2, "a='", "c", "'"),
+        (LFM2, "a=date(", "d", ")"),
+        (GEMMA, "a:", "8", ""),
+        (GEMMA, "", "b", ":1"),
+        (GEMMA, f"a:{Q}", "c", Q),
+    ],
+)
+def test_what_is_long_is_looked_through_once_however_it_is_spelt(
+    calls: CallFormat, begun: str, letter: str, ended: str
+) -> None:
+    """Digits and names without quotes were looked through from their beginning with every token."""
+    started = time.process_time()
+    end = f"{ended}{calls.after}{calls.tail}{calls.end}"
+    said, _, ((name, arguments),) = taken(calls, [begins(calls, "g") + begun, *letter * 20_000, end])
+    assert (said, name) == ("", "g")
+    assert letter * 20_000 in arguments or arguments == '{"a": null}'
+    assert time.process_time() - started < 2.5
 
 
 @pytest.mark.timeout(30)
