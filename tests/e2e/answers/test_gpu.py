@@ -121,7 +121,12 @@ async def test_a_device_s_report_has_what_a_reader_needs(gpu_mesh: Mesh) -> None
 
 
 async def test_a_device_that_is_not_there_is_refused_with_what_to_install() -> None:
-    status, _, err = await motley("bench", "device", VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent")
+    status, _, err = await motley(
+        "bench", "device", "--device", "webgpu", VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent"
+    )
     assert status == 1
     assert "--device webgpu: " in err
     assert "install the driver" in err
+    measured = ("bench", "device", "--quant", "int4", "--tokens", "1")
+    status, out, _ = await motley(*measured, VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent")
+    assert (status, "processor" in out) == (0, True), "without a GPU the processor is measured"
