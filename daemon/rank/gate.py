@@ -323,10 +323,6 @@ def _ask_all(engine: Engine, proctor: Proctor, graph: RankGraph) -> list[_Questi
     return questions
 
 
-def _layers(nodes: Iterable[onnx.NodeProto]) -> list[int]:
-    return sorted({int(found[1]) for node in nodes if (found := _LAYER.match(node.name))})
-
-
 def _examined(graph: RankGraph) -> list[int]:
     """The first and the last layer of each kind, and one in the middle."""
     stored = {tensor.name: (tensor.data_type, *tensor.dims) for tensor in graph.proto.graph.initializer}
@@ -362,26 +358,25 @@ def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
     equals: dict[str, str | None] = {}
     """By name of a value: another that it equals; None: it is zero, and so is what is made of it."""
     left: list[onnx.NodeProto] = []
+
+    def stays(name: str, pattern: re.Pattern[str]) -> bool:
+        found = pattern.match(name)
+        return found is None or int(found[1]) in layers
+
     for node in graph.proto.graph.node:
-        found = _LAYER.match(node.name)
         read = [equals.get(name, name) for name in node.input]
         zeros = read.count(None)
-        if found is None or int(found[1]) in layers or not (zeros or is_collective(node) or is_experts(node)):
+        if stays(node.name, _LAYER) or not (zeros or is_collective(node) or is_experts(node)):
             left.append(_reading(node, read))
         elif node.op_type == "Add" and zeros == 1:
             equals[node.output[0]] = read[0] or read[1]
         else:
             equals.update(dict.fromkeys(node.output))
 
-    def stays(name: str) -> bool:
-        found = _CACHE.match(name)
-        return found is None or int(found[1]) in layers
-
-    wanted = {value.name for value in graph.proto.graph.output if stays(value.name)}
+    wanted = {value.name for value in graph.proto.graph.output if stays(value.name, _CACHE)}
     needed = []
     for node in reversed(left):
-        found = _LAYER.match(node.name)
-        if (found and int(found[1]) in layers) or wanted.intersection(node.output):
+        if stays(node.name, _LAYER) or wanted.intersection(node.output):
             wanted.update(reads(node))
             needed.append(node)
     proto = onnx.ModelProto()
@@ -390,7 +385,7 @@ def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
     proto.graph.node.extend(reversed(needed))
 
     for values in (proto.graph.input, proto.graph.output):
-        staying = [value for value in values if stays(value.name)]
+        staying = [value for value in values if stays(value.name, _CACHE)]
         del values[:]
         values.extend(staying)
     caches = [spec for spec in graph.caches if spec.layer in layers]

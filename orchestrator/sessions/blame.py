@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.mesh.nodes import what_became
-from motley.orchestrator.workers import Worker
+from motley.orchestrator.workers import CacheHolder, Worker
 from motley.protocol.mesh_pb2 import Failure
 
 
@@ -53,6 +53,13 @@ def node_gone(workers: Sequence[Worker], reason: str) -> Failure:
     roles = " and ".join(worker.role for worker in workers)
     message = f"node {workers[0].node_name!r} ({roles}) {what_became(reason)}"
     return Failure(code="node_lost", message=message, lost_rank=workers[0].index + 1)
+
+
+def caches_lost(leader: Worker, holder: CacheHolder | None) -> Failure:
+    """A request needs caches that a holder kept. None: only the leader misses one, and nobody is to blame."""
+    if holder is None:
+        return Failure(code="caches_lost", message=f"{leader} cannot reach a cache holder")
+    return Failure(code="caches_lost", message=holder.lost, lost_rank=holder.index + 1)
 
 
 def stuck(workers: Sequence[Worker], what: str, waited: float) -> Failure:

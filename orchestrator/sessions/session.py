@@ -648,9 +648,7 @@ class Session:
         had some, of which its leader has lost one."""
         if self.state is not State.READY:
             return []
-        lost = self.lost_holder
-        why = lost.lost if lost else f"{self.leader} cannot reach a cache holder"
-        return self._lose_rank(Failure(code="caches_lost", message=why, lost_rank=lost.index + 1 if lost else 0), now)
+        return self._lose_rank(blame.caches_lost(self.leader, self.lost_holder), now)
 
     # ------------------------------------------------------------ up and down
 

@@ -31,12 +31,10 @@ from tests.e2e import forks
 if sys.platform == "linux":
     from motley.daemon.node.workers.forked import ForkedWorker, ForkServer, fork_worker
 
-    _forks = ForkServer(
-        "tests.e2e.forks", {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[2])}
-    )
+    _forks = ForkServer("tests.e2e.forks", {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(forks.ROOT)})
     atexit.register(_forks.end)
 
-ROOT = Path(__file__).parents[2]
+ROOT = forks.ROOT
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 FORK_SERVER = "motley.daemon.worker.fork_server"
 START_S = 120.0

@@ -1,0 +1,1 @@
+"""`motley bench`: a file for each measurement that a user can run."""

@@ -241,8 +241,10 @@ class Requests:
     def without_caches(self, node: Node, delta: Delta) -> Session | None:
         """The session of a request that a node ends as its caches are lost; None: it does not, or the request has lost
         caches too often, so that others would be of no use either."""
+        if delta.failure.code != "caches_lost":  # of most, which are tokens, nothing else is asked
+            return None
         request = self._asked_of(node, delta)
-        if request is None or delta.failure.code != "caches_lost" or request.cacheless == FRUITLESS:
+        if request is None or request.cacheless == FRUITLESS:
             return None
         request.cacheless += 1
         return request.session

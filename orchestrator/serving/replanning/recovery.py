@@ -85,7 +85,8 @@ class Recovery:
         """Whether a session that has lost a cache holder would find nodes with room for others, and is to recover."""
         if session.state is not State.READY or not session.request.recover or not session.holders:
             return False
-        avoid = {session.lost_holder.node_id} if session.lost_holder else set[str]()
+        lost = session.lost_holder
+        avoid = {lost.node_id} if lost else set[str]()
         try:
             self._layouts.place_holders(session.ranks, session.caches, session.profile, avoid, instead_of=session)
         except (PlanError, ServingError):

@@ -1,0 +1,1 @@
+"""Measurements of what narrow formats cost in accuracy."""

@@ -1,0 +1,1 @@
+"""Measurements of what clients see of a server, also while its machines fail."""

@@ -1,0 +1,1 @@
+"""Measurements of how long tokens, sums and adapters take."""

@@ -1,0 +1,1 @@
+"""Measurements of training: its memory and time, and where its parts are put."""
