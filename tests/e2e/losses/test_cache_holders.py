@@ -26,6 +26,20 @@ async def answer_of(client: Client, **changes: object) -> dict[str, Any]:
     return answer
 
 
+async def streamed(client: Client, body: dict[str, Any], at: int, do: Callable[[], None]) -> dict[str, Any]:
+    """The choice of a streamed answer, put together; something is done after so many tokens."""
+    whole: dict[str, Any] = {}
+    async for event in client.stream("/v1/completions", body):
+        for choice in event["choices"]:
+            for name, more in {"text": choice["text"], **(choice["logprobs"] or {})}.items():
+                before, told = len(whole.get("tokens", ())), whole.get(name)
+                whole[name] = more if told is None else told + more
+                if name == "tokens" and before < at <= len(whole[name]):
+                    do()
+            whole["finish_reason"] = choice["finish_reason"]
+    return whole
+
+
 async def until(client: Client, path: str, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Ask again and again until what is told is wanted."""
     async with asyncio.timeout(START_S):
@@ -118,25 +132,27 @@ async def test_an_answer_that_needs_caches_that_are_lost_has_them_computed_again
     async with mesh(tmp_path, "a", "far", "farther") as there, Client(there.url) as client:
         plan = {"nodes": ["a"], "quantisation": "int8", "context": 4 * NEAR}
         session = await there.session(**plan)
-        body = {**LONG, "max_tokens": 100}
-        whole = (await answer_of(client, **body))["choices"]
+        body = {**LONG, "max_tokens": 200}
+        assert (await answer_of(client, **body))["usage"]["prompt_tokens"] > NEAR
+        whole = await streamed(client, body, 0, lambda: None)
+        assert len(whole["tokens"]) == 200
         await client.call("DELETE", f"/api/sessions/{session['id']}")
         for recover in (True, False):
             caches = {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR, "recover": recover}
             session = await there.session(**plan, **caches)
             where = f"/api/sessions/{session['id']}"
-            answer = asyncio.create_task(answer_of(client, **body))
-            await until(client, where, lambda told: bool((told["activity"] or {}).get("far_blocks_used")))
-            assert not answer.done()
             keeper = session["cache_holders"][0]["node"]
-            for process in there.nodes[keeper].family():
-                process.send_signal(signal.SIGKILL)
+
+            def lose(keeper: str = keeper) -> None:
+                for process in there.nodes[keeper].family():
+                    process.send_signal(signal.SIGKILL)
+
             if recover:
-                assert (await answer)["choices"] == whole
+                assert await streamed(client, body, 20, lose) == whole
                 told = await client.call("GET", where)
                 assert (told["state"], told["epoch"]) == ("ready", 2)
                 assert {own["node"] for own in told["cache_holders"]} == {"far", "farther"} - {keeper}
                 await client.call("DELETE", where)
             else:
                 with pytest.raises(CliError, match="have no room without caches that are lost"):
-                    await answer
+                    await streamed(client, body, 20, lose)
