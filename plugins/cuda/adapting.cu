@@ -14,6 +14,7 @@ struct AdaptedPart {
 // between: f32[rows, parts, most]
 extern "C" __global__ void adapt_down(const float* x, int x_stride, const Place* places, const AdaptedFactors* table,
                                       float* between, int rows, int parts, int slots, int columns, int most) {
+    wait_for_previous();
     const i64 at = warp_number(), row = at / (parts * most);
     if (row >= rows) return;
     const int part = at / most % parts, r = at % most;
@@ -28,6 +29,7 @@ extern "C" __global__ void adapt_down(const float* x, int x_stride, const Place*
 
 extern "C" __global__ void adapt_up(const float* between, const Place* places, const AdaptedFactors* table, const AdaptedPart* of,
                                     float* y, int y_stride, int rows, int parts, int slots, int width, int most) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row >= rows) return;
     int part = 0;

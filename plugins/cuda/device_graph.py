@@ -23,6 +23,7 @@ from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.expert_groups import best_groups
 from motley.plugins.cuda.experts import HeadMatrices, LayerExperts, heads_of, tables_of
 from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, SOURCES, THREADS, HeadPart, Matrix, View, pointer
+from motley.plugins.cuda.quantised_values import normalised_sums, quantised_values
 from motley.plugins.engine import Collectives, EngineError, RankGraph
 from motley.plugins.known_nodes import is_number, is_stored, numbers_of
 from motley.plugins.mapped_share import MappedShare, place_of
@@ -58,6 +59,8 @@ class DeviceGraph:
         head_matrices: of each ``HeadProducts`` node, by the name of its result; heads are like experts that rows have
             chosen, all of them.
         groups: choices among groups of experts, by the scores that they make.
+        quantised: values that are quantised as they are made, by name.
+        normalised_sums: see the function of this name.
         blocks: in which keys and values are kept.
         caches: the addresses of the keys and of the values of every layer, in all its blocks, by the names of
             `motley.plugins.engine.CacheBlocks.arrays`.
@@ -117,6 +120,9 @@ class DeviceGraph:
             node.output[0]: self._head_matrices(node) for node in self.nodes if node.op_type == "HeadProducts"
         }
         self.groups = best_groups(proto)
+        codes = {name: coded for name, matrix in self.matrices.items() if (coded := matrix.coded) is not None}
+        self.quantised = quantised_values(self.nodes, codes)
+        self.normalised_sums = normalised_sums(self.nodes)
         self.blocks = graph.blocks
         self.caches = {
             name: self.zeros(graph.blocks.count_of(spec) * prod(shape) * np.dtype(dtype).itemsize)
@@ -263,7 +269,7 @@ class DeviceGraph:
         arguments are of ctypes."""
         if not threads:
             return
-        self.stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments)
+        self.stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments, early=True)
 
     def fill(self, address: int, elements: int) -> None:
         """Zero so many f32."""

@@ -21,6 +21,20 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
+// Of all threads of a block, in an order that depends on nothing but their number. A kernel calls it once at most.
+__device__ inline float block_sum(float value) {
+    struct Sums {
+        float of_warps[WARP];
+    };
+    Sums& sums = shared_memory<Sums>();
+    value = warp_sum(value);
+    if (threadIdx.x % WARP == 0) sums.of_warps[threadIdx.x / WARP] = value;
+    __syncthreads();
+    float total = 0;
+    for (int warp = 0; warp < int(blockDim.x / WARP); ++warp) total += sums.of_warps[warp];
+    return total;
+}
+
 // What another lane of the warp has.
 __device__ inline float of_lane(float value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
 __device__ inline i64 of_lane(i64 value, int lane) {
@@ -31,6 +45,28 @@ __device__ inline i64 of_lane(i64 value, int lane) {
 
 __device__ inline i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline i64 warp_number() { return (i64(blockIdx.x) * blockDim.x + threadIdx.x) / WARP; }
+
+// So many neighbouring floats, read and written as widely as they are aligned.
+template <int RUN>
+__device__ inline void read_run(const float* from, float* values) {
+    if constexpr (RUN % 4 == 0) {
+        for (int i = 0; i < RUN; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(from + i);
+            values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
+        }
+    } else {
+        for (int i = 0; i < RUN; ++i) values[i] = from[i];
+    }
+}
+template <int RUN>
+__device__ inline void write_run(float* to, const float* values) {
+    if constexpr (RUN % 4 == 0) {
+        for (int i = 0; i < RUN; i += 4)
+            *reinterpret_cast<float4*>(to + i) = {values[i], values[i + 1], values[i + 2], values[i + 3]};
+    } else {
+        for (int i = 0; i < RUN; ++i) to[i] = values[i];
+    }
+}
 
 // By what numbers become codes of 8 bits and back, by the bits of the largest magnitude of them: bits of numbers without a
 // sign are ordered as integers, those that are none last.
@@ -100,19 +136,6 @@ struct OddFp16Run {
     __device__ static void decode(Words word, float* values) { values[0] = half_to_float(word); }
 };
 
-// So many neighbouring floats, read as widely as they are aligned.
-template <int RUN>
-__device__ inline void read_run(const float* from, float* values) {
-    if constexpr (RUN % 4 == 0) {
-        for (int i = 0; i < RUN; i += 4) {
-            const float4 four = *reinterpret_cast<const float4*>(from + i);
-            values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
-        }
-    } else {
-        for (int i = 0; i < RUN; ++i) values[i] = from[i];
-    }
-}
-
 // Of `sharing` tokens each, x has one row.
 template <class Weights, int ROWS, int TOKENS, int AHEAD>
 __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& m, const float* bias, float* y, int y_stride,
@@ -161,6 +184,7 @@ __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& 
 #define MATMUL_OF(name, Weights, ROWS, TOKENS, AHEAD)                                                                  \
     extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* bias, float* y,      \
                                     int y_stride, int tokens, int rows, int columns) {                                 \
+        wait_for_previous();                                                                                           \
         const Matrix matrix = {weights, columns};                                                 \
         matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, 1, matrix, bias, y, y_stride, tokens, rows);                 \
     }
@@ -186,17 +210,12 @@ __device__ void widen(const Matrix& m, float* to, int first_row, int rows) {
     if (row >= first_row + rows) return;
     float values[RUN];
     Weights::decode(Weights::read(m, row, int(thread % runs) * RUN), values);
-    float* out = to + thread * RUN;
-    if constexpr (RUN % 4 == 0) {
-        for (int i = 0; i < RUN; i += 4)
-            *reinterpret_cast<float4*>(out + i) = {values[i], values[i + 1], values[i + 2], values[i + 3]};
-    } else {
-        for (int i = 0; i < RUN; ++i) out[i] = values[i];
-    }
+    write_run<RUN>(to + thread * RUN, values);
 }
 
 #define WIDEN(name, Weights)                                                                                           \
     extern "C" __global__ void name(const u8* weights, float* to, int first_row, int rows, int columns) {              \
+        wait_for_previous();                                                                                           \
         widen<Weights>({weights, columns}, to, first_row, rows);                                                       \
     }
 

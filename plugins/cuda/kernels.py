@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from motley.transport.cuda.compiler import DEVICE
 
-_FILES = ("kernels", "nodes", "attention", "adapting", "recurrent", "quantised", "tiles")
+_FILES = ("kernels", "row_source", "nodes", "attention", "adapting", "recurrent", "quantised", "tiles")
 SOURCES = (DEVICE, *(Path(__file__).with_name(f"{name}.cu") for name in _FILES))
 WARP = 32
 THREADS = 128
@@ -46,10 +46,12 @@ HEAD_BYTES = 64
 """Of a stretch of quantised activations, before their codes, as in the source."""
 HEADS = (64, 128, 256, 576)
 """Widths up to which there is a kernel for heads."""
-GATES = {"Gelu": "gelu_mul", "Relu": "relu_mul", "Swish": "swish_mul"}
-"""The kernel of a product with what opens a gate, by the operator that opens it."""
+GATES = {"Swish": 1, "Relu": 2, "Gelu": 3}
+"""What is made of rows that are multiplied by what opens a gate (`RowSource.made`), by the operator that opens it."""
+NORM = 4
+"""What is made of rows that are normalised, likewise."""
 NORM_PART = 512
-"""Elements of a group that one warp normalises, as in the source."""
+"""Elements that a warp has of a group that it normalises, and a block of threads of a row that it makes, as in the source."""
 PART = 32
 """Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64
@@ -68,9 +70,58 @@ class View:
     width: int
     stride: int
 
+    @property
+    def is_in_fours(self) -> bool:
+        """Whether every row is aligned to four elements."""
+        return not (self.address % 16 or self.stride % 4)
+
     def after(self, rows: int) -> View:
         """All but the first rows."""
         return View(self.address + 4 * rows * self.stride, self.width, self.stride)
+
+
+class RowSource(ctypes.Structure):
+    """`RowSource` in the source: rows that a kernel reads as they are, or what it makes of them as it reads."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "other", "gain", "sum", "result")),
+        *((f"{name}_stride", ctypes.c_int) for name in ("x", "other", "sum", "result")),
+        *((name, ctypes.c_int) for name in ("width", "made", "in_fours")),
+        ("epsilon", ctypes.c_float),
+    )
+
+    @staticmethod
+    def of(
+        x: View,
+        made: int = 0,
+        other: View | None = None,
+        gain: int = 0,
+        epsilon: float = 0.0,
+        sum: View | None = None,
+    ) -> RowSource:
+        """
+        Args:
+            made: one of `GATES` or `NORM`; 0: rows are read as they are.
+            other: what a gate is multiplied by, or what is added before a norm.
+            gain: the address of a norm's.
+            epsilon: a norm's.
+            sum: where what is normalised goes.
+        """
+        none = View(0, 0, 0)
+        views = [x, other or none, sum or none]
+        fours = all(each.is_in_fours for each in views) and not (x.width % 4 or gain % 16)
+        addresses = [views[0].address, views[1].address, gain, views[2].address, 0]
+        return RowSource(*addresses, *(each.stride for each in views), 0, x.width, made, int(fours), epsilon)
+
+    def kept(self, result: View) -> RowSource:
+        """The same, with a place where what is read goes too."""
+        made = RowSource.from_buffer_copy(self)
+        made.result, made.result_stride, made.in_fours = (
+            result.address,
+            result.stride,
+            self.in_fours & result.is_in_fours,
+        )
+        return made
 
 
 @dataclass(frozen=True)
@@ -160,8 +211,8 @@ class Coded:
 
     @property
     def quantising_threads(self) -> int:
-        """Of a token."""
-        return self.stretches // self.block_stretches * PARTS
+        """Of a token, which has whole blocks of them."""
+        return -(-self.stretches // self.block_stretches * PARTS // THREADS) * THREADS
 
     @property
     def row_bytes(self) -> int:

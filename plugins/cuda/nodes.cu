@@ -1,11 +1,10 @@
 // The small nodes of a rank's graph: norms, what is done to each element, heads, and routers.
 
-constexpr int NORM_PART = 512;  // elements of a group that a warp writes
-
-// y = x / sqrt(mean(x^2) + epsilon) * scale for each of `groups` groups of `width` in each row. A warp writes a part of a
-// group: all of its warps add up the squares of all of it, as that takes less time than to tell each other.
+// y = x / sqrt(mean(x^2) + epsilon) * scale for each of several groups of `width` in each row (whole rows are a RowSource). A warp
+// writes a part of a group: all of its warps add up the squares of all of it, as that takes less time than to tell each other.
 extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* scale, float* y, int y_stride, int rows,
                                     int groups, int width, float epsilon) {
+    wait_for_previous();
     const int parts = (width + NORM_PART - 1) / NORM_PART, lane = threadIdx.x % WARP;
     const i64 row = warp_number() / parts / groups;
     const int group = int(warp_number() / parts % groups), first = int(warp_number() % parts) * NORM_PART + lane;
@@ -37,33 +36,15 @@ extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* s
 
 extern "C" __global__ void add(const float* a, int a_stride, const float* b, int b_stride, float* y, int y_stride,
                                int rows, int width) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row < rows) y[row * y_stride + i] = a[row * a_stride + i] + b[row * b_stride + i];
 }
 
-__device__ inline float sigmoid_of(float x) {
-    const float decay = expf(-fabsf(x));  // of a non-positive number: no overflow
-    return (x >= 0 ? 1 : decay) / (1 + decay);
-}
-
-// y = activation(gate) * up
-#define GATE(name, activation)                                                                                         \
-    extern "C" __global__ void name(const float* gate, int gate_stride, const float* up, int up_stride, float* y,      \
-                                    int y_stride, int rows, int width) {                                               \
-        const i64 row = thread_number() / width, i = thread_number() % width;                                          \
-        if (row >= rows) return;                                                                                       \
-        const float g = gate[row * gate_stride + i];                                                                   \
-        y[row * y_stride + i] = (activation) * up[row * up_stride + i];                                                \
-    }
-
-GATE(swish_mul, g * sigmoid_of(g))
-GATE(relu_mul, fmaxf(g, 0))
-// By the approximation with tanh, as plugins/native/rows.c states it.
-GATE(gelu_mul, g * sigmoid_of((g + g * g * g * 0x1.6e4e26p-5f) * 0x1.988454p0f))
-
 // y = x * factor + addend
 extern "C" __global__ void scale(const float* x, int x_stride, float factor, float addend, float* y, int y_stride, int rows,
                                  int width) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] * factor + addend;
 }
@@ -71,6 +52,7 @@ extern "C" __global__ void scale(const float* x, int x_stride, float factor, flo
 // y = what becomes of each element v
 #define EACH(name, result)                                                                                             \
     extern "C" __global__ void name(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {       \
+        wait_for_previous();                                                                                           \
         const i64 row = thread_number() / width, i = thread_number() % width;                                          \
         if (row >= rows) return;                                                                                       \
         const float v = x[row * x_stride + i];                                                                         \
@@ -83,6 +65,7 @@ EACH(root, sqrtf(v))
 
 extern "C" __global__ void clip(const float* x, int x_stride, float low, float high, float* y, int y_stride, int rows,
                                 int width) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row < rows) y[row * y_stride + i] = fmaxf(fminf(x[row * x_stride + i], high), low);
 }
@@ -91,6 +74,7 @@ extern "C" __global__ void clip(const float* x, int x_stride, float low, float h
 // x_size elements apart, and y_size.
 extern "C" __global__ void copy_heads(const float* x, int x_stride, int x_size, int first, float* y, int y_stride, int y_size,
                                       int y_first, int rows, int heads, int width) {
+    wait_for_previous();
     const i64 number = thread_number() / width, row = number / heads;
     const int head = int(number % heads), i = int(thread_number() % width);
     if (row < rows) y[row * y_stride + i64(head) * y_size + y_first + i] = x[row * x_stride + i64(head) * x_size + first + i];
@@ -100,6 +84,7 @@ extern "C" __global__ void copy_heads(const float* x, int x_stride, int x_size, 
 
 // A warp per row.
 extern "C" __global__ void softmax(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {
+    wait_for_previous();
     const i64 row = warp_number();
     const int lane = threadIdx.x % WARP;
     if (row >= rows) return;
@@ -115,6 +100,7 @@ extern "C" __global__ void softmax(const float* x, int x_stride, float* y, int y
 // The `count` largest of each row, the first of those that are equal, in their order: their values and where they are, both
 // [rows, count]. A warp per row.
 extern "C" __global__ void top_k(const float* x, int x_stride, float* values, int* where, int rows, int width, int count) {
+    wait_for_previous();
     const i64 row = warp_number();
     const int lane = threadIdx.x % WARP;
     if (row >= rows) return;
@@ -142,11 +128,13 @@ extern "C" __global__ void top_k(const float* x, int x_stride, float* values, in
 
 // y[rows, count]: the elements of x's rows at some places
 extern "C" __global__ void gather(const float* x, int x_stride, const int* where, float* y, int rows, int count) {
+    wait_for_previous();
     const i64 at = thread_number();
     if (at < i64(rows) * count) y[at] = x[at / count * x_stride + where[at]];
 }
 
 extern "C" __global__ void sum_row(const float* x, int x_stride, float* y, int rows, int width) {
+    wait_for_previous();
     if (thread_number() >= rows) return;
     float total = 0;
     for (int i = 0; i < width; ++i) total += x[thread_number() * x_stride + i];
@@ -156,6 +144,7 @@ extern "C" __global__ void sum_row(const float* x, int x_stride, float* y, int r
 // y = x / by, which has an element for each row, or for each of x
 extern "C" __global__ void divide(const float* x, int x_stride, const float* by, int by_stride, float* y, int y_stride,
                                   int rows, int width, int by_width) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] / by[row * by_stride + (by_width == 1 ? 0 : i)];
 }
@@ -164,6 +153,7 @@ extern "C" __global__ void divide(const float* x, int x_stride, const float* by,
 // group is worth the sum of its two largest. A thread per group.
 extern "C" __global__ void keep_best_groups(const float* x, int x_stride, float* y, int y_stride, int rows, int groups,
                                             int width, int kept) {
+    wait_for_previous();
     const i64 row = thread_number() / groups;
     const int own = int(thread_number() % groups);
     if (row >= rows) return;
@@ -187,6 +177,7 @@ extern "C" __global__ void keep_best_groups(const float* x, int x_stride, float*
 // experts' numbers: so it has the same bits as on a CPU. No two of a row's are the same. `base` may be null.
 extern "C" __global__ void mix(const float* results, const float* weights, const int* chosen, const float* base,
                                int base_stride, float* y, int y_stride, int rows, int count, int width) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row >= rows) return;
     float total = base ? base[row * base_stride + i] : 0;
@@ -206,6 +197,7 @@ extern "C" __global__ void mix(const float* results, const float* weights, const
 // y = swish(min(gate, limit)) * (clamp(up) + addend), where a swish is g * sigmoid(alpha * g)
 extern "C" __global__ void clamped_swish_mul(const float* gate, int gate_stride, const float* up, int up_stride, float alpha,
                                              float limit, float addend, float* y, int y_stride, int rows, int width) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row >= rows) return;
     const float g = fminf(gate[row * gate_stride + i], limit);
@@ -216,10 +208,12 @@ extern "C" __global__ void clamped_swish_mul(const float* gate, int gate_stride,
 // y = x * by, which has an element for each row, or for each of x
 extern "C" __global__ void multiply(const float* x, int x_stride, const float* by, int by_stride, float* y, int y_stride,
                                     int rows, int width, int by_width) {
+    wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] * by[row * by_stride + (by_width == 1 ? 0 : i)];
 }
 
 extern "C" __global__ void fill(float* y, float value, i64 count) {
+    wait_for_previous();
     if (thread_number() < count) y[thread_number()] = value;
 }

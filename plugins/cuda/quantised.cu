@@ -19,24 +19,31 @@ constexpr float MAGIC_VALUE = 12582912.f;
 constexpr int HEAD_BYTES = 2 * 4 * SHORT_PIECES;
 __device__ constexpr int stretch_bytes(int bits) { return HEAD_BYTES + STRETCH * (8 / bits); }
 
-// Quantises x: f32[tokens, columns] for products, by tiles or not, to `stretches` of each token. 16 threads have a block of
-// several, BLOCK_STRETCHES, or a stretch. A block has 2^block_shift columns.
+// Quantises rows, f32[tokens, columns], for products, by tiles or not, to `stretches` of each token. 16 threads have a block of
+// several, BLOCK_STRETCHES, or a stretch. A block has 2^block_shift columns. A block of threads has one token only.
 template <int BITS, int BLOCK_STRETCHES, bool TILES>
-__device__ void quantise(const float* x, int x_stride, u8* to, int tokens, int columns, int block_shift, int stretches) {
+__device__ void quantise(const RowSource& source, u8* to, int columns, int block_shift, int stretches) {
     constexpr int RUN = 4 * 8 / BITS, BYTES = stretch_bytes(BITS);
-    const i64 number = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / PARTS, of_a_token = stretches / BLOCK_STRETCHES;
-    const i64 token = number / of_a_token;
-    const int first = int(number % of_a_token) * BLOCK_STRETCHES, part = threadIdx.x % PARTS;
-    const bool there = token < tokens;
+    const int of_a_token = stretches / BLOCK_STRETCHES, of_threads = int(blockDim.x) / PARTS;
+    const int parts = (of_a_token + of_threads - 1) / of_threads, part = threadIdx.x % PARTS;
+    const int number = int(blockIdx.x % parts) * of_threads + int(threadIdx.x) / PARTS, first = number * BLOCK_STRETCHES;
+    const i64 token = blockIdx.x / parts;
+    const bool there = number < of_a_token;
+    const float divisor = source.divisor(token);
     float values[BLOCK_STRETCHES][RUN];
     u32 largest = 0;  // as bits, see Int8Scale
-    for (int s = 0; s < BLOCK_STRETCHES; ++s)
+    for (int s = 0; s < BLOCK_STRETCHES; ++s) {
+        const int column = ((first + s) * PARTS + part) * RUN;
+        if (there && column < columns) {
+            source.read<RUN>(token, column, divisor, values[s]);
+        } else {
+            for (int i = 0; i < RUN; ++i) values[s][i] = 0;
+        }
         for (int i = 0; i < RUN; ++i) {
-            const int column = ((first + s) * PARTS + part) * RUN + i;
-            values[s][i] = there && column < columns ? x[token * x_stride + column] : 0;
             const u32 bits = __float_as_uint(values[s][i]) & 0x7FFFFFFF;
             largest = bits > largest ? bits : largest;
         }
+    }
     const int threads = BLOCK_STRETCHES == 1 ? (1 << block_shift) / RUN : PARTS;  // of a block
     for (int distance = 1; distance < PARTS; distance *= 2) {
         const u32 other = __float_as_uint(__shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance));
@@ -69,9 +76,9 @@ __device__ void quantise(const float* x, int x_stride, u8* to, int tokens, int c
 }
 
 #define QUANTISE_FOR(name, BITS, BLOCK_STRETCHES, TILES)                                                               \
-    extern "C" __global__ void name(const float* x, int x_stride, u8* to, int tokens, int columns, int block_shift,    \
-                                    int stretches) {                                                                   \
-        quantise<BITS, BLOCK_STRETCHES, TILES>(x, x_stride, to, tokens, columns, block_shift, stretches);              \
+    extern "C" __global__ void name(RowSource source, u8* to, int columns, int block_shift, int stretches) {              \
+        wait_for_previous();                                                                                           \
+        quantise<BITS, BLOCK_STRETCHES, TILES>(source, to, columns, block_shift, stretches);                           \
     }
 
 #define QUANTISE(name, BITS, BLOCK_STRETCHES)                                                                          \
@@ -197,6 +204,7 @@ constexpr int AHEAD_OF_ONE = 2;
     extern "C" __global__ void name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, \
                                     const float* bias, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
                                     int block_shift, int blocks) {                                                     \
+        wait_for_previous();                                                                                           \
         products<BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD>(                                                             \
             x, stretches, 1, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows); \
     }
@@ -227,6 +235,7 @@ struct ExpertMatrix {
     extern "C" __global__ void name(const u8* x, int stretches, int sharing, const ExpertMatrix* experts,              \
                                     const int* chosen, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
                                     int block_shift, int blocks) {                                                     \
+        wait_for_previous();                                                                                           \
         const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
         const Codes codes = {reinterpret_cast<const u8*>(floats_at(own.weights)), floats_at(own.scales),               \
                              reinterpret_cast<const u8*>(floats_at(own.zeros)), row_bytes, block_shift, blocks};       \
@@ -245,6 +254,7 @@ EXPERT_PRODUCTS(expert_products_int8_zeros_1, 8, false, true)
 #define EXPERT_MATMUL(name, Weights)                                                                                   \
     extern "C" __global__ void name(const float* x, int x_stride, int sharing, const ExpertMatrix* experts,            \
                                     const int* chosen, float* y, int y_stride, int tokens, int rows, int columns) {    \
+        wait_for_previous();                                                                                           \
         const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
         const Matrix matrix = {reinterpret_cast<const u8*>(floats_at(own.weights)), columns};                          \
         matmul<Weights, 1, 1, 4>(x, x_stride, sharing, matrix, own.bias ? floats_at(own.bias) : nullptr, y, y_stride,  \

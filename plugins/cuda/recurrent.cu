@@ -33,6 +33,7 @@ struct Sources {
 // y: f32[lined, width]: what is convolved of a row, and its gates. `owners` says which span a row is of.
 extern "C" __global__ void line_up(Sources sources, const float* guessed, const Recurring* spans, const int* owners, float* y,
                                    int rows, int lined, int width) {
+    wait_for_previous();
     const i64 row = thread_number() / width;
     const int i = int(thread_number() % width);
     if (row >= lined) return;
@@ -53,6 +54,7 @@ __device__ inline float seen_of(const Recurring& own, i64 number, const float* l
 extern "C" __global__ void convolve(const float* lined_up, int width, const float* recent, const float* filters,
                                     const float* bias, const Recurring* spans, const int* owners, float* y, int rows,
                                     int lined, int columns, int reach, int opens) {
+    wait_for_previous();
     const i64 row = thread_number() / columns;
     const int i = int(thread_number() % columns);
     if (row >= lined) return;
@@ -68,6 +70,7 @@ extern "C" __global__ void convolve(const float* lined_up, int width, const floa
 
 // Heads of x, f32[lined, stride], become as long as 1, the first half of them 1 / sqrt(width). A warp per row and head.
 extern "C" __global__ void unit_heads(float* x, int stride, int lined, int heads, int width) {
+    wait_for_previous();
     const i64 row = warp_number() / heads;
     const int head = int(warp_number() % heads), lane = threadIdx.x % WARP;
     if (row >= lined) return;
@@ -102,6 +105,7 @@ extern "C" __global__ void scan_delta(const float* mixed, int columns, const flo
                                       const float* decay, const float* bias, float* states, float* scratch,
                                       const Recurring* spans, float* y, int count, int heads, int group, int keys,
                                       int values) {
+    wait_for_previous();
     const int i = int(thread_number() % values), head = int(thread_number() / values % heads);
     const i64 span = thread_number() / values / heads;
     if (span >= count) return;
@@ -134,6 +138,7 @@ extern "C" __global__ void scan_delta(const float* mixed, int columns, const flo
 // head.
 extern "C" __global__ void norm_and_gate(const float* x, const float* gain, const float* z, int z_stride, float* y, int rows,
                                          int heads, int width, float epsilon) {
+    wait_for_previous();
     const i64 row = warp_number() / heads;
     const int head = int(warp_number() % heads), lane = threadIdx.x % WARP;
     if (row >= rows) return;
@@ -150,6 +155,7 @@ extern "C" __global__ void scan_space(const float* mixed, int columns, const flo
                                       const float* decay, const float* bias, const float* skip, float least, float most,
                                       float* states, float* scratch, const Recurring* spans, const float* z, int z_stride,
                                       float* y, int count, int heads, int group, int keys, int values) {
+    wait_for_previous();
     const int i = int(thread_number() % values), head = int(thread_number() / values % heads);
     const i64 span = thread_number() / values / heads;
     if (span >= count) return;
@@ -181,6 +187,7 @@ extern "C" __global__ void scan_space(const float* mixed, int columns, const flo
 // MOST_GUESSES, width]. A thread per span and element; it reads each row before it writes in its place.
 extern "C" __global__ void keep_rows(const float* lined_up, float* recent, float* guessed, const Recurring* spans, int count,
                                      int columns, int width, int reach) {
+    wait_for_previous();
     const i64 span = thread_number() / width;
     const int i = int(thread_number() % width), kept = reach - 1;
     if (span >= count) return;

@@ -18,9 +18,9 @@ from motley.plugins.cuda.kernels import (
     ROWS,
     TOKENS,
     WARP,
-    Coded,
     HeadPart,
     Matrix,
+    RowSource,
     View,
     integers,
     pointer,
@@ -54,13 +54,6 @@ def submit_nodes(graph: DeviceGraph, summing: Collectives, step: StepRows, adapt
 class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
     """One step being submitted: how each node of the graph becomes kernels; those that multiply, and sums, are here."""
 
-    def __init__(
-        self, graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None = None
-    ) -> None:
-        super().__init__(graph, summing, step, adapting)
-        self._held: dict[tuple[Coded, int], tuple[str, str]] = {}
-        """The value that is quantised in the place for such products, and by which kernel; by the place's rows."""
-
     def gemm(self, node: onnx.NodeProto) -> None:
         graph, x = self._graph, self._graph.values[node.input[0]]
         matrix, count = graph.matrices[node.input[1]], self._count
@@ -75,7 +68,9 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
             graph.launch(
                 kernel,
                 threads,
-                pointer(self._quantised(node.input[0], x, coded, coded.quantise(count), count, graph.max_rows)),
+                pointer(
+                    self._quantised(node.input[0], RowSource.of(x), coded, coded.quantise(count), count, graph.max_rows)
+                ),
                 *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
                 *rows_of(y),
@@ -106,18 +101,6 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
                 places = self._places + PLACE.itemsize * row
                 self._adapting.submit(node, x.after(index), y.after(index), places, count)
 
-    def _quantised(self, name: str, x: View, coded: Coded, kernel: str, count: int, room: int) -> int:
-        """The address of a value's rows, quantised by a kernel for products by such codes, in a place for `room` of
-        them; several products have the same value."""
-        graph = self._graph
-        there = graph.buffer(f"quantised for {coded}", coded.activation_bytes(room) // 4, 1)
-        if self._held.get((coded, room)) != (name, kernel):
-            self._held[coded, room] = name, kernel
-            shape = integers(count, coded.columns, coded.shift, coded.stretches)
-            threads = count * coded.quantising_threads
-            graph.launch(kernel, threads, *rows_of(x), pointer(there.address), *shape)
-        return there.address
-
     def _multiply_many(self, gemm: Gemm, x: View, matrix: Matrix, y: View) -> None:
         """Multiply by cuBLAS: by the whole matrix if it is float32, else by as many of its rows of float16 at a time as
         fit the scratch memory when they are widened."""
@@ -147,19 +130,21 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         glu, wide = layer.glu, layer.gate_up.matrix.outputs
         inner = wide if glu.alone else wide // 2
         both = graph.buffer(f"{node.output[0]}.gate_up", wide, room)
-        self._multiply_chosen(node.input[0], x, count, layer.gate_up, chosen, both)
+        self._multiply_chosen(node.input[0], RowSource.of(x), count, layer.gate_up, chosen, both)
         gate, up = View(both.address, inner, wide), View(both.address + 4 * (wide - inner), inner, wide)
         gated = graph.buffer(f"{node.output[0]}.gated", inner, room)
-        numbers = [*map(ctypes.c_float, (glu.alpha, glu.limit, glu.addend))] if glu.is_clamped else []
-        graph.launch(
-            "clamped_swish_mul" if numbers else GATES[glu.opens],
-            tokens * gated.width,
-            *(*rows_of(gate), *rows_of(up), *numbers, *rows_of(gated)),
-            *integers(tokens, gated.width),
-        )
+        if glu.is_clamped:
+            numbers, size = map(ctypes.c_float, (glu.alpha, glu.limit, glu.addend)), integers(tokens, inner)
+            given = *rows_of(gate), *rows_of(up), *numbers, *rows_of(gated), *size
+            graph.launch("clamped_swish_mul", tokens * inner, *given)
+            read = RowSource.of(gated)
+        else:
+            read = RowSource.of(gate, GATES[glu.opens], up)
+            if layer.down.matrix.coded is None:
+                read = self._made_floats(read, gated, tokens)
         width = layer.down.matrix.outputs
         results = graph.buffer(f"{node.output[0]}.results", width, room)
-        self._multiply_chosen(f"{node.output[0]}.gated", gated, 1, layer.down, chosen, results)
+        self._multiply_chosen(f"{node.output[0]}.gated", read, 1, layer.down, chosen, results)
         base = graph.values[node.input[3]] if len(node.input) > 3 else View(0, 0, 0)
         y = self._result(node, width)
         graph.launch(
@@ -180,17 +165,20 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         self.copy_heads(source, HeadPart(parts, matrix.columns, 0, matrix.columns))
         y = self._result(node, heads * matrix.outputs)
         apart = [View(each.address, each.width // heads, each.width // heads) for each in (parts, y)]
-        self._multiply_chosen(name, apart[0], 1, found.table, found.chosen, apart[1])
+        self._multiply_chosen(name, RowSource.of(apart[0]), 1, found.table, found.chosen, apart[1])
 
-    def _multiply_chosen(self, name: str, x: View, sharing: int, table: ExpertTable, chosen: View, y: View) -> None:
-        """Multiply each token by the matrix that it has chosen; `sharing` of them have a row of x."""
+    def _multiply_chosen(
+        self, name: str, source: RowSource, sharing: int, table: ExpertTable, chosen: View, y: View
+    ) -> None:
+        """Multiply each token by the matrix that it has chosen; `sharing` of them have a row of the source, which a
+        matrix of floats takes as it is."""
         graph, matrix, tokens = self._graph, table.matrix, self._tokens * chosen.width
         found = pointer(table.address), pointer(chosen.address)
         if (coded := matrix.coded) is not None:
             room, rows = graph.max_rows * chosen.width // sharing, tokens // sharing
             graph.launch(
                 *coded.expert_product(matrix.outputs, tokens, bool(matrix.zeros)),
-                pointer(self._quantised(name, x, coded, coded.quantise(1), rows, room)),
+                pointer(self._quantised(name, source, coded, coded.quantise(1), rows, room)),
                 *(*integers(coded.stretches, sharing), *found, *rows_of(y)),
                 *integers(tokens, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
             )
@@ -198,7 +186,7 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         graph.launch(
             f"expert_matmul_{matrix.kind}_1",
             -(-matrix.outputs // ROWS[1]) * tokens * WARP,
-            *(*rows_of(x), *integers(sharing), *found, *rows_of(y)),
+            *(pointer(source.x), *integers(source.x_stride, sharing), *found, *rows_of(y)),
             *integers(tokens, matrix.outputs, matrix.columns),
         )
 

@@ -31,6 +31,14 @@ __device__ inline uint4 read_once(const void* from) {
     return value;
 }
 
+// Lets the kernel behind this one begin as far as it can, and waits until the one before it is done and its results are seen:
+// the first statement of a kernel that is launched `early`. Before Hopper kernels only begin when the one before is done.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" : : : "memory");
+#endif
+}
+
 // Has a line of memory on its way to the second cache.
 __device__ inline void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 

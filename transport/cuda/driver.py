@@ -22,6 +22,8 @@ DRIVERS = {12: 525, 13: 580}
 """The oldest driver that serves CuPy's packages for this major version of CUDA, as NVIDIA numbers them on Linux."""
 SPINNING_SINCE = (13, 2)
 """The version of CUDA from which on a driver has `cuLaunchHostFunc_v2`."""
+EARLY_SINCE, EARLY_CAPABILITY = (12, 4), (9, 0)
+"""The version of CUDA from which on a driver records kernels that begin early, and the first GPUs that have them."""
 OUT_OF_MEMORY, NO_DEVICE, NOT_READY = 2, 100, 600
 SPINNING = 1  # CU_HOST_TASK_SPINWAIT
 START_ANEW = "start the session anew; if that fails too, restart the machine, or use engine 'onnxruntime' on it"
@@ -48,6 +50,33 @@ OTHER_CODE = (200, 209, 222)
 """Invalid image, no binary for this GPU, unsupported PTX: the driver does not take what the compiler made."""
 
 Handle = Any
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute of cuda.h: one way in which a kernel is launched otherwise than usual."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_char * 4),
+        ("value", ctypes.c_int),
+        ("more", ctypes.c_char * 60),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("blocks", "blocks_y", "blocks_z", "threads", "threads_y", "threads_z")),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attributes_count", ctypes.c_uint),
+    )
+
+
+EARLY = LaunchAttribute(id=6, value=1)
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: as `Driver.launch` says."""
 
 
 class Pinned(NamedTuple):
@@ -122,8 +151,23 @@ class Driver(Protocol):
         """A kernel of these source files, compiled and loaded on first use."""
         ...
 
-    def launch(self, function: Handle, blocks: int, threads: int, arguments: Sequence[Any], stream: Handle) -> None:
-        """`arguments`: values of ctypes, of the kernel's types."""
+    def launch(
+        self,
+        function: Handle,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[Any],
+        stream: Handle,
+        *,
+        early: bool = False,
+    ) -> None:
+        """Run a kernel.
+
+        Args:
+            arguments: values of ctypes, of the kernel's types.
+            early: it may begin before the kernel behind which it is submitted is done, where the GPU can do that: its
+                first statement, `wait_for_previous`, waits for that.
+        """
         ...
 
     def launch_host(self, stream: Handle, function: int, data: int, *, spinning: bool) -> None:
@@ -190,6 +234,8 @@ class CudaDriver:
         self._version, self.capability = _find(libraries, device)
         self.number = device
         check_capability(self.capability)
+        knows = self._version >= EARLY_SINCE and hasattr(self._library, "cuLaunchKernelEx")
+        self._begins_early = knows and self.capability >= EARLY_CAPABILITY
         self._functions: dict[tuple[tuple[Path, ...], str], Any] = {}
         self._modules: dict[tuple[Path, ...], Any] = {}
         self.attach()
@@ -282,8 +328,22 @@ class CudaDriver:
             function = self._functions[sources, name] = self._call(module.get_function, name)
         return function
 
-    def launch(self, function: Handle, blocks: int, threads: int, arguments: Sequence[Any], stream: Handle) -> None:
+    def launch(
+        self,
+        function: Handle,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[Any],
+        stream: Handle,
+        *,
+        early: bool = False,
+    ) -> None:
         addresses = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        if early and self._begins_early:
+            config = LaunchConfig(blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.pointer(EARLY), 1)
+            given = ctypes.byref(config), ctypes.c_void_p(function.ptr), addresses, None
+            self._check("cuLaunchKernelEx", self._library.cuLaunchKernelEx(*given))
+            return
         where, launch = ctypes.addressof(addresses), self._cupy.driver.launchKernel
         self._call(launch, function.ptr, blocks, 1, 1, threads, 1, 1, 0, stream, where, 0)
 

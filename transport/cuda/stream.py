@@ -179,11 +179,19 @@ class CudaStream:
         self.driver.copy(buffer.address, staging.ctypes.data, buffer.nbytes, self.handle)
 
     def launch(
-        self, sources: tuple[Path, ...], kernel: str, blocks: int, threads: int, arguments: Sequence[Any]
+        self,
+        sources: tuple[Path, ...],
+        kernel: str,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[Any],
+        *,
+        early: bool = False,
     ) -> None:
-        """Run a kernel, in order; `arguments` are values of ctypes."""
+        """Run a kernel, in order; `arguments` are values of ctypes. `early`: see `Driver.launch`."""
         self._check_open()
-        self.driver.launch(self.driver.function(sources, kernel), blocks, threads, arguments, self.handle)
+        function = self.driver.function(sources, kernel)
+        self.driver.launch(function, blocks, threads, arguments, self.handle, early=early)
 
     def capture(self, submit: Callable[[], object]) -> CudaGraph:
         """Record what `submit` submits here, without running it: copies, kernels and host steps, and no events.

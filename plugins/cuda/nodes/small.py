@@ -6,28 +6,39 @@ import ctypes
 
 import onnx
 
-from motley.plugins.cuda.kernels import GATES, NORM_PART, WARP, integers, pointer, rows_of
-from motley.plugins.cuda.nodes.submission import Submission
+from motley.plugins.cuda.adapting import Adapting
+from motley.plugins.cuda.device_graph import DeviceGraph
+from motley.plugins.cuda.kernels import GATES, NORM, NORM_PART, WARP, RowSource, View, integers, pointer, rows_of
+from motley.plugins.cuda.nodes.making import Making
+from motley.plugins.cuda.nodes.submission import StepRows
+from motley.plugins.engine import Collectives
 from motley.plugins.nodes import attributes_of
 
 
-class SmallNodes(Submission):
+class SmallNodes(Making):
     """How small nodes become kernels."""
 
+    def __init__(
+        self, graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None = None
+    ) -> None:
+        super().__init__(graph, summing, step, adapting)
+        self._unsummed: dict[str, tuple[View, View]] = {}
+        """What is added up by the norm that follows, by the name of the sum."""
+
     def norm(self, node: onnx.NodeProto) -> None:
+        """Normalise rows, with what was still to be added up, or groups of their elements."""
         graph, x = self._graph, self._graph.values[node.input[0]]
         (width,) = graph.initializers[node.input[1]].dims
-        y, groups = self._result(node, x.width), x.width // width
-        if self._count:
-            graph.launch(
-                "rms_norm",
-                self._count * groups * -(-width // NORM_PART) * WARP,
-                *rows_of(x),
-                pointer(graph.address(node.input[1])),
-                *rows_of(y),
-                *integers(self._count, groups, width),
-                ctypes.c_float(attributes_of(node)["epsilon"]),
-            )
+        y, gain, epsilon = self._result(node, x.width), graph.address(node.input[1]), attributes_of(node)["epsilon"]
+        if width == x.width:
+            a, b = self._unsummed.pop(node.input[0], (x, None))
+            source = RowSource.of(a, NORM, b, gain, epsilon, sum=None if b is None else x)
+            self._make(node.output[0], source, y)
+        elif self._count:
+            groups = x.width // width
+            threads = self._count * groups * -(-width // NORM_PART) * WARP
+            shape = integers(self._count, groups, width)
+            graph.launch("rms_norm", threads, *rows_of(x), pointer(gain), *rows_of(y), *shape, ctypes.c_float(epsilon))
 
     def multiply(self, node: onnx.NodeProto) -> None:
         """Multiply by a number, by what is the same for every row, by another value, or by what opens a gate, which
@@ -39,10 +50,7 @@ class SmallNodes(Submission):
         opened = graph.made_by.get(node.input[0])
         if opened is not None and opened.op_type in GATES:
             gate, up = graph.values[opened.input[0]], graph.values[node.input[1]]
-            y, size = self._result(node, up.width), integers(self._count, up.width)
-            graph.launch(
-                GATES[opened.op_type], self._count * up.width, *rows_of(gate), *rows_of(up), *rows_of(y), *size
-            )
+            self._make(node.output[0], RowSource.of(gate, GATES[opened.op_type], up), self._result(node, up.width))
             return
         self._with_another(node, "multiply")
 
@@ -62,6 +70,9 @@ class SmallNodes(Submission):
             return
         a, b = map(self._operand, node.input)
         y, size = self._result(node, a.width), integers(self._count, a.width)
+        if node.output[0] in self._graph.normalised_sums and y.address not in (a.address, b.address):
+            self._unsummed[node.output[0]] = a, b
+            return
         self._graph.launch("add", self._count * a.width, *rows_of(a), *rows_of(b), *rows_of(y), *size)
 
     def _scale(self, node: onnx.NodeProto, factor: float = 1.0, addend: float = 0.0) -> None:

@@ -106,7 +106,7 @@ def test_every_architecture_is_compiled_for(capability: Capability) -> None:
         names |= {coded.product(32, tokens, zeros)[0], coded.quantise(tokens)}
     assert len(names) == 12 + 18 + 19 + 4
     assert all(f".text.{each}\0".encode() in cubin for each in names)
-    nodes = ("rms_norm", "gelu_mul", "copy_heads", "keep_best_groups", "combine", "adapt_up", "convolve", "keep_rows")
+    nodes = ("rms_norm", "make_rows", "copy_heads", "keep_best_groups", "combine", "adapt_up", "convolve", "keep_rows")
     kept = (f"{kernel}_{kind}" for kernel in ("rotate", "attend_64", "attend_576") for kind in CACHE_FORMATS)
     assert all(f".text.{name}\0".encode() in cubin for name in (*nodes, *kept, "scan_delta", "scan_space"))
 

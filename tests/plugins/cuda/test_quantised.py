@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.plugins.cuda.kernels import BLOCKS, DOTTED, SOURCES, THREADS, TILES, Coded
+from motley.plugins.cuda.kernels import BLOCKS, DOTTED, SOURCES, THREADS, TILES, Coded, RowSource, View
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.compiler import Capability, compile_kernels
 from tests.transport.cuda.host_kernels import launch
@@ -65,7 +65,8 @@ def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, 
     run(
         coded.quantise(tokens),
         tokens * coded.quantising_threads,
-        *(pointer(x), x.shape[1], pointer(quantised), tokens, coded.columns, coded.shift, coded.stretches),
+        RowSource.of(View(x.ctypes.data, coded.columns, x.shape[1])),
+        *(pointer(quantised), coded.columns, coded.shift, coded.stretches),
     )
     y = np.full((tokens, rows), np.nan, np.float32)
     zeros = None if points is None else packed(points, coded.bits)

@@ -25,6 +25,12 @@ STUCK_S = 60.0
 Kernel = tuple[tuple[Path, ...], str]
 
 
+def _real(address: int | None) -> int:
+    """An address of the host, by what the device calls it; null stays."""
+    assert not address or address >= DEVICE
+    return address - DEVICE if address else 0
+
+
 @dataclass(eq=False)
 class Graph:
     """What a stream has recorded."""
@@ -135,16 +141,31 @@ class HostDriver:
     def function(self, sources: tuple[Path, ...], name: str) -> Kernel:
         return sources, name
 
-    def launch(self, function: Kernel, blocks: int, threads: int, arguments: Sequence[Any], stream: HostStream) -> None:
+    def launch(
+        self,
+        function: Kernel,
+        blocks: int,
+        threads: int,
+        arguments: Sequence[Any],
+        stream: HostStream,
+        *,
+        early: bool = False,
+    ) -> None:
         assert blocks > 0, f"drivers refuse {function[1]} without blocks"
-        real = []
-        for argument in arguments:
+
+        def real(argument: Any) -> Any:
             if isinstance(argument, ctypes.c_void_p):
-                address = argument.value or 0  # null stays
-                assert not address or address >= DEVICE
-                argument = ctypes.c_void_p(address - DEVICE if address else 0)
-            real.append(argument)
-        self.submit(stream, lambda: launch(*function, blocks, threads, real), function[1])
+                return ctypes.c_void_p(_real(argument.value))
+            if isinstance(argument, ctypes.Structure):
+                copy = type(argument).from_buffer_copy(argument)
+                for name, kind in copy._fields_:
+                    if kind is ctypes.c_void_p:
+                        setattr(copy, name, _real(getattr(copy, name)))
+                return copy
+            return argument
+
+        given = [real(argument) for argument in arguments]
+        self.submit(stream, lambda: launch(*function, blocks, threads, given), function[1])
 
     def launch_host(self, stream: HostStream, function: int, data: int, *, spinning: bool) -> None:
         if spinning and not self._spins:
