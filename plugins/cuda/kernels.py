@@ -51,7 +51,7 @@ GATES = {"Swish": 1, "Relu": 2, "Gelu": 3}
 NORM = 4
 """What is made of rows that are normalised, likewise."""
 NORM_PART = 512
-"""Elements that a warp has of a group that it normalises, and a block of threads of a row that it makes, as in the source."""
+"""Elements of a group that a warp normalises, and of a row that a block of threads makes, as in the source."""
 PART = 32
 """Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
 MOST_PARTS = 64

@@ -204,6 +204,9 @@ constexpr int AHEAD_OF_ONE = 2;
     extern "C" __global__ void name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, \
                                     const float* bias, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
                                     int block_shift, int blocks) {                                                     \
+        constexpr int WARP_ROWS = WARP / PARTS * ROWS;                                                                 \
+        const i64 first = warp_number() / ((tokens + TOKENS - 1) / TOKENS) * WARP_ROWS, left = rows - first;           \
+        prefetch_weights(codes + first * row_bytes, (left < WARP_ROWS ? left : WARP_ROWS) * row_bytes);                \
         wait_for_previous();                                                                                           \
         products<BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD>(                                                             \
             x, stretches, 1, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows); \

@@ -1,4 +1,4 @@
-"""Which values of a graph need no kernel of their own: those that products take quantised, and sums that are normalised."""
+"""The values that no kernel makes for itself: those that products take quantised, and sums that are normalised."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.plugins.cuda.kernels import SOURCES, THREADS, Coded
+from motley.plugins.cuda.kernels import SOURCES, THREADS, Coded, RowSource, View
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.driver import CudaDriver, Driver
 from motley.transport.cuda.stream import CudaStream
@@ -52,10 +52,18 @@ class Device:
         self._stream.synchronise(20)
         array[:] = staging
 
-    def launch(self, kernel: str, threads: int, *given: int | None, sources: tuple[Path, ...] = SOURCES) -> None:
+    def launch(
+        self, kernel: str, threads: int, *given: int | RowSource | None, sources: tuple[Path, ...] = SOURCES
+    ) -> None:
         """An address is larger than any other number here."""
-        arguments = [ctypes.c_void_p(each) if each is None or each > 1 << 31 else ctypes.c_int(each) for each in given]
-        self._stream.launch(sources, kernel, -(-threads // THREADS), min(threads, THREADS), arguments)
+
+        def argument(each: int | RowSource | None) -> Any:
+            if isinstance(each, RowSource):
+                return each
+            return ctypes.c_void_p(each) if each is None or each > 1 << 31 else ctypes.c_int(each)
+
+        size, arguments = (-(-threads // THREADS), min(threads, THREADS)), [*map(argument, given)]
+        self._stream.launch(sources, kernel, *size, arguments, early=sources is SOURCES)
 
 
 @pytest.fixture
@@ -100,8 +108,9 @@ def test_products_by_codes(
     )()
     there, weights, parts, middles = map(device.sent, (x, codes, scales, packed(points, bits)))
     quantised, y = device.room(coded.activation_bytes(tokens)), device.room(expected.nbytes)
-    shape = tokens, columns, coded.shift, coded.stretches
-    device.launch(coded.quantise(tokens), tokens * coded.quantising_threads, there, columns, quantised, *shape)
+    source = RowSource.of(View(there, columns, columns))
+    shape = columns, coded.shift, coded.stretches
+    device.launch(coded.quantise(tokens), tokens * coded.quantising_threads, source, quantised, *shape)
     device.launch(
         *coded.product(rows, tokens, zeros),
         *(quantised, coded.stretches, weights, parts, middles if zeros else None, None, y, rows, tokens, rows),

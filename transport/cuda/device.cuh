@@ -31,8 +31,11 @@ __device__ inline uint4 read_once(const void* from) {
     return value;
 }
 
-// Lets the kernel behind this one begin as far as it can, and waits until the one before it is done and its results are seen:
-// the first statement of a kernel that is launched `early`. Before Hopper kernels only begin when the one before is done.
+// Whether kernels can begin before the one before is done: since Hopper.
+constexpr bool BEGINS_EARLY = __CUDA_ARCH__ >= 900;
+
+// Lets the kernel behind this one begin as far as it can, and waits until the one before it is done and its results are seen.
+// A kernel that is launched `early` calls it before it reads or writes what other kernels write or read.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" : : : "memory");

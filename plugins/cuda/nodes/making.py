@@ -1,4 +1,4 @@
-"""Rows that are made where they are read: normalised, gated or as they are; and quantised for products, once for all."""
+"""Rows that are made where they are read: normalised, gated or as they are; quantised for products, once for all."""
 
 from __future__ import annotations
 
