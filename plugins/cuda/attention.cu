@@ -151,6 +151,7 @@ __device__ void rotate(float* q, int q_stride, const float* k, int k_stride, con
                                     const Place* places, void* keys, float* key_scales, void* values,                  \
                                     float* value_scales, int own, int tokens, int rows, int heads, int kv_heads,       \
                                     int width, Turning turning) {                                                      \
+        wait_for_previous();                                                                                           \
         rotate<Format>(q, q_stride, k, k_stride, v, v_stride, places, keys, key_scales, values, value_scales, own,     \
                        tokens, rows, heads, kv_heads, width, turning);                                                 \
     }
@@ -259,6 +260,7 @@ __device__ void attend(const float* q, int q_stride, const Place* places, const 
                                     const float* key_scales, const void* values, const float* value_scales, int own,   \
                                     int tokens, float* partials, int rows, int heads, int kv_heads, int width,         \
                                     float scale, float cap, Reach reach, int room) {                                   \
+        wait_for_previous();                                                                                           \
         attend<Format, SLICES>(q, q_stride, places, keys, key_scales, values, value_scales, own, tokens, partials,     \
                                rows, heads, kv_heads, width, scale, cap, reach, room);                                 \
     }
@@ -274,6 +276,7 @@ ATTEND_IN(int8, Int8Kept)
 // y: f32[rows, heads * width] of all parts; a thread per value. A head may have a sink, f32[heads]: a score without a value.
 extern "C" __global__ void combine(const float* partials, const float* sinks, float* y, int y_stride, const Place* places,
                                    int rows, int heads, int width, Reach reach, int room) {
+    wait_for_previous();
     const int i = int(thread_number() % width);
     const i64 number = thread_number() / width, row = number / heads;
     if (row >= rows) return;

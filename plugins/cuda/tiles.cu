@@ -275,6 +275,7 @@ __device__ void tile_products(const u8* x, int stretches, Codes m, const float* 
     extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * WARP, 2)                                                   \
         name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, const float* bias,     \
              float* y, int y_stride, int tokens, int rows, int row_bytes, int block_shift, int blocks) {               \
+        wait_for_previous();                                                                                           \
         tile_products<TileShape<BITS, SHORT, ZEROS, ROW_TILES, TOKEN_TILES>>(                                          \
             x, stretches, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows);    \
     }

@@ -48,7 +48,7 @@ class StandIn:
             Module=lambda: Part(cupy.Module, self._of_cupy),
             Device=lambda number: SimpleNamespace(compute_capability=capability),
         )
-        functions = SimpleNamespace(cuLaunchHostFunc=print, cuLaunchHostFunc_v2=print)
+        functions = SimpleNamespace(cuLaunchHostFunc=print, cuLaunchHostFunc_v2=print, cuLaunchKernelEx=print)
         bindings = Part(self._bindings, self._of_bindings)
         self.libraries = Libraries(stand_in, bindings, Part(functions, self._of_library))
 

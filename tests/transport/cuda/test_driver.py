@@ -183,6 +183,35 @@ def test_a_device_that_is_lost_says_so_and_what_to_do(code: int) -> None:
         assert LOST[code] in str(caught.value)
 
 
+def test_kernels_begin_early_where_gpu_and_driver_let_them() -> None:
+    def launched(early: bool, **answers: Any) -> str:
+        on = CudaDriverOn(StandIn(**answers))
+        on.driver.launch(on.driver.function(SOURCES, "sum_fp32_float32"), 3, 64, [ctypes.c_int(1)], 5, early=early)
+        return on.stand_in.called[-1][0]
+
+    assert launched(True, capability="90") == launched(True, capability="120") == "cuLaunchKernelEx"
+    assert launched(False, capability="90") == launched(True, capability="89") == "launchKernel"
+    assert launched(True, capability="90", driverGetVersion=12030, runtimeGetVersion=12090) == "launchKernel"
+    with pytest.raises(DeviceLost, match="the GPU is lost"):
+        launched(True, capability="90", cuLaunchKernelEx=Fails(719))
+
+
+def test_how_a_kernel_begins_early_is_laid_out_as_in_cuda_h() -> None:
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    early = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert int(early) == module.EARLY.id
+    attribute = bindings.CUlaunchAttribute()
+    attribute.id, attribute.value.programmaticStreamSerializationAllowed = early, 1
+    size = ctypes.sizeof(module.LaunchAttribute)
+    assert ctypes.string_at(attribute.getPtr(), size) == bytes(module.EARLY)
+    config = bindings.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = 3, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 64, 1, 1
+    config.hStream, config.numAttrs = 5, 0
+    ours = module.LaunchConfig(3, 1, 1, 64, 1, 1, 0, 5, None, 0)
+    assert ctypes.string_at(config.getPtr(), ctypes.sizeof(ours)) == bytes(ours)
+
+
 def test_what_is_not_ready_or_refused_is_no_loss() -> None:
     driver = opened(cuEventQuery=Fails(module.NOT_READY), streamBeginCapture=Fails(801))
     assert not driver.reached(1)

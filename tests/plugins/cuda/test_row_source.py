@@ -1,0 +1,163 @@
+"""Rows that kernels make as they read them, compiled for the host: as NumPy makes them, the same bits however they are
+read; and which values of a graph are made so."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from motley.plugins.adapters import ADAPTED
+from motley.plugins.cuda.kernels import GATES, NORM, NORM_PART, SOURCES, THREADS, Coded, RowSource, View
+from motley.plugins.cuda.quantised_values import QuantisedValue, normalised_sums, quantised_values
+from tests.transport.cuda.host_kernels import launch
+
+F32 = npt.NDArray[np.float32]
+CODED = Coded(4, 256, 7)
+EPSILON = 1e-5
+
+
+def view(array: F32, columns: int) -> View:
+    """The first columns of an array's rows."""
+    return View(array.ctypes.data, columns, array.shape[1])
+
+
+def aligned(rows: int, width: int, fill: float = np.nan) -> F32:
+    """f32[rows, width] at an address that is a multiple of 16."""
+    room = np.full(rows * width + 4, fill, np.float32)
+    start = -room.ctypes.data % 16 // 4
+    return room[start : start + rows * width].reshape(rows, width)
+
+
+def random_rows(rng: np.random.Generator, rows: int, width: int) -> F32:
+    made = aligned(rows, width)
+    made[:] = rng.standard_normal(made.shape)
+    return made
+
+
+def make(source: RowSource, rows: int, columns: int) -> F32:
+    y = aligned(rows, columns)
+    blocks = rows * -(-columns // NORM_PART)
+    launch(SOURCES, "make_rows", blocks, THREADS, [source.kept(view(y, columns))])
+    return y
+
+
+def quantised(source: RowSource, rows: int) -> bytes:
+    """What the products of a few tokens take."""
+    room = np.zeros(CODED.activation_bytes(rows) + 16, np.uint8)
+    there = room[-room.ctypes.data % 16 :]
+    numbers = map(ctypes.c_int, (CODED.columns, CODED.shift, CODED.stretches))
+    arguments = [source, ctypes.c_void_p(there.ctypes.data), *numbers]
+    launch(SOURCES, CODED.quantise(1), rows * CODED.quantising_threads // THREADS, THREADS, arguments)
+    return there[: rows * CODED.stretches * 192].tobytes()
+
+
+def normalised(x: F32, gain: F32) -> Any:
+    wide = x.astype(np.float64)
+    return wide / np.sqrt(np.mean(wide**2, 1, keepdims=True) + EPSILON) * gain
+
+
+@given(st.integers(1, 4), st.integers(1, 1100), st.integers(0, 3), st.booleans(), st.integers(0, 1 << 30))
+@example(3, 1024, 0, True, 0)
+@example(2, 1024, 4, False, 1)
+@example(1, 513, 0, True, 2)
+def test_norms_of_rows_and_of_sums(rows: int, columns: int, more: int, adds: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, other = (random_rows(rng, rows, columns + more) for _ in range(2))
+    gain, sums = random_rows(rng, 1, columns), aligned(rows, columns)
+    added = (view(other, columns), view(sums, columns)) if adds else (None, None)
+    source = RowSource.of(view(x, columns), NORM, added[0], gain.ctypes.data, EPSILON, added[1])
+    assert source.in_fours == (columns % 4 == 0 == more % 4)
+    total = x[:, :columns] + other[:, :columns] if adds else x[:, :columns]
+    got = make(source, rows, columns)
+    np.testing.assert_allclose(got, normalised(total, gain[0]), 1e-5, 1e-6)
+    assert np.array_equal(sums, total) if adds else np.isnan(sums).all()
+
+
+@pytest.mark.parametrize("operator", GATES)
+@pytest.mark.parametrize("columns", [3, 256, 600])
+def test_gates(operator: str, columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    both = random_rows(rng, 3, 2 * columns)
+    gate, up = view(both, columns), replace(view(both, columns), address=both[:, columns:].ctypes.data)
+    g, u = both[:, :columns].astype(np.float64), both[:, columns:].astype(np.float64)
+    tanh = np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))
+    expected = {"Swish": g / (1 + np.exp(-g)), "Relu": np.maximum(g, 0), "Gelu": g / 2 * (1 + tanh)}[operator] * u
+    got = make(RowSource.of(gate, GATES[operator], up), 3, columns)
+    np.testing.assert_allclose(got, expected, 1e-5, 1e-6)
+
+
+@given(st.sampled_from(["norm", "norm of a sum", *GATES]), st.integers(1, 5), st.integers(0, 1 << 30))
+def test_what_is_quantised_as_it_is_made_has_the_bits_of_what_is_made_first(kind: str, rows: int, seed: int) -> None:
+    """And rows have the same bits beside others."""
+    rng = np.random.default_rng(seed)
+    x, other = (random_rows(rng, rows, CODED.columns) for _ in range(2))
+    gain, sums, kept = random_rows(rng, 1, CODED.columns), aligned(rows, CODED.columns), aligned(rows, CODED.columns)
+
+    def source(first: int = 0) -> RowSource:
+        a, b = (view(each[first:], CODED.columns) for each in (x, other))
+        if kind in GATES:
+            return RowSource.of(a, GATES[kind], b)
+        added = (b, view(sums[first:], CODED.columns)) if kind != "norm" else (None, None)
+        return RowSource.of(a, NORM, added[0], gain.ctypes.data, EPSILON, added[1])
+
+    made = make(source(), rows, CODED.columns)
+    expected = quantised(RowSource.of(view(made, CODED.columns)), rows)
+    assert quantised(source().kept(view(kept, CODED.columns)), rows) == expected
+    assert kept.tobytes() == made.tobytes()
+    assert quantised(source(rows - 1), 1) == expected[-len(expected) // rows :]
+
+
+def test_every_kernel_waits_for_the_one_before_it() -> None:
+    """All are launched early: those that do not wait would read what is not there yet."""
+    kernels = 0
+    for source in SOURCES[1:]:
+        lines = source.read_text("utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if 'extern "C" __global__' not in line:
+                continue
+            kernels += 1
+            body = "\n".join(lines[number:]).partition("{")[2]
+            first = body.partition("wait_for_previous();")[0]
+            prefetched = re.sub(r"(const|constexpr) [^;]*;|prefetch_\w+(<[^>]*>)?\([^;]*;", "", first)
+            assert set(prefetched) <= set(" \\\n"), f"{source.name}:{number + 1} does something before it waits"
+    assert kernels > 30
+
+
+def node(operator: str, *names: str) -> onnx.NodeProto:
+    return onnx.helper.make_node(operator, names[:-1], names[-1:])
+
+
+def test_values_are_quantised_as_they_are_made_for_the_products_behind_them() -> None:
+    nodes = [
+        node("Add", "x", "y", "sum"),
+        node("RMSNormalization", "sum", "gain", "a"),
+        node("Gemm", "a", "codes", "q"),
+        node(ADAPTED, "a", "q", "q+"),
+        node("Gemm", "a", "codes", "k"),
+        node("Mul", "q+", "k", "b"),
+        node("Gemm", "b", "codes", "c"),
+        node("Gemm", "a", "codes", "later"),
+        node("Mul", "q+", "k", "d"),
+        node("Gemm", "d", "floats", "e"),
+        node("Mul", "q+", "k", "f"),
+        node("Gemm", "f", "codes", "g"),
+        node("Gemm", "f", "floats", "h"),
+        node("Add", "x", "y", "i"),
+        node("Gemm", "c", "codes", "j"),
+    ]
+    found = quantised_values(nodes, {"codes": CODED})
+    assert found == {
+        "a": QuantisedValue(CODED, read_as_floats=True),
+        "b": QuantisedValue(CODED, read_as_floats=False),
+        "f": QuantisedValue(CODED, read_as_floats=True),
+    }
+    assert normalised_sums(nodes) == {"sum"}
