@@ -68,13 +68,6 @@ __device__ inline void write_run(float* to, const float* values) {
     }
 }
 
-// Has memory on its way to the second cache, all lanes of a warp together, where kernels begin early: weights are there before
-// what they are multiplied by.
-__device__ inline void prefetch_weights(const u8* from, i64 bytes) {
-    if (BEGINS_EARLY)
-        for (i64 at = threadIdx.x % WARP * 128; at < bytes; at += WARP * 128) prefetch(from + at);
-}
-
 // By what numbers become codes of 8 bits and back, by the bits of the largest magnitude of them: bits of numbers without a
 // sign are ordered as integers, those that are none last.
 struct Int8Scale {
@@ -102,7 +95,7 @@ struct Matrix {
 
 // A run is as many neighbouring weights as are read at once.
 struct Fp32Run {
-    static constexpr int RUN = 4, BYTES = 4;  // BYTES of a weight
+    static constexpr int RUN = 4;
     typedef uint4 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return read_once(m.weights + 4 * (row * m.columns + first));
@@ -114,7 +107,7 @@ struct Fp32Run {
 };
 
 struct OddFp32Run {  // where rows are no whole runs
-    static constexpr int RUN = 1, BYTES = 4;
+    static constexpr int RUN = 1;
     typedef u32 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
@@ -123,7 +116,7 @@ struct OddFp32Run {  // where rows are no whole runs
 };
 
 struct Fp16Run {
-    static constexpr int RUN = 8, BYTES = 2;
+    static constexpr int RUN = 8;
     typedef uint4 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return read_once(m.weights + 2 * (row * m.columns + first));
@@ -135,7 +128,7 @@ struct Fp16Run {
 };
 
 struct OddFp16Run {
-    static constexpr int RUN = 1, BYTES = 2;
+    static constexpr int RUN = 1;
     typedef u16 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
         return reinterpret_cast<const u16*>(m.weights)[row * m.columns + first];
@@ -155,14 +148,19 @@ __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& 
     if (first_row >= rows) return;
     const int lane = threadIdx.x % WARP;
     float totals[ROWS][TOKENS] = {};
-    for (int tile = lane * RUN; tile < m.columns; tile += AHEAD * STEP) {
-        Words words[AHEAD][ROWS];
+    Words words[AHEAD][ROWS];
+    const auto read_ahead = [&](int tile) {
 #pragma unroll  // or the words would not be in registers
         for (int a = 0; a < AHEAD; ++a)
             for (int r = 0; r < ROWS; ++r) {
-                const i64 row = first_row + r < rows ? first_row + r : rows - 1;
-                words[a][r] = tile + a * STEP < m.columns ? Weights::read(m, row, tile + a * STEP) : Words{};
+                if (tile + a * STEP >= m.columns) break;
+                words[a][r] = Weights::read(m, first_row + r < rows ? first_row + r : rows - 1, tile + a * STEP);
             }
+    };
+    read_ahead(lane * RUN);  // weights are there before what they are multiplied by
+    wait_for_previous();
+    for (int tile = lane * RUN; tile < m.columns; tile += AHEAD * STEP) {
+        if (tile > lane * RUN) read_ahead(tile);
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const int first = tile + a * STEP;
@@ -188,19 +186,10 @@ __device__ void matmul(const float* x, int x_stride, int sharing, const Matrix& 
         }
 }
 
-// What a warp multiplies by, before what is multiplied is there.
-template <class Weights, int ROWS, int TOKENS>
-__device__ void prefetch_rows(const Matrix& m, int tokens, int rows) {
-    const i64 first = warp_number() / ((tokens + TOKENS - 1) / TOKENS) * ROWS, row_bytes = i64(m.columns) * Weights::BYTES;
-    prefetch_weights(m.weights + first * row_bytes, (first + ROWS < rows ? ROWS : rows - first) * row_bytes);
-}
-
 #define MATMUL_OF(name, Weights, ROWS, TOKENS, AHEAD)                                                                  \
     extern "C" __global__ void name(const float* x, int x_stride, const u8* weights, const float* bias, float* y,      \
                                     int y_stride, int tokens, int rows, int columns) {                                 \
         const Matrix matrix = {weights, columns};                                                                      \
-        prefetch_rows<Weights, ROWS, TOKENS>(matrix, tokens, rows);                                                    \
-        wait_for_previous();                                                                                           \
         matmul<Weights, ROWS, TOKENS, AHEAD>(x, x_stride, 1, matrix, bias, y, y_stride, tokens, rows);                 \
     }
 

@@ -141,10 +141,9 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
         const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
         activations[t] = x + (token / sharing * stretches + begin / STRETCH) * BYTES;
     }
-    float sums[ROWS][TOKENS] = {};
-    for (int tile = begin; tile < m.row_bytes; tile += AHEAD * ROUND) {
-        Piece<WORDS> pieces[AHEAD][ROWS];
-        float scales[AHEAD][ROWS];
+    float sums[ROWS][TOKENS] = {}, scales[AHEAD][ROWS];
+    Piece<WORDS> pieces[AHEAD][ROWS];
+    const auto read_ahead = [&](int tile) {
 #pragma unroll  // or what is ahead would not be in registers
         for (int a = 0; a < AHEAD; ++a)
             for (int r = 0; r < ROWS; ++r) {
@@ -153,6 +152,11 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
                 read_piece_once(m.codes + row_of(r) * m.row_bytes + at, pieces[a][r]);
                 scales[a][r] = m.scales[row_of(r) * m.blocks + (at >> m.block_shift)];
             }
+    };
+    read_ahead(begin);  // weights are there before what they are multiplied by
+    wait_for_previous();
+    for (int tile = begin; tile < m.row_bytes; tile += AHEAD * ROUND) {
+        if (tile > begin) read_ahead(tile);
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const int at = tile + a * ROUND;
@@ -204,10 +208,6 @@ constexpr int AHEAD_OF_ONE = 2;
     extern "C" __global__ void name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, \
                                     const float* bias, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
                                     int block_shift, int blocks) {                                                     \
-        constexpr int WARP_ROWS = WARP / PARTS * ROWS;                                                                 \
-        const i64 first = warp_number() / ((tokens + TOKENS - 1) / TOKENS) * WARP_ROWS, left = rows - first;           \
-        prefetch_weights(codes + first * row_bytes, (left < WARP_ROWS ? left : WARP_ROWS) * row_bytes);                \
-        wait_for_previous();                                                                                           \
         products<BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD>(                                                             \
             x, stretches, 1, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows); \
     }

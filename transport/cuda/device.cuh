@@ -31,14 +31,13 @@ __device__ inline uint4 read_once(const void* from) {
     return value;
 }
 
-// Whether kernels can begin before the one before is done: since Hopper.
-constexpr bool BEGINS_EARLY = __CUDA_ARCH__ >= 900;
-
-// Lets the kernel behind this one begin as far as it can, and waits until the one before it is done and its results are seen.
-// A kernel that is launched `early` calls it before it reads or writes what other kernels write or read.
+// Waits until the kernel before this one is done and its results are seen, then lets the one behind begin as far as it can. A
+// kernel that is launched `early` calls it before it reads or writes what other kernels write or read. Not the other way
+// around: kernels would wait in a long row, and have the registers of those that compute. Before Hopper a kernel only begins
+// when the one before it is done.
 __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" : : : "memory");
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" : : : "memory");
 #endif
 }
 
