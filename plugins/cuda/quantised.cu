@@ -15,8 +15,10 @@ constexpr float MAGIC_VALUE = 12582912.f;
 
 // Bytes of a token's stretch: a scale and a first sum of each short piece, or twice of each piece, and codes. Of 4-bit
 // weights the even elements come before its odd ones, as their codes are the lower and the upper halves of bytes. For tiles
-// (tiles.cu) what long pieces have comes once, and words of codes are in the order of the threads that have them.
+// (tiles.cu) the stretches of 8 tokens are one: their scales of each piece, their first sums, and words of codes in the order
+// of a warp's threads that have them, four words of each.
 constexpr int HEAD_BYTES = 2 * 4 * SHORT_PIECES;
+constexpr int TILE_TOKENS = 8;
 __device__ constexpr int stretch_bytes(int bits) { return HEAD_BYTES + STRETCH * (8 / bits); }
 
 // Quantises rows, f32[tokens, columns], for products, by tiles or not, to `stretches` of each token. 16 threads have a block of
@@ -64,14 +66,20 @@ __device__ void quantise(const RowSource& source, u8* to, int columns, int block
         const float other = __shfl_xor_sync(0xFFFFFFFF, sum, 2);
         if (threads > 2) sum += other;
         if (!there) continue;
-        u8* out = to + (token * stretches + first + s) * BYTES;
-        u32* codes = reinterpret_cast<u32*>(out + HEAD_BYTES);
-        for (int word = 0; word < 8 / BITS; ++word)
-            codes[TILES ? (part % 4 * 4 + part / 4) * (8 / BITS) + word : word * PARTS + part] = words[word];
+        constexpr int TOGETHER = TILES ? TILE_TOKENS : 1;  // tokens whose stretches are one
+        const int own = int(token % TOGETHER);
+        u8* out = to + (token / TOGETHER * stretches + first + s) * (TOGETHER * BYTES);
+        u32* codes = reinterpret_cast<u32*>(out + TOGETHER * HEAD_BYTES);
+        for (int word = 0; word < 8 / BITS; ++word) {
+            const int of_a_thread = part / 4 * (8 / BITS) + word;
+            codes[TILES ? (of_a_thread / 4 * WARP + own * 4 + part % 4) * 4 + of_a_thread % 4 : word * PARTS + part] =
+                words[word];
+        }
         const int of_a_piece = TILES && threads > 2 ? 4 : 2;
         if (part % of_a_piece) continue;
-        reinterpret_cast<float*>(out)[part / of_a_piece] = by.scale;
-        reinterpret_cast<int*>(out)[SHORT_PIECES + part / of_a_piece] = -int(sum);
+        const int piece = part / of_a_piece;
+        reinterpret_cast<float*>(out)[piece * TOGETHER + own] = by.scale;
+        reinterpret_cast<int*>(out)[(SHORT_PIECES + piece) * TOGETHER + own] = -int(sum);
     }
 }
 

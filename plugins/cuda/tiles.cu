@@ -3,124 +3,146 @@
 // exact integers, and those of a result become one of its 16 float sums piece by piece.
 //
 // A warp has every fourth stretch of its rows (every second where pieces are short), and of its results the sums of four
-// (eight) parts, so a block's four warps read 256 neighbouring bytes of each row. What they read of codes and scales goes to
-// memory that they share, several stretches ahead; activations are found in the first cache, as all blocks of a
-// multiprocessor read the same. At the end the warps of the same results add up their sums, in the order of `products`.
+// (eight) parts, so a block's four warps read 256 neighbouring bytes of each row. Codes go to shared memory, several
+// stretches ahead, each warp's to its own. Activations are read a tile of tokens ahead, as they lie in the order of the
+// threads that have them: from the first cache, as all blocks of a multiprocessor read the same. At the end all warps
+// of a result's sums add up a part of the results, in the order of `products`.
 
-constexpr int TILE_ROWS = 16, TILE_TOKENS = 8;
+constexpr int TILE_ROWS = 16;
 constexpr int BLOCK_WARPS = 4;
+constexpr int STAGES = 4;  // stretches of codes under way
 constexpr int UNIT = 16, UNITS = STRETCH / UNIT;  // bytes of a row that a tile has at a time, and how many a stretch has
-constexpr int ROW_WORDS = STRETCH / 4 + 4;        // of a row of codes in shared memory: no two rows begin in the same bank
 constexpr int PANEL = 256;                        // blocks of rows that all tokens have before others: caches hold their codes
 
-// What a kernel is made for: the bits of weights, whether pieces are short and zeros given, and the tiles of a warp.
-template <int BITS_, bool SHORT_, bool ZEROS_, int ROW_TILES_, int TOKEN_TILES_>
+// What a kernel is made for: the bits of weights, the scales of a row's stretch, whether zeros are given, the tiles of a warp.
+// There are 8 scales where pieces are short, 1 where no block is shorter than a stretch, else 4, of which some may be equal.
+template <int BITS_, int SCALES_, bool ZEROS_, int ROW_TILES_, int TOKEN_TILES_>
 struct TileShape {
-    static constexpr int BITS = BITS_, ROW_TILES = ROW_TILES_, TOKEN_TILES = TOKEN_TILES_;
-    static constexpr bool SHORT = SHORT_, ZEROS = ZEROS_;
+    static constexpr int BITS = BITS_, SCALES = SCALES_, ROW_TILES = ROW_TILES_, TOKEN_TILES = TOKEN_TILES_;
+    static constexpr bool ZEROS = ZEROS_, SHORT = SCALES == SHORT_PIECES;
     static constexpr int SUBS = 8 / BITS;                           // words of activations for a word of codes
     static constexpr int PIECES = SHORT ? 8 : 4;                    // of a stretch
     static constexpr int CLASSES = PARTS / PIECES;                  // of stretches: a warp has those of one
     static constexpr int ROWS = ROW_TILES * TILE_ROWS;              // of a warp
     static constexpr int TOKENS = TOKEN_TILES * TILE_TOKENS;        // of a block
     static constexpr int BLOCK_ROWS = ROWS * BLOCK_WARPS / CLASSES;
-    static constexpr int STAGES = ROW_TILES == 1 ? 4 : 3;           // stretches under way
-    static constexpr int SUMS = ROW_TILES * TOKEN_TILES * PIECES * 4;  // of a thread
+    static constexpr int TILE_BYTES = TILE_TOKENS * stretch_bytes(BITS);  // of the activations of a tile's stretch
     static constexpr bool FIRSTS = BITS == 8 && ZEROS;  // a code less its zero is no byte, but a code less 128 is
     // Codes of 4 bits less 8 are multiplied by 16: so they need not be moved within their bytes.
     static constexpr bool SIXTEENFOLD = BITS == 4 && !ZEROS;
 };
 
-// A stretch of a warp's rows, on its way.
-template <class Shape>
+// A stretch of a warp's codes. Units are mixed so that neither whole rows nor a unit of 8 rows are in the same banks.
+template <int ROWS>
 struct alignas(16) Stage {
-    u32 codes[Shape::ROWS][ROW_WORDS];
-    float scales[Shape::ROWS][Shape::PIECES];
+    u32 codes[ROWS][STRETCH / 4];
+
+    __device__ u32* at(int row, int unit) { return &codes[row][(unit ^ row / 2 % UNITS) * (UNIT / 4)]; }
+    __device__ const u32* at(int row, int unit) const { return &codes[row][(unit ^ row / 2 % UNITS) * (UNIT / 4)]; }
 };
 
-template <class Shape>
+template <int ROWS, int PIECES>
 union TileMemory {
-    Stage<Shape> stages[BLOCK_WARPS][Shape::STAGES];
-    float sums[BLOCK_WARPS / 2][Shape::SUMS][WARP];  // those of warps that are done
+    Stage<ROWS> stages[BLOCK_WARPS][STAGES];
+    float sums[2][BLOCK_WARPS][4][WARP][PIECES];  // of a tile's results, and of the tile before
 };
 
-// What a thread has of a stretch of the tokens' activations. There is memory for whole tiles of tokens, whatever lies there.
+// What a thread has of a tile of tokens in a stretch. There is memory for whole tiles, whatever lies there.
 template <class Shape>
 struct Activations {
-    u32 words[Shape::TOKEN_TILES][UNITS * Shape::SUBS];
-    float scales[Shape::TOKEN_TILES][2][Shape::PIECES];
-    float firsts[Shape::TOKEN_TILES][2][Shape::PIECES];  // the bits of integers
+    u32 words[UNITS * Shape::SUBS];
+    float scales[Shape::SCALES][2];
+    int firsts[Shape::PIECES][2];
 
-    // `x` is the stretch of the block's first token; `next` bytes on is that of the next one.
-    __device__ void read(const u8* x, int next) {
-        const int lane = threadIdx.x % WARP, group = lane / 4, member = lane % 4;
-        const u8* codes = x + group * next + HEAD_BYTES + member * (UNITS * Shape::SUBS * 4);
-        const u8* heads = x + 2 * member * next;
+    __device__ void read(const u8* x) {
+        const int lane = threadIdx.x % WARP;
 #pragma unroll
-        for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
+        for (int i = 0; i < UNITS * Shape::SUBS; i += 4) {
+            const uint4 four = reinterpret_cast<const uint4*>(x + TILE_TOKENS * HEAD_BYTES)[i / 4 * WARP + lane];
+            words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
+        }
+        const uint2* heads = reinterpret_cast<const uint2*>(x) + lane % 4;  // two tokens' scale, for each piece
 #pragma unroll
-            for (int i = 0; i < UNITS * Shape::SUBS; i += 4) {
-                const uint4 four = *reinterpret_cast<const uint4*>(codes + n * TILE_TOKENS * next + 4 * i);
-                words[n][i] = four.x, words[n][i + 1] = four.y, words[n][i + 2] = four.z, words[n][i + 3] = four.w;
-            }
+        for (int piece = 0; piece < Shape::SCALES; ++piece) {
+            const uint2 two = heads[piece * TILE_TOKENS / 2];
+            scales[piece][0] = __uint_as_float(two.x), scales[piece][1] = __uint_as_float(two.y);
+        }
 #pragma unroll
-            for (int own = 0; own < 2; ++own) {
-                const float* head = reinterpret_cast<const float*>(heads + (n * TILE_TOKENS + own) * next);
-                read_run<Shape::PIECES>(head, scales[n][own]);
-                if (Shape::FIRSTS) read_run<Shape::PIECES>(head + SHORT_PIECES, firsts[n][own]);
-            }
+        for (int piece = 0; Shape::FIRSTS && piece < Shape::PIECES; ++piece) {
+            const uint2 two = heads[(SHORT_PIECES + piece) * TILE_TOKENS / 2];
+            firsts[piece][0] = int(two.x), firsts[piece][1] = int(two.y);
         }
     }
 };
 
-// Begins to copy a stretch of a warp's rows: zeros behind the end of a row, and the last row where there are no more.
+// The rows of a warp, and where they are: from the first one of its block on.
+struct TileRows {
+    Codes codes;
+    int first, count;  // of the warp's first row, and of all rows from the block's on
+    int first_zero;    // in the first byte of zeros
+
+    // The last row where there are no more.
+    __device__ int existing(int row) const { return first + row < count ? first + row : count - 1; }
+};
+
+// Begins to copy a stretch of a warp's codes: zeros behind the end of a row.
 template <class Shape>
-__device__ void fetch(Stage<Shape>& stage, const Codes& m, int first_row, int rows, int stretch) {
-    constexpr int PIECE = STRETCH / Shape::PIECES, STEP = WARP / Shape::PIECES;
-    const int lane = threadIdx.x % WARP, piece = lane % Shape::PIECES, at = stretch * STRETCH + piece * PIECE;
-    const bool there = at < m.row_bytes;
+__device__ void fetch(Stage<Shape::ROWS>& stage, const TileRows& rows, int stretch) {
+    constexpr int COPY = STRETCH / Shape::PIECES, COPIES = Shape::PIECES;  // bytes, and how many a row has
+    const int lane = threadIdx.x % WARP, byte = lane % COPIES * COPY, at = stretch * STRETCH + byte;
+    const bool there = at < rows.codes.row_bytes;
 #pragma unroll
-    for (int i = 0; i < Shape::ROWS; i += STEP) {
-        const int row = i + lane / Shape::PIECES, own = first_row + row < rows ? first_row + row : rows - 1;
-        const int from = own * m.row_bytes + (there ? at : 0);
-        copy_async<PIECE>(&stage.codes[row][piece * (PIECE / 4)], m.codes + from, there);
-        copy_async<4>(&stage.scales[row][piece], m.scales + (from >> m.block_shift), there);
+    for (int i = 0; i < Shape::ROWS; i += WARP / COPIES) {
+        const int row = i + lane / COPIES, from = rows.existing(row) * rows.codes.row_bytes + (there ? at : 0);
+        copy_async<COPY>(stage.at(row, byte / UNIT) + byte % UNIT / 4, rows.codes.codes + from, there);
     }
 }
 
-// The zeros that a thread needs of a stretch: of each row, a byte for each unit.
+// The scales and zeros of a warp's rows in a stretch. Of the four threads with the same rows, each has every fourth piece's.
 template <class Shape>
-struct Zeros {
-    u32 bytes[Shape::ROW_TILES][2];
+struct Blocks {
+    static constexpr int OWN = Shape::PIECES / 4;
+    float scales[Shape::ROW_TILES][2][OWN];
+    u32 zeros[Shape::ROW_TILES][2][OWN];
 
-    // `first` is the number of the first row's first block in `m.zeros`.
-    __device__ void read(const Codes& m, int first, int first_row, int rows, int stretch) {
-        if (!Shape::SHORT && 1 << m.block_shift >= STRETCH) {
-            read_units<1>(m, first, first_row, rows, stretch);
-        } else {
-            read_units<UNITS>(m, first, first_row, rows, stretch);
-        }
-    }
-
-    // Where the first COUNT units have one each, and the others that of the first.
-    template <int COUNT>
-    __device__ void read_units(const Codes& m, int first, int first_row, int rows, int stretch) {
+    __device__ void read(const TileRows& rows, int stretch) {
+        const Codes& m = rows.codes;
         const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int i = 0; i < Shape::ROW_TILES; ++i)
 #pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = first_row + i * TILE_ROWS + half * 8 + lane / 4, own = row < rows ? row : rows - 1;
-                bytes[i][half] = 0;
+            for (int half = 0; half < 2; ++half)
 #pragma unroll
-                for (int unit = 0; unit < COUNT; ++unit) {
-                    const int at = stretch * STRETCH + unit * UNIT + (Shape::SHORT ? lane % 4 / 2 * 8 : 0);
-                    const int block = first + (own * m.row_bytes + (at < m.row_bytes ? at : 0) >> m.block_shift);
-                    const u32 zero = Shape::BITS == 4 ? m.zeros[block / 2] >> 4 * (block % 2) & 0xF : m.zeros[block];
-                    bytes[i][half] |= zero << 8 * unit;
+                for (int own = 0; own < OWN; ++own) {
+                    const int row = rows.existing(i * TILE_ROWS + half * 8 + lane / 4);
+                    const int at = stretch * STRETCH + (own * 4 + lane % 4) * (STRETCH / Shape::PIECES);
+                    const bool there = Shape::SCALES == 1 || at < m.row_bytes;
+                    const int block = row * m.row_bytes + (there ? at : 0) >> m.block_shift;
+                    scales[i][half][own] = there ? m.scales[block] : 0;
+                    if (!Shape::ZEROS) continue;
+                    const int number = rows.first_zero + block;
+                    zeros[i][half][own] = Shape::BITS == 4 ? m.zeros[number / 2] >> 4 * (number % 2) & 0xF : m.zeros[number];
                 }
-                if (COUNT == 1) bytes[i][half] *= 0x01010101;
-            }
+    }
+
+    __device__ float scale(int i, int half, int piece) const {
+        const float own = scales[i][half][piece / 4];
+        return Shape::SCALES == 1 ? own : __shfl_sync(0xFFFFFFFF, own, threadIdx.x % WARP / 4 * 4 + piece % 4);
+    }
+
+    // Of each unit, a byte: where pieces are short, that of the one which the thread has codes of.
+    __device__ u32 zeros_of(int i, int half) const {
+        if (Shape::SCALES == 1) return zeros[i][half][0] * 0x01010101;
+        const int member = threadIdx.x % 4;
+        u32 all[OWN];
+#pragma unroll
+        for (int own = 0; own < OWN; ++own) {
+            u32 bytes = zeros[i][half][own] << 8 * member;
+            for (int distance = 1; distance < 4; distance *= 2)
+                bytes |= __float_as_uint(__shfl_xor_sync(0xFFFFFFFF, __uint_as_float(bytes), distance));
+            all[own] = bytes;
+        }
+        return Shape::SHORT ? __byte_perm(all[0], all[OWN - 1], member / 2 ? 0x7531 : 0x6420) : all[0];
     }
 };
 
@@ -136,65 +158,100 @@ __device__ inline u32 signed_codes(u32 word, bool upper, u32 zeros) {
     return (((upper ? word >> 4 : word) & 0x0F0F0F0F | 0x80808080) - zeros) ^ 0x80808080;
 }
 
-// Adds a stretch to the sums of a warp's results. What is behind the end of a row adds 0 by scales of 0.
+// What a thread multiplies all tokens by in a stretch.
 template <class Shape>
-__device__ void multiply_stretch(float (&sums)[Shape::ROW_TILES][Shape::TOKEN_TILES][Shape::PIECES][4],
-                                 const Stage<Shape>& stage, const Activations<Shape>& x, const Zeros<Shape>& zeros) {
-    constexpr int HALVES = Shape::SHORT ? 2 : 1, SUBS = Shape::SUBS;
-    const int lane = threadIdx.x % WARP, group = lane / 4, member = lane % 4;
-#pragma unroll
-    for (int unit = 0; unit < UNITS; ++unit)
+struct Factors {
+    u32 codes[Shape::ROW_TILES][UNITS][2 * Shape::SUBS];
+    float scales[Shape::ROW_TILES][2][Shape::SCALES];
+    u32 zeros[Shape::ROW_TILES][2];
+
+    __device__ Factors(const Stage<Shape::ROWS>& stage, const Blocks<Shape>& blocks) {
+        const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int i = 0; i < Shape::ROW_TILES; ++i) {
-            u32 a[2 * SUBS];
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const u32 word = stage.codes[i * TILE_ROWS + half * 8 + group][unit * 4 + member];
-                const u32 own = Shape::ZEROS ? __byte_perm(zeros.bytes[i][half], 0, 0x1111 * unit) : 0;
+                zeros[i][half] = Shape::ZEROS ? blocks.zeros_of(i, half) : 0;
 #pragma unroll
-                for (int sub = 0; sub < SUBS; ++sub) a[2 * sub + half] = signed_codes<Shape>(word, sub > 0, own);
+                for (int piece = 0; piece < Shape::SCALES; ++piece) scales[i][half][piece] = blocks.scale(i, half, piece);
             }
 #pragma unroll
-            for (int part = 0; part < HALVES; ++part) {
-                const int piece = unit * HALVES + part, row = i * TILE_ROWS + group;
-                const float scales[2] = {stage.scales[row][piece], stage.scales[row + 8][piece]};
-                u32 own[2 * SUBS];
+            for (int pair = 0; pair < UNITS; pair += 2) {
+                u32 words[4];  // rows g and g + 8 of a unit, then of the next one
+                read_tiles(words, stage.at(i * TILE_ROWS + lane % 16, pair + lane / 16));
 #pragma unroll
-                for (int word = 0; word < 2 * SUBS; ++word) own[word] = !Shape::SHORT || member / 2 == part ? a[word] : 0;
+                for (int word = 0; word < 4; ++word) {
+                    const int unit = pair + word / 2, half = word % 2;
+                    const u32 own = Shape::ZEROS ? __byte_perm(zeros[i][half], 0, 0x1111 * unit) : 0;
 #pragma unroll
-                for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
-                    u32 b[SUBS];
-#pragma unroll
-                    for (int sub = 0; sub < SUBS; ++sub) b[sub] = x.words[n][unit * SUBS + sub];
-                    int begin[4], exact[4];
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) {
-                        begin[c] = MAGIC;
-                        if constexpr (Shape::FIRSTS) {
-                            const int zero = int(zeros.bytes[i][c / 2] >> 8 * unit & 0xFF) - 128;
-                            begin[c] += int(__float_as_uint(x.firsts[n][c % 2][piece])) * zero;
-                        }
-                    }
-                    multiply_tiles<SUBS>(exact, own, b, begin);
-#pragma unroll
-                    for (int c = 0; c < 4; ++c) {
-                        const float shifted = __uint_as_float(u32(exact[c]));
-                        const float number = Shape::SIXTEENFOLD ? fmaf(shifted, 1.f / 16, -MAGIC_VALUE / 16)
-                                                                : shifted - MAGIC_VALUE;
-                        sums[i][n][piece][c] =
-                            fmaf(number, scales[c / 2] * x.scales[n][c % 2][piece], sums[i][n][piece][c]);
-                    }
+                    for (int sub = 0; sub < Shape::SUBS; ++sub)
+                        codes[i][unit][2 * sub + half] = signed_codes<Shape>(words[word], sub > 0, own);
                 }
             }
         }
+    }
+};
+
+// Adds a stretch to the sums of a warp's results of a tile of tokens. What is behind the end of a row adds 0 by scales of 0.
+template <class Shape>
+__device__ void multiply_stretch(float (&sums)[Shape::ROW_TILES][4][Shape::PIECES], const Factors<Shape>& by,
+                                 const Activations<Shape>& x) {
+    constexpr int SUBS = Shape::SUBS, PIECES = Shape::PIECES, OF_A_SCALE = PIECES / Shape::SCALES;
+    const int member = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < Shape::ROW_TILES; ++i) {
+        float scales[4];
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+            const int unit = piece * UNITS / PIECES;
+            u32 a[2 * SUBS], b[SUBS];
+#pragma unroll
+            for (int word = 0; word < 2 * SUBS; ++word)
+                a[word] = !Shape::SHORT || member / 2 == piece % 2 ? by.codes[i][unit][word] : 0;
+#pragma unroll
+            for (int sub = 0; sub < SUBS; ++sub) b[sub] = x.words[unit * SUBS + sub];
+            int begin[4], exact[4];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                begin[c] = MAGIC;
+                if (Shape::FIRSTS) begin[c] += x.firsts[piece][c % 2] * (int(by.zeros[i][c / 2] >> 8 * unit & 0xFF) - 128);
+            }
+            multiply_tiles<SUBS>(exact, a, b, begin);
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                if (piece % OF_A_SCALE == 0)
+                    scales[c] = by.scales[i][c / 2][piece / OF_A_SCALE] * x.scales[piece / OF_A_SCALE][c % 2];
+                const float shifted = __uint_as_float(u32(exact[c]));
+                const float number =
+                    Shape::SIXTEENFOLD ? fmaf(shifted, 1.f / 16, -MAGIC_VALUE / 16) : shifted - MAGIC_VALUE;
+                sums[i][c][piece] = fmaf(number, scales[c], sums[i][c][piece]);
+            }
+        }
+    }
+}
+
+// The sum of a result's 16, of which each class of stretches has some.
+template <int CLASSES, int PIECES>
+__device__ inline float total(float (&sums)[CLASSES][PIECES]) {
+#pragma unroll
+    for (int half = CLASSES / 2; half; half /= 2)
+#pragma unroll
+        for (int each = 0; each < half; ++each)
+#pragma unroll
+            for (int piece = 0; piece < PIECES; ++piece) sums[each][piece] += sums[each + half][piece];
+#pragma unroll
+    for (int half = PIECES / 2; half; half /= 2)
+#pragma unroll
+        for (int piece = 0; piece < half; ++piece) sums[0][piece] += sums[0][piece + half];
+    return sums[0][0];
 }
 
 // y[tokens, rows] of tokens that were quantised for tiles.
 template <class Shape>
-__device__ void tile_products(const u8* x, int stretches, Codes m, const float* bias, float* y, int y_stride, int tokens,
-                              int rows) {
-    constexpr int CLASSES = Shape::CLASSES, STAGES = Shape::STAGES, BYTES = stretch_bytes(Shape::BITS);
-    TileMemory<Shape>& memory = shared_memory<TileMemory<Shape>>();
+__device__ void tile_products(const u8* x, int stretches, const Codes& m, const float* bias, float* y, int y_stride,
+                              int tokens, int rows) {
+    constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES;
+    auto& memory = shared_memory<TileMemory<Shape::ROWS, PIECES>>();
     const int warp = threadIdx.x / WARP, of_class = warp % CLASSES, lane = threadIdx.x % WARP;
     const int rows_before = CLASSES == BLOCK_WARPS ? 0 : warp / CLASSES;  // warps of the block that have other rows
     // Blocks of a panel of rows: all rows of some tokens, then of the next ones.
@@ -205,97 +262,104 @@ __device__ void tile_products(const u8* x, int stretches, Codes m, const float* 
     // From here on, rows and tokens are counted from the block's first ones.
     const i64 skipped_rows = i64(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS;
     const i64 skipped_tokens = i64(in_panel / wide) * Shape::TOKENS, first_block = skipped_rows * m.blocks;
-    m.codes += skipped_rows * m.row_bytes, m.scales += first_block, m.zeros += first_block / (8 / Shape::BITS);
-    rows -= int(skipped_rows);
-    x += skipped_tokens * stretches * BYTES, tokens -= int(skipped_tokens);
+    const Codes codes = {m.codes + skipped_rows * m.row_bytes, m.scales + first_block, m.zeros + first_block / Shape::SUBS,
+                         m.row_bytes, m.block_shift, m.blocks};
+    rows -= int(skipped_rows), tokens -= int(skipped_tokens);
     y += skipped_tokens * y_stride + skipped_rows;
-    const int first_row = rows_before * Shape::ROWS, next_token = stretches * BYTES;
-    const int first_zero = int(first_block % (8 / Shape::BITS));  // in the first byte of zeros
+    x += skipped_tokens * stretches * stretch_bytes(Shape::BITS);
+    const TileRows own = {codes, rows_before * Shape::ROWS, rows, int(first_block % Shape::SUBS)};
 
-    float sums[Shape::ROW_TILES][Shape::TOKEN_TILES][Shape::PIECES][4] = {};
-    Stage<Shape>(&stages)[STAGES] = memory.stages[warp];
+    float sums[Shape::TOKEN_TILES][Shape::ROW_TILES][4][PIECES] = {};
+    Stage<Shape::ROWS>(&stages)[STAGES] = memory.stages[warp];
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        if (of_class + i * CLASSES < stretches) fetch<Shape>(stages[i], m, first_row, rows, of_class + i * CLASSES);
+        if (of_class + i * CLASSES < stretches) fetch<Shape>(stages[i], own, of_class + i * CLASSES);
         commit_copies();
     }
-    // Few tokens are a stretch ahead; for more there are no registers.
-    constexpr bool AHEAD = Shape::TOKEN_TILES <= 2;
     Activations<Shape> now;
-    if (AHEAD && of_class < stretches) now.read(x + of_class * BYTES, next_token);
+    Blocks<Shape> blocks;
+    if (of_class < stretches) now.read(x + of_class * Shape::TILE_BYTES), blocks.read(own, of_class);
     int stage = 0;
     for (int stretch = of_class; stretch < stretches; stretch += CLASSES) {
-        Activations<Shape> next;
-        Zeros<Shape> zeros;
-        if (Shape::ZEROS) zeros.read(m, first_zero, first_row, rows, stretch);
-        if (AHEAD) next.read(x + (stretch + CLASSES < stretches ? stretch + CLASSES : stretch) * BYTES, next_token);
         wait_for_copies<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and the stage before is read
         const int ahead = stretch + (STAGES - 1) * CLASSES;
-        if (ahead < stretches) fetch<Shape>(stages[stage ? stage - 1 : STAGES - 1], m, first_row, rows, ahead);
+        if (ahead < stretches) fetch<Shape>(stages[(stage + STAGES - 1) % STAGES], own, ahead);
         commit_copies();
-        if (!AHEAD) now.read(x + stretch * BYTES, next_token);
-        multiply_stretch<Shape>(sums, stages[stage], now, zeros);
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-        if (AHEAD) now = next;
+        const Factors<Shape> factors(stages[stage], blocks);
+        const int next = stretch + CLASSES < stretches ? stretch + CLASSES : stretch;
+        blocks.read(own, next);
+#pragma unroll
+        for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
+            const bool last = n == Shape::TOKEN_TILES - 1;
+            Activations<Shape> soon;
+            soon.read(x + (last ? next : (n + 1) * stretches + stretch) * Shape::TILE_BYTES);
+            multiply_stretch<Shape>(sums[n], factors, now);
+            now = soon;
+        }
+        stage = (stage + 1) % STAGES;
     }
 
-    float* all = &sums[0][0][0][0];
-    for (int half = CLASSES / 2; half; half /= 2) {
-        const int slot = of_class % half + rows_before;
-        __syncthreads();  // nobody reads what is overwritten
-        if (of_class >= half && of_class < 2 * half)
+    __syncthreads();  // nobody reads codes any more
 #pragma unroll
-            for (int i = 0; i < Shape::SUMS; ++i) memory.sums[slot][i][lane] = all[i];
-        __syncthreads();
-        if (of_class < half)
+    for (int n = 0; n < Shape::TOKEN_TILES; ++n)
 #pragma unroll
-            for (int i = 0; i < Shape::SUMS; ++i) all[i] += memory.sums[slot][i][lane];
-    }
-    if (of_class) return;
+        for (int i = 0; i < Shape::ROW_TILES; ++i) {
+            auto& all = memory.sums[(n * Shape::ROW_TILES + i) % 2];
 #pragma unroll
-    for (int i = 0; i < Shape::ROW_TILES; ++i)
+            for (int c = 0; c < 4; ++c)
 #pragma unroll
-        for (int n = 0; n < Shape::TOKEN_TILES; ++n)
+                for (int p = 0; p < PIECES; p += 4) {
+                    const float* four = &sums[n][i][c][p];
+                    *reinterpret_cast<float4*>(&all[warp][c][lane][p]) = {four[0], four[1], four[2], four[3]};
+                }
+            __syncthreads();
 #pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                float(&parts)[Shape::PIECES][4] = sums[i][n];
+            for (int each = 0; each < 4 / CLASSES; ++each) {
+                const int c = of_class * (4 / CLASSES) + each;
+                float parts[CLASSES][PIECES];
 #pragma unroll
-                for (int distance = Shape::PIECES / 2; distance; distance /= 2)
-#pragma unroll
-                    for (int piece = 0; piece < distance; ++piece) parts[piece][c] += parts[piece + distance][c];
-                const int row = first_row + i * TILE_ROWS + c / 2 * 8 + lane / 4;
+                for (int other = 0; other < CLASSES; ++other)
+                    read_run<PIECES>(all[warp - of_class + other][c][lane], parts[other]);
+                const int row = own.first + i * TILE_ROWS + c / 2 * 8 + lane / 4;
                 const int token = n * TILE_TOKENS + lane % 4 * 2 + c % 2;
                 if (row < rows && token < tokens)
-                    y[i64(token) * y_stride + row] = parts[0][c] + (bias ? bias[skipped_rows + row] : 0.f);
+                    y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[skipped_rows + row] : 0.f);
             }
+        }
 }
 
-#define TILE_PRODUCTS_OF(name, BITS, SHORT, ZEROS, ROW_TILES, TOKEN_TILES)                                             \
-    extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * WARP, 2)                                                   \
+// For at least BLOCKS blocks on a multiprocessor.
+#define TILE_PRODUCTS_OF(name, BITS, SHORT, ZEROS, ROW_TILES, TOKEN_TILES, BLOCKS)                                     \
+    extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * WARP, BLOCKS)                                           \
         name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, const float* bias,     \
              float* y, int y_stride, int tokens, int rows, int row_bytes, int block_shift, int blocks) {               \
-        wait_for_previous();                                                                                           \
-        tile_products<TileShape<BITS, SHORT, ZEROS, ROW_TILES, TOKEN_TILES>>(                                          \
-            x, stretches, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows);    \
+        const Codes matrix = {codes, scales, zeros, row_bytes, block_shift, blocks};                                   \
+        if (!SHORT && 1 << block_shift >= STRETCH) {                                                                   \
+            tile_products<TileShape<BITS, SHORT ? 8 : 1, ZEROS, ROW_TILES, TOKEN_TILES>>(x, stretches, matrix, bias, y,  \
+                                                                                       y_stride, tokens, rows);        \
+        } else {                                                                                                       \
+            tile_products<TileShape<BITS, SHORT ? 8 : 4, ZEROS, ROW_TILES, TOKEN_TILES>>(x, stretches, matrix, bias, y,  \
+                                                                                       y_stride, tokens, rows);        \
+        }                                                                                                              \
     }
 
 // By the bits of weights, whether pieces are short and zeros given; then by the rows and tokens of a warp, as many as there
 // are registers for.
-#define TILE_PRODUCTS(name, BITS, SHORT, ZEROS)                                                                        \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, SHORT, ZEROS, 1, 1)                                                            \
-    TILE_PRODUCTS_OF(name##_16x16, BITS, SHORT, ZEROS, 1, 2)
+TILE_PRODUCTS_OF(products_int4_short_16x8, 4, true, false, 1, 1, 3)
+TILE_PRODUCTS_OF(products_int4_short_16x16, 4, true, false, 1, 2, 2)
+TILE_PRODUCTS_OF(products_int4_short_zeros_16x8, 4, true, true, 1, 1, 3)
+TILE_PRODUCTS_OF(products_int4_short_zeros_16x16, 4, true, true, 1, 2, 2)
 
-TILE_PRODUCTS(products_int4_short, 4, true, false)
-TILE_PRODUCTS(products_int4_short_zeros, 4, true, true)
-TILE_PRODUCTS(products_int4, 4, false, false)
-TILE_PRODUCTS(products_int4_zeros, 4, false, true)
-TILE_PRODUCTS(products_int8, 8, false, false)
-TILE_PRODUCTS(products_int8_zeros, 8, false, true)
-TILE_PRODUCTS_OF(products_int4_16x32, 4, false, false, 1, 4)
-TILE_PRODUCTS_OF(products_int4_zeros_16x32, 4, false, true, 1, 4)
-TILE_PRODUCTS_OF(products_int8_16x32, 8, false, false, 1, 4)
-TILE_PRODUCTS_OF(products_int8_zeros_16x32, 8, false, true, 1, 4)
-TILE_PRODUCTS_OF(products_int4_32x32, 4, false, false, 2, 4)
-TILE_PRODUCTS_OF(products_int4_zeros_32x32, 4, false, true, 2, 4)
-TILE_PRODUCTS_OF(products_int8_32x32, 8, false, false, 2, 4)
+#define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                         \
+    TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
+    TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
+
+TILE_PRODUCTS(products_int4, 4, false)
+TILE_PRODUCTS(products_int4_zeros, 4, true)
+TILE_PRODUCTS(products_int8, 8, false)
+TILE_PRODUCTS(products_int8_zeros, 8, true)
+TILE_PRODUCTS_OF(products_int4_32x32, 4, false, false, 2, 4, 2)
+TILE_PRODUCTS_OF(products_int4_zeros_32x32, 4, false, true, 2, 4, 2)
+TILE_PRODUCTS_OF(products_int8_32x32, 8, false, false, 2, 4, 2)

@@ -86,6 +86,15 @@ __device__ inline void wait_for_copies() {
 #endif
 }
 
+// Reads four tiles of 8 rows by 16 bytes from shared memory, by all threads of a warp. Lane l knows where row l % 8 of tile
+// l / 8 is, aligned to 16 bytes; lane 4 g + t gets of each tile bytes 4 t to 4 t + 3 of row g.
+__device__ inline void read_tiles(unsigned (&words)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(unsigned(__cvta_generic_to_shared(row)))
+                 : "memory");
+}
+
 #if __CUDA_ARCH__ < 800
 // sums = A B + sums, of A[8, 16] by B[16, 8]: Turing's.
 __device__ inline void multiply_small_tiles(int& first, int& second, unsigned a, unsigned b) {

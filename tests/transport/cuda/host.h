@@ -170,6 +170,18 @@ static void wait_for_copies() {
     groups.erase(groups.begin(), groups.begin() + done);
 }
 
+static void read_tiles(unsigned (&words)[4], const void* row) {
+    assert(std::uintptr_t(row) % 16 == 0);
+    const int lane = threadIdx.x % OF_A_WARP;
+    std::memcpy(own->told[own->meetings[lane] % 2][lane], &row, sizeof row);
+    const auto& rows = own->told[meet(lane)];
+    for (int tile = 0; tile < 4; ++tile) {
+        const unsigned* from;
+        std::memcpy(&from, rows[tile * 8 + lane / 4], sizeof from);
+        words[tile] = from[lane % 4];
+    }
+}
+
 // As PTX describes mma.m16n8k32 and mma.m16n8k16 of signed bytes: who has which elements of A, B and C, where k is WORDS * 16.
 // Lane 4 g + t has of A: rows g and g + 8 at columns 4 t.. to 4 t + 3, then the same 16 columns on; of B: rows 4 t to 4 t + 3 of
 // column g, then the same 16 rows on; of C: row g at columns 2 t and 2 t + 1, then row g + 8.
