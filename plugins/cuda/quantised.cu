@@ -15,10 +15,10 @@ constexpr float MAGIC_VALUE = 12582912.f;
 
 // Bytes of a token's stretch: a scale and a first sum of each short piece, or twice of each piece, and codes. Of 4-bit
 // weights the even elements come before its odd ones, as their codes are the lower and the upper halves of bytes. For tiles
-// (tiles.cu) the stretches of 8 tokens are one: their scales of each piece, their first sums, and words of codes in the order
-// of a warp's threads that have them, four words of each.
+// (tiles.cu) a stretch of 8 tokens is one: their scales of each piece, their first sums, and words of codes in the order of a
+// warp's threads that have them, four words of each. Those of 32 tokens follow each other.
 constexpr int HEAD_BYTES = 2 * 4 * SHORT_PIECES;
-constexpr int TILE_TOKENS = 8;
+constexpr int TILE_TOKENS = 8, GROUP_TOKENS = 32;
 __device__ constexpr int stretch_bytes(int bits) { return HEAD_BYTES + STRETCH * (8 / bits); }
 
 // Quantises rows, f32[tokens, columns], for products, by tiles or not, to `stretches` of each token. 16 threads have a block of
@@ -66,9 +66,9 @@ __device__ void quantise(const RowSource& source, u8* to, int columns, int block
         const float other = __shfl_xor_sync(0xFFFFFFFF, sum, 2);
         if (threads > 2) sum += other;
         if (!there) continue;
-        constexpr int TOGETHER = TILES ? TILE_TOKENS : 1;  // tokens whose stretches are one
-        const int own = int(token % TOGETHER);
-        u8* out = to + (token / TOGETHER * stretches + first + s) * (TOGETHER * BYTES);
+        constexpr int TOGETHER = TILES ? TILE_TOKENS : 1, GROUP = TILES ? GROUP_TOKENS : 1;
+        const int own = int(token % TOGETHER), before = int(token % GROUP) - own;
+        u8* out = to + ((token / GROUP * stretches + first + s) * GROUP + before) * BYTES;
         u32* codes = reinterpret_cast<u32*>(out + TOGETHER * HEAD_BYTES);
         for (int word = 0; word < 8 / BITS; ++word) {
             const int of_a_thread = part / 4 * (8 / BITS) + word;

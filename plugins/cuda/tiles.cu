@@ -75,28 +75,47 @@ struct Activations {
     }
 };
 
-// The rows of a warp, and where they are: from the first one of its block on.
-struct TileRows {
-    Codes codes;
-    int first, count;  // of the warp's first row, and of all rows from the block's on
-    int first_zero;    // in the first byte of zeros
-
-    // The last row where there are no more.
-    __device__ int existing(int row) const { return first + row < count ? first + row : count - 1; }
-};
-
-// Begins to copy a stretch of a warp's codes: zeros behind the end of a row.
+// A warp's rows: its last ones are the same one where there are no more.
 template <class Shape>
-__device__ void fetch(Stage<Shape::ROWS>& stage, const TileRows& rows, int stretch) {
-    constexpr int COPY = STRETCH / Shape::PIECES, COPIES = Shape::PIECES;  // bytes, and how many a row has
-    const int lane = threadIdx.x % WARP, byte = lane % COPIES * COPY, at = stretch * STRETCH + byte;
-    const bool there = at < rows.codes.row_bytes;
+struct TileRows {
+    static constexpr int COPIES = Shape::PIECES, COPY = STRETCH / COPIES;  // that a row's stretch takes, and their bytes
+    static constexpr int OWN = Shape::ROWS * COPIES / WARP;                // copies of a thread
+    const u8 *codes, *zeros;
+    const float* scales;
+    int row_bytes, block_shift;
+    int begins[OWN];                   // where the thread copies a stretch's codes from, of the first stretch
+    int blocks[Shape::ROW_TILES][2];  // the first ones of rows that it has results of
+
+    // `before` rows of `count` are other warps'; they may be all.
+    __device__ TileRows(const Codes& m, i64 before, int count) : row_bytes(m.row_bytes), block_shift(m.block_shift) {
+        const int lane = threadIdx.x % WARP, last = before < count ? int(count - before) - 1 : 0;
+        const i64 skipped = (before < count ? before : count - 1) * m.blocks, in_a_byte = skipped % Shape::SUBS;  // blocks; zeros begin with a byte
+        codes = m.codes + (before < count ? before : count - 1) * m.row_bytes, scales = m.scales + (skipped - in_a_byte), zeros = m.zeros + skipped / Shape::SUBS;
 #pragma unroll
-    for (int i = 0; i < Shape::ROWS; i += WARP / COPIES) {
-        const int row = i + lane / COPIES, from = rows.existing(row) * rows.codes.row_bytes + (there ? at : 0);
-        copy_async<COPY>(stage.at(row, byte / UNIT) + byte % UNIT / 4, rows.codes.codes + from, there);
+        for (int i = 0; i < OWN; ++i) {
+            const int row = i * (WARP / COPIES) + lane / COPIES;
+            begins[i] = (row < last ? row : last) * row_bytes + lane % COPIES * COPY;
+        }
+#pragma unroll
+        for (int i = 0; i < Shape::ROW_TILES; ++i)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = i * TILE_ROWS + half * 8 + lane / 4;
+                blocks[i][half] = int(in_a_byte) + (row < last ? row : last) * m.blocks;
+            }
     }
-}
+
+    // Begins to copy a stretch of codes: zeros behind the end of a row.
+    __device__ void fetch(Stage<Shape::ROWS>& stage, int stretch) const {
+        const int lane = threadIdx.x % WARP, byte = lane % COPIES * COPY;
+        const bool there = stretch * STRETCH + byte < row_bytes;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            u32* to = stage.at(i * (WARP / COPIES) + lane / COPIES, byte / UNIT) + byte % UNIT / 4;
+            copy_async<COPY>(to, codes + stretch * STRETCH + begins[i], there);
+        }
+    }
+};
 
 // The scales and zeros of a warp's rows in a stretch. Of the four threads with the same rows, each has every fourth piece's.
 template <class Shape>
@@ -105,8 +124,7 @@ struct Blocks {
     float scales[Shape::ROW_TILES][2][OWN];
     u32 zeros[Shape::ROW_TILES][2][OWN];
 
-    __device__ void read(const TileRows& rows, int stretch) {
-        const Codes& m = rows.codes;
+    __device__ void read(const TileRows<Shape>& rows, int stretch) {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int i = 0; i < Shape::ROW_TILES; ++i)
@@ -114,14 +132,13 @@ struct Blocks {
             for (int half = 0; half < 2; ++half)
 #pragma unroll
                 for (int own = 0; own < OWN; ++own) {
-                    const int row = rows.existing(i * TILE_ROWS + half * 8 + lane / 4);
                     const int at = stretch * STRETCH + (own * 4 + lane % 4) * (STRETCH / Shape::PIECES);
-                    const bool there = Shape::SCALES == 1 || at < m.row_bytes;
-                    const int block = row * m.row_bytes + (there ? at : 0) >> m.block_shift;
-                    scales[i][half][own] = there ? m.scales[block] : 0;
+                    const bool there = Shape::SCALES == 1 || at < rows.row_bytes;
+                    const int block = rows.blocks[i][half] + ((there ? at : 0) >> rows.block_shift);
+                    scales[i][half][own] = there ? rows.scales[block] : 0;
                     if (!Shape::ZEROS) continue;
-                    const int number = rows.first_zero + block;
-                    zeros[i][half][own] = Shape::BITS == 4 ? m.zeros[number / 2] >> 4 * (number % 2) & 0xF : m.zeros[number];
+                    zeros[i][half][own] =
+                        Shape::BITS == 4 ? rows.zeros[block / 2] >> 4 * (block % 2) & 0xF : rows.zeros[block];
                 }
     }
 
@@ -251,49 +268,45 @@ template <class Shape>
 __device__ void tile_products(const u8* x, int stretches, const Codes& m, const float* bias, float* y, int y_stride,
                               int tokens, int rows) {
     constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES;
+    constexpr int GROUP_BYTES = GROUP_TOKENS * stretch_bytes(Shape::BITS);
     auto& memory = shared_memory<TileMemory<Shape::ROWS, PIECES>>();
     const int warp = threadIdx.x / WARP, of_class = warp % CLASSES, lane = threadIdx.x % WARP;
-    const int rows_before = CLASSES == BLOCK_WARPS ? 0 : warp / CLASSES;  // warps of the block that have other rows
     // Blocks of a panel of rows: all rows of some tokens, then of the next ones.
     const int row_blocks = (rows + Shape::BLOCK_ROWS - 1) / Shape::BLOCK_ROWS;
     const int groups = (tokens + Shape::TOKENS - 1) / Shape::TOKENS;
     const int panel = int(blockIdx.x) / (PANEL * groups), in_panel = int(blockIdx.x) % (PANEL * groups);
     const int wide = row_blocks - panel * PANEL < PANEL ? row_blocks - panel * PANEL : PANEL;
-    // From here on, rows and tokens are counted from the block's first ones.
-    const i64 skipped_rows = i64(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS;
-    const i64 skipped_tokens = i64(in_panel / wide) * Shape::TOKENS, first_block = skipped_rows * m.blocks;
-    const Codes codes = {m.codes + skipped_rows * m.row_bytes, m.scales + first_block, m.zeros + first_block / Shape::SUBS,
-                         m.row_bytes, m.block_shift, m.blocks};
-    rows -= int(skipped_rows), tokens -= int(skipped_tokens);
-    y += skipped_tokens * y_stride + skipped_rows;
-    x += skipped_tokens * stretches * stretch_bytes(Shape::BITS);
-    const TileRows own = {codes, rows_before * Shape::ROWS, rows, int(first_block % Shape::SUBS)};
+    const i64 row_before = i64(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + warp / CLASSES * Shape::ROWS;
+    const TileRows<Shape> own(m, row_before, rows);
+    const int token_before = in_panel / wide * Shape::TOKENS;
+    // From here on, tokens are counted from the block's first one.
+    tokens -= token_before, y += i64(token_before) * y_stride;
+    x += (i64(token_before / GROUP_TOKENS) * stretches * GROUP_TOKENS + token_before % GROUP_TOKENS) * stretch_bytes(Shape::BITS);
 
     float sums[Shape::TOKEN_TILES][Shape::ROW_TILES][4][PIECES] = {};
     Stage<Shape::ROWS>(&stages)[STAGES] = memory.stages[warp];
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        if (of_class + i * CLASSES < stretches) fetch<Shape>(stages[i], own, of_class + i * CLASSES);
+        own.fetch(stages[i], of_class + i * CLASSES);
         commit_copies();
     }
     Activations<Shape> now;
     Blocks<Shape> blocks;
-    if (of_class < stretches) now.read(x + of_class * Shape::TILE_BYTES), blocks.read(own, of_class);
-    int stage = 0;
+    if (of_class < stretches) now.read(x + of_class * GROUP_BYTES), blocks.read(own, of_class);
+    u32 stage = 0;
     for (int stretch = of_class; stretch < stretches; stretch += CLASSES) {
         wait_for_copies<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and the stage before is read
-        const int ahead = stretch + (STAGES - 1) * CLASSES;
-        if (ahead < stretches) fetch<Shape>(stages[(stage + STAGES - 1) % STAGES], own, ahead);
+        own.fetch(stages[(stage + STAGES - 1) % STAGES], stretch + (STAGES - 1) * CLASSES);
         commit_copies();
         const Factors<Shape> factors(stages[stage], blocks);
         const int next = stretch + CLASSES < stretches ? stretch + CLASSES : stretch;
         blocks.read(own, next);
 #pragma unroll
         for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
-            const bool last = n == Shape::TOKEN_TILES - 1;
             Activations<Shape> soon;
-            soon.read(x + (last ? next : (n + 1) * stretches + stretch) * Shape::TILE_BYTES);
+            const u8* of_stretch = x + (n + 1 < Shape::TOKEN_TILES ? stretch : next) * GROUP_BYTES;
+            soon.read(of_stretch + (n + 1) % Shape::TOKEN_TILES * Shape::TILE_BYTES);
             multiply_stretch<Shape>(sums[n], factors, now);
             now = soon;
         }
@@ -321,10 +334,10 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 #pragma unroll
                 for (int other = 0; other < CLASSES; ++other)
                     read_run<PIECES>(all[warp - of_class + other][c][lane], parts[other]);
-                const int row = own.first + i * TILE_ROWS + c / 2 * 8 + lane / 4;
+                const i64 row = row_before + i * TILE_ROWS + c / 2 * 8 + lane / 4;
                 const int token = n * TILE_TOKENS + lane % 4 * 2 + c % 2;
                 if (row < rows && token < tokens)
-                    y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[skipped_rows + row] : 0.f);
+                    y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[row] : 0.f);
             }
         }
 }
@@ -352,8 +365,8 @@ TILE_PRODUCTS_OF(products_int4_short_zeros_16x8, 4, true, true, 1, 1, 3)
 TILE_PRODUCTS_OF(products_int4_short_zeros_16x16, 4, true, true, 1, 2, 2)
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                         \
-    TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 7)                                                         \
+    TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 5)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 
 TILE_PRODUCTS(products_int4, 4, false)
