@@ -26,8 +26,10 @@ struct TileShape {
     static constexpr int ROWS = ROW_TILES * TILE_ROWS;              // of a warp
     static constexpr int TOKENS = TOKEN_TILES * TILE_TOKENS;        // of a block
     static constexpr int BLOCK_ROWS = ROWS * BLOCK_WARPS / CLASSES;
-    static constexpr int TILE_BYTES = TILE_TOKENS * stretch_bytes(BITS);  // of the activations of a tile's stretch
     static constexpr bool FIRSTS = BITS == 8 && ZEROS;  // a code less its zero is no byte, but a code less 128 is
+    // Blocks of the rows of a stretch that a thread multiplies, and of them those that it reads, for itself and three others.
+    static constexpr int ROW_BLOCKS = ROW_TILES * 2 * SCALES, BLOCKS = ROW_BLOCKS < 4 ? 1 : ROW_BLOCKS / 4;
+    __device__ static int block(int i) { return (i * 4 + int(threadIdx.x % 4)) % ROW_BLOCKS; }
     // Codes of 4 bits less 8 are multiplied by 16: so they need not be moved within their bytes.
     static constexpr bool SIXTEENFOLD = BITS == 4 && !ZEROS;
 };
@@ -54,22 +56,21 @@ struct Activations {
     float scales[Shape::SCALES][2];
     int firsts[Shape::PIECES][2];
 
-    __device__ void read(const u8* x) {
-        const int lane = threadIdx.x % WARP;
+    // The thread's words of a tile begin at `codes`, its scales at `heads`.
+    __device__ void read(const u8* codes, const u8* heads) {
 #pragma unroll
         for (int i = 0; i < UNITS * Shape::SUBS; i += 4) {
-            const uint4 four = reinterpret_cast<const uint4*>(x + TILE_TOKENS * HEAD_BYTES)[i / 4 * WARP + lane];
+            const uint4 four = reinterpret_cast<const uint4*>(codes)[i / 4 * WARP];
             words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
         }
-        const uint2* heads = reinterpret_cast<const uint2*>(x) + lane % 4;  // two tokens' scale, for each piece
 #pragma unroll
         for (int piece = 0; piece < Shape::SCALES; ++piece) {
-            const uint2 two = heads[piece * TILE_TOKENS / 2];
+            const uint2 two = reinterpret_cast<const uint2*>(heads)[piece * TILE_TOKENS / 2];  // tokens
             scales[piece][0] = __uint_as_float(two.x), scales[piece][1] = __uint_as_float(two.y);
         }
 #pragma unroll
         for (int piece = 0; Shape::FIRSTS && piece < Shape::PIECES; ++piece) {
-            const uint2 two = heads[(SHORT_PIECES + piece) * TILE_TOKENS / 2];
+            const uint2 two = reinterpret_cast<const uint2*>(heads)[(SHORT_PIECES + piece) * TILE_TOKENS / 2];
             firsts[piece][0] = int(two.x), firsts[piece][1] = int(two.y);
         }
     }
@@ -83,26 +84,25 @@ struct TileRows {
     const u8 *codes, *zeros;
     const float* scales;
     int row_bytes, block_shift;
-    int begins[OWN];                   // where the thread copies a stretch's codes from, of the first stretch
-    int blocks[Shape::ROW_TILES][2];  // the first ones of rows that it has results of
+    int begins[OWN];            // where the thread copies a stretch's codes from, of the first stretch
+    int blocks[Shape::BLOCKS];  // the first ones of rows that it reads scales of
 
     // `before` rows of `count` are other warps'; they may be all.
     __device__ TileRows(const Codes& m, i64 before, int count) : row_bytes(m.row_bytes), block_shift(m.block_shift) {
-        const int lane = threadIdx.x % WARP, last = before < count ? int(count - before) - 1 : 0;
-        const i64 skipped = (before < count ? before : count - 1) * m.blocks, in_a_byte = skipped % Shape::SUBS;  // blocks; zeros begin with a byte
-        codes = m.codes + (before < count ? before : count - 1) * m.row_bytes, scales = m.scales + (skipped - in_a_byte), zeros = m.zeros + skipped / Shape::SUBS;
+        const i64 first = before < count ? before : count - 1, skipped = first * m.blocks, odd = skipped % Shape::SUBS;
+        const int lane = threadIdx.x % WARP, last = count - 1 - int(first);
+        codes = computed_once(m.codes + first * m.row_bytes);
+        scales = computed_once(m.scales + (skipped - odd)), zeros = m.zeros + skipped / Shape::SUBS;
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
             const int row = i * (WARP / COPIES) + lane / COPIES;
             begins[i] = (row < last ? row : last) * row_bytes + lane % COPIES * COPY;
         }
 #pragma unroll
-        for (int i = 0; i < Shape::ROW_TILES; ++i)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = i * TILE_ROWS + half * 8 + lane / 4;
-                blocks[i][half] = int(in_a_byte) + (row < last ? row : last) * m.blocks;
-            }
+        for (int i = 0; i < Shape::BLOCKS; ++i) {
+            const int row = Shape::block(i) / Shape::SCALES * 8 + lane / 4;
+            blocks[i] = int(odd) + (row < last ? row : last) * m.blocks;
+        }
     }
 
     // Begins to copy a stretch of codes: zeros behind the end of a row.
@@ -112,54 +112,47 @@ struct TileRows {
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
             u32* to = stage.at(i * (WARP / COPIES) + lane / COPIES, byte / UNIT) + byte % UNIT / 4;
-            copy_async<COPY>(to, codes + stretch * STRETCH + begins[i], there);
+            copy_async<COPY>(to, codes + (stretch * STRETCH + begins[i]), there);
         }
     }
 };
 
-// The scales and zeros of a warp's rows in a stretch. Of the four threads with the same rows, each has every fourth piece's.
+// The scales and zeros of the blocks that a thread reads of a stretch.
 template <class Shape>
 struct Blocks {
-    static constexpr int OWN = Shape::PIECES / 4;
-    float scales[Shape::ROW_TILES][2][OWN];
-    u32 zeros[Shape::ROW_TILES][2][OWN];
+    float scales[Shape::BLOCKS];
+    u32 zeros[Shape::BLOCKS];
 
     __device__ void read(const TileRows<Shape>& rows, int stretch) {
-        const int lane = threadIdx.x % WARP;
 #pragma unroll
-        for (int i = 0; i < Shape::ROW_TILES; ++i)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int own = 0; own < OWN; ++own) {
-                    const int at = stretch * STRETCH + (own * 4 + lane % 4) * (STRETCH / Shape::PIECES);
-                    const bool there = Shape::SCALES == 1 || at < rows.row_bytes;
-                    const int block = rows.blocks[i][half] + ((there ? at : 0) >> rows.block_shift);
-                    scales[i][half][own] = there ? rows.scales[block] : 0;
-                    if (!Shape::ZEROS) continue;
-                    zeros[i][half][own] =
-                        Shape::BITS == 4 ? rows.zeros[block / 2] >> 4 * (block % 2) & 0xF : rows.zeros[block];
-                }
-    }
-
-    __device__ float scale(int i, int half, int piece) const {
-        const float own = scales[i][half][piece / 4];
-        return Shape::SCALES == 1 ? own : __shfl_sync(0xFFFFFFFF, own, threadIdx.x % WARP / 4 * 4 + piece % 4);
-    }
-
-    // Of each unit, a byte: where pieces are short, that of the one which the thread has codes of.
-    __device__ u32 zeros_of(int i, int half) const {
-        if (Shape::SCALES == 1) return zeros[i][half][0] * 0x01010101;
-        const int member = threadIdx.x % 4;
-        u32 all[OWN];
-#pragma unroll
-        for (int own = 0; own < OWN; ++own) {
-            u32 bytes = zeros[i][half][own] << 8 * member;
-            for (int distance = 1; distance < 4; distance *= 2)
-                bytes |= __float_as_uint(__shfl_xor_sync(0xFFFFFFFF, __uint_as_float(bytes), distance));
-            all[own] = bytes;
+        for (int i = 0; i < Shape::BLOCKS; ++i) {
+            const int at = stretch * STRETCH + Shape::block(i) % Shape::SCALES * (STRETCH / Shape::SCALES);
+            const bool there = at < rows.row_bytes;
+            const int block = rows.blocks[i] + ((there ? at : 0) >> rows.block_shift);
+            scales[i] = there ? rows.scales[block] : 0;
+            if (Shape::ZEROS) zeros[i] = Shape::BITS == 4 ? rows.zeros[block / 2] >> 4 * (block % 2) & 0xF : rows.zeros[block];
         }
-        return Shape::SHORT ? __byte_perm(all[0], all[OWN - 1], member / 2 ? 0x7531 : 0x6420) : all[0];
+    }
+
+    // Any of the blocks that the thread multiplies.
+    __device__ float scale(int block) const {
+        return __shfl_sync(0xFFFFFFFF, scales[block / 4], threadIdx.x % WARP / 4 * 4 + block % 4);
+    }
+
+    // Of each unit of the thread's row number `row`, a byte: of two short pieces, that of the one which it has codes of.
+    __device__ u32 zeros_of(int row) const {
+        u32 bytes = gathered(row * Shape::SCALES / 4);
+        if (Shape::SCALES == 1) return __byte_perm(bytes, 0, 0x1111 * (row % 4));
+        if (Shape::SCALES == 4) return bytes;
+        return __byte_perm(bytes, gathered(row * 2 + 1), threadIdx.x % 4 / 2 ? 0x7531 : 0x6420);
+    }
+
+    // The zeros that four threads have, each a byte.
+    __device__ u32 gathered(int i) const {
+        u32 bytes = zeros[i] << threadIdx.x % 4 * 8;
+        for (int distance = 1; distance < 4; distance *= 2)
+            bytes |= __float_as_uint(__shfl_xor_sync(0xFFFFFFFF, __uint_as_float(bytes), distance));
+        return bytes;
     }
 };
 
@@ -168,10 +161,7 @@ struct Blocks {
 template <class Shape>
 __device__ inline u32 signed_codes(u32 word, bool upper, u32 zeros) {
     if (Shape::BITS == 8) return word ^ 0x80808080;
-    if (Shape::SIXTEENFOLD) {
-        const u32 less_eight = word ^ 0x88888888;
-        return (upper ? less_eight : less_eight << 4) & 0xF0F0F0F0;
-    }
+    if (Shape::SIXTEENFOLD) return ((upper ? word : word << 4) ^ 0x80808080) & 0xF0F0F0F0;
     return (((upper ? word >> 4 : word) & 0x0F0F0F0F | 0x80808080) - zeros) ^ 0x80808080;
 }
 
@@ -188,9 +178,10 @@ struct Factors {
         for (int i = 0; i < Shape::ROW_TILES; ++i) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                zeros[i][half] = Shape::ZEROS ? blocks.zeros_of(i, half) : 0;
+                zeros[i][half] = Shape::ZEROS ? blocks.zeros_of(i * 2 + half) : 0;
 #pragma unroll
-                for (int piece = 0; piece < Shape::SCALES; ++piece) scales[i][half][piece] = blocks.scale(i, half, piece);
+                for (int j = 0; j < Shape::SCALES; ++j)
+                    scales[i][half][j] = blocks.scale((i * 2 + half) * Shape::SCALES + j);
             }
 #pragma unroll
             for (int pair = 0; pair < UNITS; pair += 2) {
@@ -292,7 +283,12 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     }
     Activations<Shape> now;
     Blocks<Shape> blocks;
-    if (of_class < stretches) now.read(x + of_class * GROUP_BYTES), blocks.read(own, of_class);
+    const u8* heads = computed_once(x + lane % 4 * 8);
+    const u8* words = computed_once(x + TILE_TOKENS * HEAD_BYTES + lane * 16);
+    if (of_class < stretches) {
+        now.read(words + of_class * GROUP_BYTES, heads + of_class * GROUP_BYTES);
+        blocks.read(own, of_class);
+    }
     u32 stage = 0;
     for (int stretch = of_class; stretch < stretches; stretch += CLASSES) {
         wait_for_copies<STAGES - 2>();
@@ -305,8 +301,10 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 #pragma unroll
         for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
             Activations<Shape> soon;
-            const u8* of_stretch = x + (n + 1 < Shape::TOKEN_TILES ? stretch : next) * GROUP_BYTES;
-            soon.read(of_stretch + (n + 1) % Shape::TOKEN_TILES * Shape::TILE_BYTES);
+            const int at = (n + 1 < Shape::TOKEN_TILES ? stretch : next) * GROUP_BYTES;
+            constexpr int TILE_BYTES = TILE_TOKENS * stretch_bytes(Shape::BITS);
+            const int tile = (n + 1) % Shape::TOKEN_TILES * TILE_BYTES;
+            soon.read(words + at + tile, heads + at + tile);
             multiply_stretch<Shape>(sums[n], factors, now);
             now = soon;
         }
@@ -365,8 +363,8 @@ TILE_PRODUCTS_OF(products_int4_short_zeros_16x8, 4, true, true, 1, 1, 3)
 TILE_PRODUCTS_OF(products_int4_short_zeros_16x16, 4, true, true, 1, 2, 2)
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 7)                                                         \
-    TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 5)                                                        \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 6)                                                         \
+    TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 
 TILE_PRODUCTS(products_int4, 4, false)
