@@ -87,8 +87,8 @@ struct TileRows {
     int begins[OWN];            // where the thread copies a stretch's codes from, of the first stretch
     int blocks[Shape::BLOCKS];  // the first ones of rows that it reads scales of
 
-    // `before` rows of `count` are other warps'; they may be all.
-    __device__ TileRows(const Codes& m, i64 before, int count) : row_bytes(m.row_bytes), block_shift(m.block_shift) {
+    // Of the rows of a warp from the `before`th of `count` on, which may be none.
+    __device__ TileRows(const Codes& m, int before, int count) : row_bytes(m.row_bytes), block_shift(m.block_shift) {
         const i64 first = before < count ? before : count - 1, skipped = first * m.blocks, odd = skipped % Shape::SUBS;
         const int lane = threadIdx.x % WARP, last = count - 1 - int(first);
         codes = computed_once(m.codes + first * m.row_bytes);
@@ -258,8 +258,7 @@ __device__ inline float total(float (&sums)[CLASSES][PIECES]) {
 template <class Shape>
 __device__ void tile_products(const u8* x, int stretches, const Codes& m, const float* bias, float* y, int y_stride,
                               int tokens, int rows) {
-    constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES;
-    constexpr int GROUP_BYTES = GROUP_TOKENS * stretch_bytes(Shape::BITS);
+    constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES, BYTES = stretch_bytes(Shape::BITS);
     auto& memory = shared_memory<TileMemory<Shape::ROWS, PIECES>>();
     const int warp = threadIdx.x / WARP, of_class = warp % CLASSES, lane = threadIdx.x % WARP;
     // Blocks of a panel of rows: all rows of some tokens, then of the next ones.
@@ -267,12 +266,12 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     const int groups = (tokens + Shape::TOKENS - 1) / Shape::TOKENS;
     const int panel = int(blockIdx.x) / (PANEL * groups), in_panel = int(blockIdx.x) % (PANEL * groups);
     const int wide = row_blocks - panel * PANEL < PANEL ? row_blocks - panel * PANEL : PANEL;
-    const i64 row_before = i64(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + warp / CLASSES * Shape::ROWS;
-    const TileRows<Shape> own(m, row_before, rows);
-    const int token_before = in_panel / wide * Shape::TOKENS;
-    // From here on, tokens are counted from the block's first one.
-    tokens -= token_before, y += i64(token_before) * y_stride;
-    x += (i64(token_before / GROUP_TOKENS) * stretches * GROUP_TOKENS + token_before % GROUP_TOKENS) * stretch_bytes(Shape::BITS);
+    const int first_row = (panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + warp / CLASSES * Shape::ROWS;
+    const int first_token = in_panel / wide * Shape::TOKENS, in_group = first_token % GROUP_TOKENS;
+    const TileRows<Shape> own(m, first_row, rows);
+    x += (i64(first_token - in_group) * stretches + in_group) * BYTES;
+    const u8* heads = computed_once(x + lane % 4 * 8);
+    const u8* words = computed_once(x + TILE_TOKENS * HEAD_BYTES + lane * 16);
 
     float sums[Shape::TOKEN_TILES][Shape::ROW_TILES][4][PIECES] = {};
     Stage<Shape::ROWS>(&stages)[STAGES] = memory.stages[warp];
@@ -283,11 +282,9 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     }
     Activations<Shape> now;
     Blocks<Shape> blocks;
-    const u8* heads = computed_once(x + lane % 4 * 8);
-    const u8* words = computed_once(x + TILE_TOKENS * HEAD_BYTES + lane * 16);
     if (of_class < stretches) {
-        now.read(words + of_class * GROUP_BYTES, heads + of_class * GROUP_BYTES);
-        blocks.read(own, of_class);
+        const int at = of_class * GROUP_TOKENS * BYTES;
+        now.read(words + at, heads + at), blocks.read(own, of_class);
     }
     u32 stage = 0;
     for (int stretch = of_class; stretch < stretches; stretch += CLASSES) {
@@ -301,17 +298,17 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 #pragma unroll
         for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
             Activations<Shape> soon;
-            const int at = (n + 1 < Shape::TOKEN_TILES ? stretch : next) * GROUP_BYTES;
-            constexpr int TILE_BYTES = TILE_TOKENS * stretch_bytes(Shape::BITS);
-            const int tile = (n + 1) % Shape::TOKEN_TILES * TILE_BYTES;
-            soon.read(words + at + tile, heads + at + tile);
+            const int tile = (n + 1) % Shape::TOKEN_TILES * TILE_TOKENS;
+            const int at = ((tile ? stretch : next) * GROUP_TOKENS + tile) * BYTES;
+            soon.read(words + at, heads + at);
             multiply_stretch<Shape>(sums[n], factors, now);
             now = soon;
         }
         stage = (stage + 1) % STAGES;
     }
 
-    __syncthreads();  // nobody reads codes any more
+    wait_for_copies<0>();
+    __syncthreads();  // nobody reads codes, or copies zeros, where the sums come to be
 #pragma unroll
     for (int n = 0; n < Shape::TOKEN_TILES; ++n)
 #pragma unroll
@@ -332,8 +329,8 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 #pragma unroll
                 for (int other = 0; other < CLASSES; ++other)
                     read_run<PIECES>(all[warp - of_class + other][c][lane], parts[other]);
-                const i64 row = row_before + i * TILE_ROWS + c / 2 * 8 + lane / 4;
-                const int token = n * TILE_TOKENS + lane % 4 * 2 + c % 2;
+                const int row = first_row + i * TILE_ROWS + c / 2 * 8 + lane / 4;
+                const int token = first_token + n * TILE_TOKENS + lane % 4 * 2 + c % 2;
                 if (row < rows && token < tokens)
                     y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[row] : 0.f);
             }
@@ -363,7 +360,7 @@ TILE_PRODUCTS_OF(products_int4_short_zeros_16x8, 4, true, true, 1, 1, 3)
 TILE_PRODUCTS_OF(products_int4_short_zeros_16x16, 4, true, true, 1, 2, 2)
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 6)                                                         \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, ZEROS ? 5 : 6)                                                         \
     TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 

@@ -210,6 +210,7 @@ static void coroutine() {
     for (;;) {
         launched->body(launched->given);
         const int lane = threadIdx.x % OF_A_WARP, next = own->next[lane];
+        for (const auto& group : own->copies[lane]) assert(group.empty());  // it might arrive in the place of something else
         own->next[own->before] = next, --own->living;
         const bool all_wait = own->waiting && own->waiting == own->living;
         give_way(lane, next == lane || all_wait || (lane == 0 && is_without_meetings()) ? LAUNCHING : next);
