@@ -56,11 +56,11 @@ struct Activations {
     float scales[Shape::SCALES][2];
     int firsts[Shape::PIECES][2];
 
-    // The thread's words of a tile begin at `codes`, its scales at `heads`.
-    __device__ void read(const u8* codes, const u8* heads) {
+    // The thread's scales of a tile begin at `heads`, its words so many bytes after.
+    __device__ void read(const u8* heads, u32 to_words) {
 #pragma unroll
         for (int i = 0; i < UNITS * Shape::SUBS; i += 4) {
-            const uint4 four = reinterpret_cast<const uint4*>(codes)[i / 4 * WARP];
+            const uint4 four = reinterpret_cast<const uint4*>(heads + to_words)[i / 4 * WARP];
             words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
         }
 #pragma unroll
@@ -254,6 +254,22 @@ __device__ inline float total(float (&sums)[CLASSES][PIECES]) {
     return sums[0][0];
 }
 
+// The first row of a warp, and the first token.
+struct TilePlace {
+    int row, token;
+};
+
+// Blocks of a panel of rows are in this order: all rows of some tokens, then of the next ones.
+template <class Shape>
+__device__ inline TilePlace place_of(int block, int tokens, int rows) {
+    const int row_blocks = (rows + Shape::BLOCK_ROWS - 1) / Shape::BLOCK_ROWS;
+    const int groups = (tokens + Shape::TOKENS - 1) / Shape::TOKENS;
+    const int panel = block / (PANEL * groups), in_panel = block % (PANEL * groups);
+    const int wide = row_blocks - panel * PANEL < PANEL ? row_blocks - panel * PANEL : PANEL;
+    return {(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + int(threadIdx.x) / WARP / Shape::CLASSES * Shape::ROWS,
+            in_panel / wide * Shape::TOKENS};
+}
+
 // y[tokens, rows] of tokens that were quantised for tiles.
 template <class Shape>
 __device__ void tile_products(const u8* x, int stretches, const Codes& m, const float* bias, float* y, int y_stride,
@@ -261,17 +277,12 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES, BYTES = stretch_bytes(Shape::BITS);
     auto& memory = shared_memory<TileMemory<Shape::ROWS, PIECES>>();
     const int warp = threadIdx.x / WARP, of_class = warp % CLASSES, lane = threadIdx.x % WARP;
-    // Blocks of a panel of rows: all rows of some tokens, then of the next ones.
-    const int row_blocks = (rows + Shape::BLOCK_ROWS - 1) / Shape::BLOCK_ROWS;
-    const int groups = (tokens + Shape::TOKENS - 1) / Shape::TOKENS;
-    const int panel = int(blockIdx.x) / (PANEL * groups), in_panel = int(blockIdx.x) % (PANEL * groups);
-    const int wide = row_blocks - panel * PANEL < PANEL ? row_blocks - panel * PANEL : PANEL;
-    const int first_row = (panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + warp / CLASSES * Shape::ROWS;
-    const int first_token = in_panel / wide * Shape::TOKENS, in_group = first_token % GROUP_TOKENS;
+    const auto [first_row, first_token] = place_of<Shape>(blockIdx.x, tokens, rows);
+    const int in_group = first_token % GROUP_TOKENS;
     const TileRows<Shape> own(m, first_row, rows);
     x += (i64(first_token - in_group) * stretches + in_group) * BYTES;
     const u8* heads = computed_once(x + lane % 4 * 8);
-    const u8* words = computed_once(x + TILE_TOKENS * HEAD_BYTES + lane * 16);
+    const u32 to_words = computed_once(TILE_TOKENS * HEAD_BYTES + lane * 16 - lane % 4 * 8);
 
     float sums[Shape::TOKEN_TILES][Shape::ROW_TILES][4][PIECES] = {};
     Stage<Shape::ROWS>(&stages)[STAGES] = memory.stages[warp];
@@ -283,13 +294,12 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     Activations<Shape> now;
     Blocks<Shape> blocks;
     if (of_class < stretches) {
-        const int at = of_class * GROUP_TOKENS * BYTES;
-        now.read(words + at, heads + at), blocks.read(own, of_class);
+        now.read(heads + of_class * GROUP_TOKENS * BYTES, to_words), blocks.read(own, of_class);
     }
-    u32 stage = 0;
     for (int stretch = of_class; stretch < stretches; stretch += CLASSES) {
         wait_for_copies<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and the stage before is read
+        const u32 stage = u32(stretch) / CLASSES % STAGES;
         own.fetch(stages[(stage + STAGES - 1) % STAGES], stretch + (STAGES - 1) * CLASSES);
         commit_copies();
         const Factors<Shape> factors(stages[stage], blocks);
@@ -299,16 +309,15 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
         for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
             Activations<Shape> soon;
             const int tile = (n + 1) % Shape::TOKEN_TILES * TILE_TOKENS;
-            const int at = ((tile ? stretch : next) * GROUP_TOKENS + tile) * BYTES;
-            soon.read(words + at, heads + at);
+            soon.read(heads + ((tile ? stretch : next) * GROUP_TOKENS + tile) * BYTES, to_words);
             multiply_stretch<Shape>(sums[n], factors, now);
             now = soon;
         }
-        stage = (stage + 1) % STAGES;
     }
 
     wait_for_copies<0>();
     __syncthreads();  // nobody reads codes, or copies zeros, where the sums come to be
+    const TilePlace place = place_of<Shape>(computed_once(blockIdx.x), tokens, rows);  // again: registers are few
 #pragma unroll
     for (int n = 0; n < Shape::TOKEN_TILES; ++n)
 #pragma unroll
@@ -329,8 +338,8 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 #pragma unroll
                 for (int other = 0; other < CLASSES; ++other)
                     read_run<PIECES>(all[warp - of_class + other][c][lane], parts[other]);
-                const int row = first_row + i * TILE_ROWS + c / 2 * 8 + lane / 4;
-                const int token = first_token + n * TILE_TOKENS + lane % 4 * 2 + c % 2;
+                const int row = place.row + i * TILE_ROWS + c / 2 * 8 + lane / 4;
+                const int token = place.token + n * TILE_TOKENS + lane % 4 * 2 + c % 2;
                 if (row < rows && token < tokens)
                     y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[row] : 0.f);
             }
