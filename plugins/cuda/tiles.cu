@@ -238,6 +238,22 @@ __device__ void multiply_stretch(float (&sums)[Shape::ROW_TILES][4][Shape::PIECE
     }
 }
 
+// The first row of a warp, and the first token.
+struct TilePlace {
+    int row, token;
+};
+
+// Blocks of a panel of rows are in this order: all rows of some tokens, then of the next ones.
+template <class Shape>
+__device__ inline TilePlace place_of(int block, int warp, int tokens, int rows) {
+    const int row_blocks = (rows + Shape::BLOCK_ROWS - 1) / Shape::BLOCK_ROWS;
+    const int groups = (tokens + Shape::TOKENS - 1) / Shape::TOKENS;
+    const int panel = block / (PANEL * groups), in_panel = block % (PANEL * groups);
+    const int wide = row_blocks - panel * PANEL < PANEL ? row_blocks - panel * PANEL : PANEL;
+    return {(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + warp / Shape::CLASSES * Shape::ROWS,
+            in_panel / wide * Shape::TOKENS};
+}
+
 // The sum of a result's 16, of which each class of stretches has some.
 template <int CLASSES, int PIECES>
 __device__ inline float total(float (&sums)[CLASSES][PIECES]) {
@@ -254,20 +270,40 @@ __device__ inline float total(float (&sums)[CLASSES][PIECES]) {
     return sums[0][0];
 }
 
-// The first row of a warp, and the first token.
-struct TilePlace {
-    int row, token;
-};
-
-// Blocks of a panel of rows are in this order: all rows of some tokens, then of the next ones.
+// Adds up what the warps have of the block's results. It finds out anew where they are: registers were few until now.
 template <class Shape>
-__device__ inline TilePlace place_of(int block, int tokens, int rows) {
-    const int row_blocks = (rows + Shape::BLOCK_ROWS - 1) / Shape::BLOCK_ROWS;
-    const int groups = (tokens + Shape::TOKENS - 1) / Shape::TOKENS;
-    const int panel = block / (PANEL * groups), in_panel = block % (PANEL * groups);
-    const int wide = row_blocks - panel * PANEL < PANEL ? row_blocks - panel * PANEL : PANEL;
-    return {(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + int(threadIdx.x) / WARP / Shape::CLASSES * Shape::ROWS,
-            in_panel / wide * Shape::TOKENS};
+__device__ void write_results(float (&shared)[2][BLOCK_WARPS][4][WARP][Shape::PIECES],
+                              float (&sums)[Shape::TOKEN_TILES][Shape::ROW_TILES][4][Shape::PIECES], const float* bias,
+                              float* y, int y_stride, int tokens, int rows) {
+    constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES;
+    const u32 thread = computed_once(threadIdx.x), warp = thread / WARP, of_class = warp % CLASSES, lane = thread % WARP;
+    const TilePlace place = place_of<Shape>(computed_once(blockIdx.x), warp, tokens, rows);
+#pragma unroll
+    for (int n = 0; n < Shape::TOKEN_TILES; ++n)
+#pragma unroll
+        for (int i = 0; i < Shape::ROW_TILES; ++i) {
+            auto& all = shared[(n * Shape::ROW_TILES + i) % 2];
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+#pragma unroll
+                for (int p = 0; p < PIECES; p += 4) {
+                    const float* four = &sums[n][i][c][p];
+                    *reinterpret_cast<float4*>(&all[warp][c][lane][p]) = {four[0], four[1], four[2], four[3]};
+                }
+            __syncthreads();
+#pragma unroll
+            for (int each = 0; each < 4 / CLASSES; ++each) {
+                const u32 c = of_class * (4 / CLASSES) + each;
+                float parts[CLASSES][PIECES];
+#pragma unroll
+                for (int other = 0; other < CLASSES; ++other)
+                    read_run<PIECES>(all[warp - of_class + other][c][lane], parts[other]);
+                const int row = place.row + i * TILE_ROWS + c / 2 * 8 + lane / 4;
+                const int token = place.token + n * TILE_TOKENS + lane % 4 * 2 + c % 2;
+                if (row < rows && token < tokens)
+                    y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[row] : 0.f);
+            }
+        }
 }
 
 // y[tokens, rows] of tokens that were quantised for tiles.
@@ -277,7 +313,7 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES, BYTES = stretch_bytes(Shape::BITS);
     auto& memory = shared_memory<TileMemory<Shape::ROWS, PIECES>>();
     const int warp = threadIdx.x / WARP, of_class = warp % CLASSES, lane = threadIdx.x % WARP;
-    const auto [first_row, first_token] = place_of<Shape>(blockIdx.x, tokens, rows);
+    const auto [first_row, first_token] = place_of<Shape>(blockIdx.x, warp, tokens, rows);
     const int in_group = first_token % GROUP_TOKENS;
     const TileRows<Shape> own(m, first_row, rows);
     x += (i64(first_token - in_group) * stretches + in_group) * BYTES;
@@ -317,33 +353,7 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 
     wait_for_copies<0>();
     __syncthreads();  // nobody reads codes, or copies zeros, where the sums come to be
-    const TilePlace place = place_of<Shape>(computed_once(blockIdx.x), tokens, rows);  // again: registers are few
-#pragma unroll
-    for (int n = 0; n < Shape::TOKEN_TILES; ++n)
-#pragma unroll
-        for (int i = 0; i < Shape::ROW_TILES; ++i) {
-            auto& all = memory.sums[(n * Shape::ROW_TILES + i) % 2];
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-#pragma unroll
-                for (int p = 0; p < PIECES; p += 4) {
-                    const float* four = &sums[n][i][c][p];
-                    *reinterpret_cast<float4*>(&all[warp][c][lane][p]) = {four[0], four[1], four[2], four[3]};
-                }
-            __syncthreads();
-#pragma unroll
-            for (int each = 0; each < 4 / CLASSES; ++each) {
-                const int c = of_class * (4 / CLASSES) + each;
-                float parts[CLASSES][PIECES];
-#pragma unroll
-                for (int other = 0; other < CLASSES; ++other)
-                    read_run<PIECES>(all[warp - of_class + other][c][lane], parts[other]);
-                const int row = place.row + i * TILE_ROWS + c / 2 * 8 + lane / 4;
-                const int token = place.token + n * TILE_TOKENS + lane % 4 * 2 + c % 2;
-                if (row < rows && token < tokens)
-                    y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[row] : 0.f);
-            }
-        }
+    write_results<Shape>(memory.sums, sums, bias, y, y_stride, tokens, rows);
 }
 
 // For at least BLOCKS blocks on a multiprocessor.
