@@ -324,9 +324,10 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     Stage<Shape::ROWS>(&stages)[STAGES] = memory.stages[warp];
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        own.fetch(stages[i], of_class + i * CLASSES);
+        own.fetch(stages[i], of_class + i * CLASSES);  // weights are there before what they are multiplied by
         commit_copies();
     }
+    wait_for_previous();
     Activations<Shape> now;
     Blocks<Shape> blocks;
     if (of_class < stretches) {

@@ -31,6 +31,16 @@ __device__ inline uint4 read_once(const void* from) {
     return value;
 }
 
+// Waits until the kernel before this one is done and its results are seen, then lets the one behind begin as far as it can. A
+// kernel that is launched `early` calls it before it reads or writes what other kernels write or read. Not the other way
+// around: kernels would wait in a long row, and have the registers of those that compute. Before Hopper a kernel only begins
+// when the one before it is done.
+__device__ inline void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" : : : "memory");
+#endif
+}
+
 // The same value. The compiler does not know what it is made of, and so does not make it anew for each use.
 __device__ inline unsigned computed_once(unsigned value) {
     asm volatile("" : "+r"(value));
