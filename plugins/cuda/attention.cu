@@ -1,279 +1,401 @@
-// Attention: rotary embeddings, keys and values in blocks, and what rows see of them.
+// Attention: y[rows, heads * width] = softmax(q keys^T) values, of rows as in caches.cu and of what these see.
 //
-// q: f32[rows, heads * width], k and v: f32[rows, kv_heads * width]. Rows are tokens of one sequence or of several. The
-// keys of a layer are [blocks, kv_heads, tokens, width], and so are its values: a block has so many positions. Layers
-// with a window may have blocks of their own (`own` is 1), where a sequence has blocks for what it may still see. Where
-// a row stands is read from memory, so that a step that was captured once as a graph can be run for any sequences.
+// A row's positions are cut in parts at multiples of PART, and these in chunks at multiples of CHUNK. In a part, chunk
+// follows chunk: weights are by the largest score so far, by which the sums before are shrunk. Parts are computed apart
+// and added up in order, either by the block that has them all or by `combine`. So bits depend on what a row sees alone:
+// not on the rows that it shares a block with, nor on who adds up its parts.
 //
-// Keys and values are kept as floats, as FP16, each rounded to nearest, half to even, or as INT8: a head of a position has
-// a scale, f32[blocks, kv_heads, tokens], and codes, as a block of activations in quantised.cu. A score is then multiplied
-// by its key's scale, and the weight of a value by the value's.
+// A block has a tile: neighbouring rows of one sequence, with all query heads of a key's head or with some of many. Keys
+// and values come through memory that its threads share, a slice of a chunk's heads after the other, several ahead.
 
-// Of a row: the blocks of its sequence and its rotary tables, its position, and the slot of its adapter or 0.
-struct Place {
-    u64 blocks[2];  // i32[...]: which block has the first positions, which the next, and so on; of layers with own blocks
-    u64 turns;      // f32[...]: the tables of all rotary embeddings
-    i64 position, adapter;
-    // The number of some position's head among all that a layer keeps keys, or values, of.
-    __device__ i64 cached(int at, int own, int tokens, int kv_head, int kv_heads) const {
-        const i64 block = reinterpret_cast<const int*>(floats_at(blocks[own]))[at / tokens];
-        return (block * kv_heads + kv_head) * tokens + at % tokens;
-    }
-};
-
-struct Fp32Kept {
-    typedef float Number;
-    static constexpr bool SCALED = false;
-    __device__ static float read(float number) { return number; }
-    __device__ static void read_four(const float* from, float* to) { read_run<4>(from, to); }
-    __device__ static float rounded(float value) { return value; }
-};
-
-struct Fp16Kept {
-    typedef u16 Number;
-    static constexpr bool SCALED = false;
-    __device__ static float read(u16 number) { return half_to_float(number); }
-    __device__ static void read_four(const u16* from, float* to) {
-        const uint2 words = *reinterpret_cast<const uint2*>(from);
-        to[0] = half_to_float(u16(words.x)), to[1] = half_to_float(u16(words.x >> 16));
-        to[2] = half_to_float(u16(words.y)), to[3] = half_to_float(u16(words.y >> 16));
-    }
-    __device__ static u16 rounded(float value) { return float_to_half(value); }
-};
-
-struct Int8Kept {
-    typedef signed char Number;
-    static constexpr bool SCALED = true;
-    __device__ static float read(signed char code) { return float(code); }
-    __device__ static void read_four(const signed char* from, float* to) {
-        const u32 word = *reinterpret_cast<const u32*>(from);
-        for (int i = 0; i < 4; ++i) to[i] = float((signed char)(word >> 8 * i));
-    }
-    __device__ static signed char rounded(float shifted) {
-        const float magic = 12582912.f;  // 1.5 * 2^23: the last bits of the sum are the nearest integer's
-        return (signed char)(__float_as_uint(__fadd_rn(shifted, magic)) - __float_as_uint(magic));
-    }
-};
-
-constexpr int MOST_PAIRS = 9;  // of a head that a lane has
-
-// How queries grow with their positions: times 1 + growth * log(1 + floor((position + offset) / span)); a span of 0: none.
-struct Warmth {
-    int span, offset;
-    float growth;
-    __device__ float of(i64 position) const {
-        return span ? 1 + growth * logf(1 + float((position + offset) / span)) : 1;
-    }
-};
-
-// How heads are turned: where a row's tables begin among those of all embeddings, in elements, how many elements of a head
-// they turn, the first ones, and the gains of what has been turned, f32[width], or 0.
-struct Turning {
-    i64 cosines, sines;
-    u64 q_gain, k_gain;
-    Warmth warmth;
-    int size;
-};
-
-// Rotates the first half of what is turned of each head against its second; q stays where it is, k and v go to the blocks:
-// either may be null, where the blocks have the layer's already, or the keys are the values. A warp per row and head of q, k
-// and v.
-template <class Format>
-__device__ void rotate(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,
-                       const Place* places, void* keys, float* key_scales, void* values, float* value_scales, int own,
-                       int tokens, int rows, int heads, int kv_heads, int width, const Turning& turning) {
-    const int half = width / 2, turned = turning.size / 2, all = heads + (k ? kv_heads : 0) + (v ? kv_heads : 0);
-    const int lane = threadIdx.x % WARP;
-    // Of the elements that are not turned, the first half is taken with the second, too.
-    const auto first_of = [&](int i) { return i < turned ? i : i + turned; };
-    const auto second_of = [&](int i) { return i < turned ? i + turned : i + half; };
-    const i64 row = warp_number() / all;
-    const int head = int(warp_number() % all), kv = head < heads ? 0 : (head - heads) % kv_heads;
-    if (row >= rows) return;
-    const Place place = places[row];
-    const int at = int(place.position);
-    const bool asks = head < heads, tells = head >= heads + kv_heads;  // of q, of v
-    const float* from = asks    ? q + row * q_stride + head * width
-                        : tells ? v + row * v_stride + kv * width
-                                : k + row * k_stride + kv * width;
-    const float warm = turning.warmth.of(place.position);
-    float first[MOST_PAIRS], second[MOST_PAIRS];
-    u32 largest = 0;  // as bits, see Int8Scale
-    for (int p = 0; p < MOST_PAIRS; ++p) {
-        const int i = p * WARP + lane;
-        if (i >= half) break;
-        first[p] = from[first_of(i)], second[p] = from[second_of(i)];
-        if (!tells && i < turned) {
-            const i64 turn = i64(at) * turned + i;
-            const float cosine = floats_at(place.turns)[turning.cosines + turn];
-            const float sine = floats_at(place.turns)[turning.sines + turn];
-            const float a = first[p], b = second[p];
-            first[p] = a * cosine - b * sine;
-            second[p] = b * cosine + a * sine;
-        }
-        if (asks && turning.warmth.span) first[p] *= warm, second[p] *= warm;
-        if (const u64 gain = asks ? turning.q_gain : tells ? 0 : turning.k_gain)
-            first[p] *= floats_at(gain)[first_of(i)], second[p] *= floats_at(gain)[second_of(i)];
-        const u32 one = __float_as_uint(first[p]) & 0x7FFFFFFF, other = __float_as_uint(second[p]) & 0x7FFFFFFF;
-        largest = largest > one ? largest : one;
-        largest = largest > other ? largest : other;
-    }
-    if (Format::SCALED)
-        for (int distance = WARP / 2; distance; distance /= 2) {
-            const float seen = __shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance);
-            largest = largest > __float_as_uint(seen) ? largest : __float_as_uint(seen);
-        }
-    if (asks) {
-        float* to = q + row * q_stride + head * width;
-        for (int p = 0; p < MOST_PAIRS; ++p)
-            if (const int i = p * WARP + lane; i < half) to[first_of(i)] = first[p], to[second_of(i)] = second[p];
-        return;
-    }
-    const i64 cached = place.cached(at, own, tokens, kv, kv_heads);
-    bool finite = true;
-    float inverse = 1;
-    if (Format::SCALED) {
-        const Int8Scale by(largest);
-        finite = by.finite, inverse = by.inverse;
-        if (lane == 0) (tells ? value_scales : key_scales)[cached] = by.scale;
-    }
-    typename Format::Number* to = static_cast<typename Format::Number*>(tells ? values : keys) + cached * width;
-    for (int p = 0; p < MOST_PAIRS; ++p) {
-        const int i = p * WARP + lane;
-        if (i >= half) break;
-        to[first_of(i)] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? first[p] : 0, inverse) : first[p]);
-        to[second_of(i)] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? second[p] : 0, inverse) : second[p]);
-    }
-}
-
-#define ROTATE(name, Format)                                                                                           \
-    extern "C" __global__ void name(float* q, int q_stride, const float* k, int k_stride, const float* v, int v_stride,\
-                                    const Place* places, void* keys, float* key_scales, void* values,                  \
-                                    float* value_scales, int own, int tokens, int rows, int heads, int kv_heads,       \
-                                    int width, Turning turning) {                                                      \
-        wait_for_previous();                                                                                           \
-        rotate<Format>(q, q_stride, k, k_stride, v, v_stride, places, keys, key_scales, values, value_scales, own,     \
-                       tokens, rows, heads, kv_heads, width, turning);                                                 \
-    }
-
-ROTATE(rotate_fp32, Fp32Kept)
-ROTATE(rotate_fp16, Fp16Kept)
-ROTATE(rotate_int8, Int8Kept)
-
-constexpr int PART = 32;  // positions that one warp attends to, at least, before a row's are given to several
-constexpr int MOST_PARTS = 64;
+constexpr int CHUNK = 32;       // positions whose weights are found together
+constexpr int PART = 256;       // positions that are added up by themselves: whole chunks
+constexpr int SLICE = 64;       // elements of heads that are in shared memory together
+constexpr int ATTENDING = 128;  // threads of a block, in which warps have halves of a tile's queries and of something else
+constexpr int BLOCKS = 4;       // of a multiprocessor, for which there shall be registers
+constexpr int FEWEST = 8;       // queries of a tile that keeps every thread busy
+constexpr int SUMS = 4;         // of a score: of every fourth element each
 
 // How far rows see: so many positions, or those of their own chunk; 0: all.
 struct Reach {
     int window, chunk;
 };
 
-// The positions that a row sees...
+// The positions that a row sees, and the parts that these are in.
 struct Seen {
-    int start, stop;
+    int start = 0, stop = 0;
+    __device__ Seen() {}
     __device__ Seen(i64 position, Reach reach) {
         stop = int(position) + 1;
         start = reach.window && stop > reach.window ? stop - reach.window : 0;
         if (reach.chunk) start = int(position) / reach.chunk * reach.chunk;
     }
-    // ...and in how many parts.
-    __device__ int parts() const {
-        const int parts = (stop - start + PART - 1) / PART;
-        return parts < MOST_PARTS ? parts : MOST_PARTS;
+    __device__ bool has(int position) const { return start <= position && position < stop; }
+    __device__ bool has_part(int number) const { return start < (number + 1) * PART && number * PART < stop; }
+    __device__ int first_part() const { return start / PART; }
+    __device__ int parts() const { return (stop - 1) / PART - start / PART + 1; }
+};
+
+// What has been added up of a row's parts, but for the values: the largest score, and the sum of all weights by it. A sink
+// is a score without a value.
+struct Softmax {
+    float largest = LOWEST, total = 0;
+    __device__ void begin(const float* sink) { largest = *sink, total = 1; }
+    // Adds a part: the sums before are to be multiplied by `keep`, those of the part by `grow`.
+    __device__ void add(float part_largest, float part_total, float& keep, float& grow) {
+        const float higher = fmaxf(largest, part_largest);
+        keep = expf(largest - higher), grow = expf(part_largest - higher);
+        total = fmaf(part_total, grow, total * keep);
+        largest = higher;
     }
 };
 
-// The product of a query, f32[width], and a key.
-template <class Format>
-__device__ inline float dot(const float* query, const typename Format::Number* key, int width) {
-    float sum = 0;
-    if (width % 4 == 0) {
-#pragma unroll 16  // as many reads under way
-        for (int i = 0; i < width; i += 4) {
-            float of_query[4], of_key[4];
-            read_run<4>(query + i, of_query);
-            Format::read_four(key + i, of_key);
-            for (int j = 0; j < 4; ++j) sum = fmaf(of_query[j], of_key[j], sum);
-        }
-    } else {
-        for (int i = 0; i < width; ++i) sum = fmaf(query[i], Format::read(key[i]), sum);
-    }
-    return sum;
-}
+// What all blocks of a launch are given. They have all parts of their rows if `partials` is null, else one each of at most
+// `room`: f32[rows, heads, room, width + 4] with the sums of values, the largest score and the sum of weights. With a cap, a
+// score s becomes cap * tanh(s / cap). A tile has `units` blocks. There are so many tiles, each of `stride` rows but for the
+// last one; if that is 1, each row may be the last one of a tile or not.
+struct Attending {
+    const float* q;
+    int q_stride;
+    const Place* places;
+    const void *keys, *values;
+    const float *key_scales, *value_scales;
+    int own, tokens;
+    float* partials;
+    const float* sinks;
+    float* y;
+    int y_stride, rows, heads, kv_heads, width;
+    float scale, cap;
+    Reach reach;
+    int room, units, tiles, stride;
 
-// One part of the positions that a row sees, a warp per row, head and part: f32[2 + width] of
-// `partials`: f32[rows, heads, room, 2 + width], which are the largest score, the sum of the exponentials and the sum of
-// the values by them (flash decoding). No row has more than `room` parts. What a part is and how it is summed depends
-// only on what the row sees, never on blocks or other rows. Neighbouring warps have the same part of rows and heads that
-// may read the same keys. A lane has the scores of every 32nd position, and every 32nd element of the values: a head is no
-// wider than SLICES of these. The query, f32[rows, heads * width] with rows and heads of whole fours, if `width` is some. With a
-// cap, a score s becomes cap * tanh(s / cap).
-template <class Format, int SLICES>
-__device__ void attend(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,
-                       const void* values, const float* value_scales, int own, int tokens, float* partials, int rows,
-                       int heads, int kv_heads, int width, float scale, float cap, Reach reach, int room) {
+    __device__ float* partial(int row, int head, int part) const {
+        return partials + ((i64(row) * heads + head) * room + part) * (width + 4);
+    }
+};
+
+// Rows of one sequence, and some of their heads that have the same keys: query i is of row i / together.
+struct TileRows {
+    int first_row, rows, first_head, together, kv_head;
+    Place last;  // of its last row
+    __device__ int queries() const { return rows * together; }
+    __device__ int row_of(int query) const { return query / together; }
+    __device__ int head_of(int query) const { return first_head + query % together; }
+    __device__ Seen seen(int row, Reach reach) const { return Seen(last.position - (rows - 1 - row), reach); }
+};
+
+// A slice of a chunk's keys or values as they are kept; no two of eight neighbours begin in the same bank. With the last
+// slice of keys come the scales of all keys, and of all values.
+template <class Format>
+struct alignas(16) Kept {
+    static constexpr int RUN = 16 / int(sizeof(typename Format::Number));  // numbers of a copy
+    typename Format::Number numbers[CHUNK][SLICE + RUN];
+    float scales[Format::SCALED ? 2 * CHUNK : 4];
+};
+
+// The memory of a block that has up to QUERIES of heads of up to SLICES.
+template <class Format, int SLICES, int QUERIES_, int STAGES_>
+struct AttentionMemory {
+    static constexpr int QUERIES = QUERIES_, STAGES = STAGES_;
+    Kept<Format> stages[STAGES];
+    float queries[QUERIES][SLICES * SLICE + 4];
+    float weights[CHUNK][QUERIES + 4];  // at first scores
+    float shrink[QUERIES];              // by what sums are multiplied: those of the chunks before,
+    float keep[QUERIES], grow[QUERIES], inverse[QUERIES];  // those of the parts before, those of a part, and in the end
+};
+
+// Copies slices of a tile's keys and values in the order in which they are used: of each chunk the keys', then the values'.
+// What is behind the end of heads becomes zeros, and so does what is at positions that are not asked for.
+template <class Format, int STAGES>
+struct Slices {
     typedef typename Format::Number Number;
-    const i64 number = warp_number(), row = number % rows;
-    const int head = int(number / rows % heads), part = int(number / rows / heads), lane = threadIdx.x % WARP;
-    if (part >= room) return;
-    const Place* place = places + row;
-    const Seen seen(place->position, reach);
-    const int parts = seen.parts();
-    if (part >= parts) return;
-    const int length = (seen.stop - seen.start + parts - 1) / parts, from = seen.start + part * length;
-    const int to = from + length < seen.stop ? from + length : seen.stop;
-    const float* query = q + row * q_stride + head * width;
-    float sums[SLICES] = {}, largest = LOWEST, total = 0;  // of this lane's positions
-    for (int first = from; first < to; first += WARP) {
-        const int count = to - first < WARP ? to - first : WARP, at = first + (lane < count ? lane : count - 1);
-        const i64 cached = place->cached(at, own, tokens, head / (heads / kv_heads), kv_heads);
-        const Number* own_value = static_cast<const Number*>(values) + cached * width;
-        for (int i = 0; i < width; i += 128 / int(sizeof(Number))) prefetch(own_value + i);  // while keys are read
-        float score = dot<Format>(query, static_cast<const Number*>(keys) + cached * width, width) * scale;
-        if (Format::SCALED) score *= key_scales[cached];
-        if (cap != 0) score = tanhf(score / cap) * cap;
-        const float higher = fmaxf(largest, warp_max(score)), shrink = expf(largest - higher);
-        float weight = lane < count ? expf(score - higher) : 0;
-        largest = higher;
-        total = fmaf(total, shrink, weight);
-        for (int s = 0; s < SLICES; ++s) sums[s] *= shrink;
-        if (Format::SCALED) weight *= value_scales[cached];
-#pragma unroll 16
-        for (int other = 0; other < count; ++other) {
-            const float of_other = of_lane(weight, other);
-            const Number* value = static_cast<const Number*>(values) + of_lane(cached, other) * width;
-            for (int s = 0; s < SLICES; ++s) {
-                const int i = s * WARP + lane;
-                if (i < width) sums[s] = fmaf(of_other, Format::read(value[i]), sums[s]);
+    static constexpr int RUN = Kept<Format>::RUN, RUNS = SLICE / RUN, ROWS = ATTENDING / RUNS;
+    Kept<Format> (&stages)[STAGES];
+    const Attending& of;
+    const TileRows& tile;
+    int from, to, count;              // positions; slices of a head
+    int chunk, slice, stage;          // that are copied next
+    int cached, heads[CHUNK / ROWS];  // numbers of the heads of the lane's position, and of those that the thread copies
+
+    __device__ Slices(Kept<Format> (&stages)[STAGES], const Attending& of, const TileRows& tile, int from, int to)
+        : stages(stages), of(of), tile(tile), from(from), to(to), count((of.width + SLICE - 1) / SLICE),
+          chunk(from / CHUNK * CHUNK), slice(0), stage(0), cached(0) {}
+
+    // Begins to copy the next slice, if there is any.
+    __device__ void copy() {
+        if (chunk < to) {
+            if (slice == 0) find_heads();
+            const void* kept = slice < count ? of.keys : of.values;
+            copy_slice(stages[stage], static_cast<const Number*>(kept), (slice < count ? slice : slice - count) * SLICE);
+            if (Format::SCALED && slice == count - 1 && threadIdx.x < 2 * WARP)
+                copy_async<4>(&stages[stage].scales[threadIdx.x],
+                              (threadIdx.x < WARP ? of.key_scales : of.value_scales) + cached, true);
+            if (++slice == 2 * count) slice = 0, chunk += CHUNK;
+        }
+        commit_copies();
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+
+    __device__ void find_heads() {
+        const int at = chunk + int(threadIdx.x) % WARP, near = at < from ? from : at < to ? at : to - 1;
+        cached = int(tile.last.cached(near, of.own, of.tokens, tile.kv_head, of.kv_heads));
+#pragma unroll
+        for (int i = 0; i < CHUNK / ROWS; ++i) heads[i] = of_lane(cached, i * ROWS + int(threadIdx.x) / RUNS);
+    }
+
+    __device__ void copy_slice(Kept<Format>& to_stage, const Number* kept, int column) {
+        if (of.width % RUN == 0) {
+            const int run = int(threadIdx.x) % RUNS * RUN;
+#pragma unroll
+            for (int i = 0; i < CHUNK / ROWS; ++i) {
+                const int at = i * ROWS + int(threadIdx.x) / RUNS;
+                const bool there = from <= chunk + at && chunk + at < to && column + run < of.width;
+                copy_async<16>(&to_stage.numbers[at][run], there ? kept + i64(heads[i]) * of.width + column + run : kept,
+                               there);
+            }
+        } else {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < CHUNK * SLICE; i += ATTENDING) {
+                const int at = i / SLICE, own = i % SLICE, number = of_lane(cached, at);
+                const bool there = from <= chunk + at && chunk + at < to && column + own < of.width;
+                to_stage.numbers[at][own] = there ? kept[i64(number) * of.width + column + own] : Number(0);
             }
         }
     }
-    total = warp_sum(total);
-    float* out = partials + ((row * heads + head) * room + part) * (2 + width);
-    if (lane == 0) out[0] = largest, out[1] = total;
-    for (int s = 0; s < SLICES; ++s)
-        if (s * WARP + lane < width) out[2 + s * WARP + lane] = sums[s];
-}
+};
 
-#define ATTEND(name, Format, SLICES)                                                                                   \
-    extern "C" __global__ void name(const float* q, int q_stride, const Place* places, const void* keys,               \
-                                    const float* key_scales, const void* values, const float* value_scales, int own,   \
-                                    int tokens, float* partials, int rows, int heads, int kv_heads, int width,         \
-                                    float scale, float cap, Reach reach, int room) {                                   \
-        wait_for_previous();                                                                                           \
-        attend<Format, SLICES>(q, q_stride, places, keys, key_scales, values, value_scales, own, tokens, partials,     \
-                               rows, heads, kv_heads, width, scale, cap, reach, room);                                 \
+// One tile's attention to the positions from `from` on up to `to`.
+template <class Format, int SLICES, class Memory>
+__device__ void attend_tile(Memory& memory, const Attending& of, const TileRows& tile, int from, int to) {
+    constexpr int QUERIES = Memory::QUERIES, STAGES = Memory::STAGES, OWN = QUERIES / FEWEST;
+    const int thread = threadIdx.x, lane = thread % WARP, half = thread / WARP / 2, other_half = thread / WARP % 2;
+    Slices<Format, STAGES> slices(memory.stages, of, tile, from, to);
+    int stage = STAGES - 1;
+    const auto next_stage = [&]() -> const Kept<Format>& {
+        wait_for_copies<STAGES - 2>();
+        __syncthreads();  // everybody's have come, and the stage before is done with
+        slices.copy();
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        return memory.stages[stage];
+    };
+#pragma unroll 1
+    for (int i = 0; i < STAGES - 1; ++i) slices.copy();
+
+    for (int query = thread / WARP; query < tile.queries(); query += ATTENDING / WARP) {
+        const float* own = of.q + i64(tile.first_row + tile.row_of(query)) * of.q_stride + tile.head_of(query) * of.width;
+#pragma unroll 4
+        for (int column = lane; column < slices.count * SLICE; column += WARP)
+            memory.queries[query][column] = column < of.width ? own[column] : 0;
     }
 
-// By the widest head, and what keys and values are kept as.
+    // While weights are found, some neighbouring threads have a query, of which each has every SHARING-th position.
+    constexpr int SHARING = ATTENDING / QUERIES, POSITIONS = CHUNK / SHARING;
+    const int weighed = thread / SHARING, member = thread % SHARING;
+    const Seen seen = weighed < tile.queries() ? tile.seen(tile.row_of(weighed), of.reach) : Seen();
+    Softmax row, part;  // of a part of which chunks are added up
+    if (of.sinks && weighed < tile.queries()) row.begin(of.sinks + tile.head_of(weighed));
+
+    // Of scores, a thread has those of OWN queries, the first of which is this, by two positions; of sums of values, those of
+    // OWN neighbouring queries by four elements of each slice.
+    const int scored = half * 4 + lane / 8, position = other_half * 16 + lane % 8;
+    const int summed = scored * OWN, element = (other_half * 8 + lane % 8) * 4;
+    float sums[SLICES][OWN][4] = {};
+
+    for (int first = from / CHUNK * CHUNK; first < to; first += CHUNK) {
+        float scores[OWN][2][SUMS] = {};
+        for (int slice = 0; slice < slices.count; ++slice) {
+            const Kept<Format>& keys_of = next_stage();
+            const int columns = of.width - slice * SLICE < SLICE ? of.width - slice * SLICE : SLICE;
+            if (half * 4 >= tile.queries()) continue;  // of the whole warp
+#pragma unroll (OWN == 1 ? 8 : 4)
+            for (int column = 0; column < columns; column += SUMS) {
+                float keys[2][SUMS], query[SUMS];
+#pragma unroll
+                for (int j = 0; j < 2; ++j) Format::read_four(&keys_of.numbers[position + 8 * j][column], keys[j]);
+#pragma unroll
+                for (int i = 0; i < OWN; ++i) {
+                    read_run<SUMS>(&memory.queries[i * FEWEST + scored][slice * SLICE + column], query);
+#pragma unroll
+                    for (int j = 0; j < 2; ++j)
+#pragma unroll
+                        for (int e = 0; e < SUMS; ++e) scores[i][j][e] = fmaf(query[e], keys[j][e], scores[i][j][e]);
+                }
+            }
+        }
+        const Kept<Format>& scaled = memory.stages[stage];
+#pragma unroll
+        for (int i = 0; i < OWN; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float* four = scores[i][j];
+                float score = ((four[0] + four[1]) + (four[2] + four[3])) * of.scale;
+                if (Format::SCALED) score *= scaled.scales[position + 8 * j];
+                memory.weights[position + 8 * j][i * FEWEST + scored] = score;
+            }
+        __syncthreads();
+        if (of.cap != 0)
+#pragma unroll 1
+            for (int at = member; at < CHUNK; at += SHARING)
+                memory.weights[at][weighed] = tanhf(memory.weights[at][weighed] / of.cap) * of.cap;
+
+        float weights[POSITIONS], higher = part.largest;
+#pragma unroll
+        for (int p = 0; p < POSITIONS; ++p) {
+            weights[p] = memory.weights[p * SHARING + member][weighed];
+            if (seen.has(first + p * SHARING + member)) higher = fmaxf(higher, weights[p]);
+        }
+#pragma unroll
+        for (int distance = SHARING / 2; distance; distance /= 2)
+            higher = fmaxf(higher, __shfl_xor_sync(0xFFFFFFFF, higher, distance));
+        const float shrink = expf(part.largest - higher);
+#pragma unroll
+        for (int p = 0; p < POSITIONS; ++p) {
+            const int at = p * SHARING + member;
+            const bool counts = seen.has(first + at);
+            weights[p] = counts ? expf(weights[p] - higher) : 0;
+            memory.weights[at][weighed] = Format::SCALED && counts ? weights[p] * scaled.scales[CHUNK + at] : weights[p];
+        }
+        if (member == 0) memory.shrink[weighed] = shrink;
+        // The same tree for every number of threads that have a query.
+#pragma unroll
+        for (int distance = POSITIONS / 2; distance; distance /= 2)
+#pragma unroll
+            for (int p = 0; p < distance; ++p) weights[p] += weights[p + distance];
+        float total = weights[0];
+#pragma unroll
+        for (int distance = SHARING / 2; distance; distance /= 2) total += __shfl_xor_sync(0xFFFFFFFF, total, distance);
+        part.total = fmaf(part.total, shrink, total);
+        part.largest = higher;
+
+        const int begin = from > first ? from - first : 0, end = to - first < CHUNK ? to - first : CHUNK;
+#pragma unroll
+        for (int slice = 0; slice < SLICES; ++slice) {
+            if (slice >= slices.count) break;
+            const Kept<Format>& values_of = next_stage();
+            if (half * 4 * OWN >= tile.queries()) continue;
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sums[slice][i][e] *= memory.shrink[summed + i];
+#pragma unroll (OWN == 1 ? 8 : 4)
+            for (int at = begin; at < end; ++at) {
+                float values[4], weight[OWN];
+                Format::read_four(&values_of.numbers[at][element], values);
+                read_run<OWN>(&memory.weights[at][summed], weight);
+#pragma unroll
+                for (int i = 0; i < OWN; ++i)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) sums[slice][i][e] = fmaf(weight[i], values[e], sums[slice][i][e]);
+            }
+        }
+
+        const bool ends = first + CHUNK >= to;
+        if (!ends && (first + CHUNK) % PART) continue;
+        const int number = first / PART;
+        if (member == 0 && !of.partials) {
+            row.add(part.largest, part.total, memory.keep[weighed], memory.grow[weighed]);
+            memory.inverse[weighed] = ends ? 1 / row.total : 1;
+        } else if (member == 0) {
+            memory.keep[weighed] = 0, memory.grow[weighed] = memory.inverse[weighed] = 1;
+            if (seen.has_part(number)) {
+                float* out = of.partial(tile.first_row + tile.row_of(weighed), tile.head_of(weighed),
+                                        number - seen.first_part()) + of.width;
+                out[0] = part.largest, out[1] = part.total;
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const int query = summed + i;
+            if (query >= tile.queries()) break;
+            const int of_row = tile.first_row + tile.row_of(query), head = tile.head_of(query);
+            const Seen own = tile.seen(tile.row_of(query), of.reach);
+            if (of.partials && !own.has_part(number)) continue;
+            float* out = of.partials ? of.partial(of_row, head, number - own.first_part())
+                                     : of.y + i64(of_row) * of.y_stride + head * of.width;
+            const bool begins = of.partials || number == from / PART;
+            const float keep = memory.keep[query], grow = memory.grow[query], inverse = memory.inverse[query];
+#pragma unroll
+            for (int slice = 0; slice < SLICES; ++slice)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int column = slice * SLICE + element + e;
+                    if (column >= of.width) continue;
+                    const float before = begins ? 0 : out[column];
+                    out[column] = fmaf(sums[slice][i][e], grow, before * keep) * inverse;
+                }
+        }
+        part = Softmax();
+#pragma unroll
+        for (int slice = 0; slice < SLICES; ++slice)
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sums[slice][i][e] = 0;
+    }
+}
+
+// The memory of a block, for few queries or for many: the fewer there are, the more slices are under way.
+template <class Format, int SLICES, int QUERIES>
+union BlockMemory {
+    typedef AttentionMemory<Format, SLICES, QUERIES, 3> Many;
+    typedef AttentionMemory<Format, SLICES, FEWEST, 1> Least;
+    typedef AttentionMemory<Format, SLICES, FEWEST, 1 + int((sizeof(Many) - sizeof(Least)) / sizeof(Kept<Format>))> Few;
+    Many many;
+    Few few;
+};
+
+// Blocks have tiles of up to QUERIES. Neighbours have other heads of the same rows; the last rows, which see most, come first.
+template <class Format, int SLICES, int QUERIES>
+__device__ void attend(const Attending& of) {
+    BlockMemory<Format, SLICES, QUERIES>& memory = shared_memory<BlockMemory<Format, SLICES, QUERIES>>();
+    const int unit = int(blockIdx.x % u32(of.units)), number = int(blockIdx.x / u32(of.units));
+    const int part = int(u32(number) / u32(of.tiles)), stop = (of.tiles - (number - part * of.tiles)) * of.stride;
+    const int last = (stop < of.rows ? stop : of.rows) - 1;
+    const int group = of.heads / of.kv_heads, pieces = (group + QUERIES - 1) / QUERIES;
+    const int most_rows = pieces > 1 ? 1 : QUERIES / group;
+    TileRows tile;
+    tile.last = of.places[last];
+    if ((tile.last.before + 1) % most_rows && tile.last.after && last + 1 < of.rows) return;
+    const int rows = tile.last.before % most_rows + 1, piece = unit % pieces * QUERIES;
+    tile.rows = rows < last + 1 ? rows : last + 1;
+    tile.first_row = last + 1 - tile.rows;
+    tile.kv_head = unit / pieces;
+    tile.first_head = tile.kv_head * group + piece;
+    tile.together = group - piece < QUERIES ? group - piece : QUERIES;
+    int from = tile.seen(0, of.reach).start, to = int(tile.last.position) + 1;
+    if (of.partials) {
+        const int begin = (from / PART + part) * PART;
+        if (begin >= to) return;
+        if (from < begin) from = begin;
+        if (to > begin + PART) to = begin + PART;
+    }
+    if constexpr (QUERIES > FEWEST)
+        if (tile.queries() > FEWEST) return attend_tile<Format, SLICES>(memory.many, of, tile, from, to);
+    attend_tile<Format, SLICES>(memory.few, of, tile, from, to);
+}
+
+#define ATTEND(name, Format, WIDTH, QUERIES)                                                                           \
+    extern "C" __global__ void __launch_bounds__(ATTENDING, BLOCKS)                                                    \
+        name(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,             \
+             const void* values, const float* value_scales, int own, int tokens, float* partials, const float* sinks,  \
+             float* y, int y_stride, int rows, int heads, int kv_heads, int width, float scale, float cap,             \
+             Reach reach, int room, int units, int tiles, int stride) {                                                \
+        wait_for_previous();                                                                                           \
+        attend<Format, WIDTH / SLICE, QUERIES>({q, q_stride, places, keys, values, key_scales, value_scales, own,      \
+                                                tokens, partials, sinks, y, y_stride, rows, heads, kv_heads, width,    \
+                                                scale, cap, reach, room, units, tiles, stride});                       \
+    }
+
+// By the widest head, and what keys and values are kept as; a thread has sums of as many values, about.
 #define ATTEND_IN(format, Format)                                                                                      \
-    ATTEND(attend_64_##format, Format, 2) ATTEND(attend_128_##format, Format, 4) ATTEND(attend_256_##format, Format, 8) \
-    ATTEND(attend_576_##format, Format, 18)
+    ATTEND(attend_64_##format, Format, 64, 32) ATTEND(attend_128_##format, Format, 128, 32)                            \
+    ATTEND(attend_256_##format, Format, 256, 16) ATTEND(attend_576_##format, Format, 576, 8)
 ATTEND_IN(fp32, Fp32Kept)
 ATTEND_IN(fp16, Fp16Kept)
 ATTEND_IN(int8, Int8Kept)
 
-// y: f32[rows, heads * width] of all parts; a thread per value. A head may have a sink, f32[heads]: a score without a value.
+// y of all parts of rows that were computed apart; a thread per value.
 extern "C" __global__ void combine(const float* partials, const float* sinks, float* y, int y_stride, const Place* places,
                                    int rows, int heads, int width, Reach reach, int room) {
     wait_for_previous();
@@ -281,17 +403,16 @@ extern "C" __global__ void combine(const float* partials, const float* sinks, fl
     const i64 number = thread_number() / width, row = number / heads;
     if (row >= rows) return;
     const int parts = Seen(places[row].position, reach).parts();
-    const float* from = partials + number * room * (2 + width);
-    float largest = sinks ? sinks[number % heads] : LOWEST, total = 0, sum = 0;
-#pragma unroll 8
-    for (int part = 0; part < parts; ++part) largest = fmaxf(largest, from[part * (2 + width)]);
-    if (sinks) total = expf(sinks[number % heads] - largest);
+    const float* from = partials + number * room * (width + 4);
+    Softmax softmax;
+    if (sinks) softmax.begin(sinks + number % heads);
+    float sum = 0;
 #pragma unroll 8
     for (int part = 0; part < parts; ++part) {
-        const float* each = from + part * (2 + width);
-        const float weight = expf(each[0] - largest);  // a part without positions has none
-        total = fmaf(each[1], weight, total);
-        sum = fmaf(each[2 + i], weight, sum);
+        const float* each = from + part * (width + 4);
+        float keep, grow;
+        softmax.add(each[width], each[width + 1], keep, grow);
+        sum = fmaf(each[i], grow, sum * keep);
     }
-    y[row * y_stride + number % heads * width + i] = sum / total;
+    y[row * y_stride + number % heads * width + i] = sum * (1 / softmax.total);
 }

@@ -93,6 +93,7 @@ class DeviceGraph:
         self.stream = stream
         self.max_rows = max_rows
         self.hidden = graph.hidden
+        self.context = graph.context
         self._driver = stream.driver
         self._memory = memory
         self._graph = graph
@@ -100,8 +101,8 @@ class DeviceGraph:
         self.initializers = {tensor.name: tensor for tensor in proto.initializer}
         self.made_by = {output: node for node in proto.node for output in node.output}
         self.nodes = nodes
-        if any(spec.head_dim > HEADS[-1] or spec.head_dim % 2 for spec in graph.caches):
-            raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {HEADS[-1]}")
+        if any(spec.head_dim > max(HEADS) or spec.head_dim % 2 for spec in graph.caches):
+            raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {max(HEADS)}")
         if self.hidden % 4:
             raise EngineError(f"engine 'cuda' sums rows of a multiple of 4 elements, not of {self.hidden}")
         self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read

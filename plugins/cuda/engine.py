@@ -28,7 +28,7 @@ from motley.plugins.cuda.adapting import Adapting
 from motley.plugins.cuda.cublas import Gemm, open_cublas
 from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.inputs import StepInputs
-from motley.plugins.cuda.kernels import MOST_PARTS, PART, parts_of
+from motley.plugins.cuda.kernels import PART, parts_of
 from motley.plugins.cuda.known import submitted_nodes
 from motley.plugins.cuda.nodes.submission import StepRows
 from motley.plugins.cuda.recurrent_states import Lined, RecurrentStates
@@ -55,9 +55,9 @@ from motley.transport.cuda.stream import CudaGraph, CudaStream, measure_host_ste
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool]
-"""What a step is summed through, its rows, which of them are wanted, whether it is halved, and whether any row has an
-adapter."""
+Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool, bool]
+"""What a step is summed through, its rows, which of them are wanted, whether it is halved, whether any row has an
+adapter, and whether all are of one sequence."""
 OFTEN = 2
 """So many times a step with rows of prompts has come before it is captured: most sizes of a prompt's last rows never
 come again."""
@@ -183,10 +183,11 @@ class CudaEngine:
             began = perf_counter()
             decodes = len(sees) == len(spans) == len(wanted) and not lined.takes_guesses
             alike = decodes or not len(lined.spans)  # what recurrent layers do depends on each span
+            rows = [span.rows for span in spans]
             if alike and (len(sees) <= FEW_ROWS or self._on_device.gemm is None):
-                self._replay(sees, wanted, halved, adapted, lined)
+                self._replay(sees, rows, wanted, halved, adapted, lined)
             else:
-                self._submit(sees, wanted, halved, adapted, lined)
+                self._submit(sees, rows, wanted, halved, adapted, lined)
             self._on_device.finish()
             if len(sees) == 1 and self._trial.took(perf_counter() - began):
                 self._change_form()
@@ -239,12 +240,15 @@ class CudaEngine:
         self._on_device.head_rows = rows
         self._logits = self._on_device.pinned(4 * rows * self._graph.vocabulary).view(np.float32)
 
-    def _submit(self, sees: Sequence[int], wanted: list[int], halved: bool, adapted: bool, lined: Lined) -> None:
+    def _submit(
+        self, sees: Sequence[int], spans: Sequence[int], wanted: list[int], halved: bool, adapted: bool, lined: Lined
+    ) -> None:
         """Submit a step whose operands have been sent, up to the staging for logits; see `submit_nodes`."""
         device, count = self._on_device, len(sees)
         step = StepRows(
             places=self._inputs.places(count),
             sees=sees,
+            spans=spans,
             wanted=wanted,
             chunks=micro_chunks(count, halved),
             turns=self._turns,
@@ -256,22 +260,26 @@ class CudaEngine:
             source = device.values["logits"].address
             self._driver.copy(self._logits.ctypes.data, source, 4 * elements, self._stream.handle)
 
-    def _replay(self, sees: Sequence[int], wanted: list[int], halved: bool, adapted: bool, lined: Lined) -> None:
+    def _replay(
+        self, sees: Sequence[int], spans: Sequence[int], wanted: list[int], halved: bool, adapted: bool, lined: Lined
+    ) -> None:
         """Submit a step as `_submit` does, at first node by node. A kind of step that comes again is captured, and
         replayed from then on. The parts of its attention are as many as twice the positions might need, so that it is
-        seldom captured anew.
+        seldom captured anew, and rows that are not all of one sequence may be of any.
         """
-        count, parts = len(sees), min(MOST_PARTS, 1 << (parts_of(max(sees)) - 1).bit_length())
-        kind = transport(self._collectives), count, tuple(wanted), halved, adapted
+        count, parts = len(sees), 1 << (parts_of(max(sees)) - 1).bit_length()
+        sees_most = [min(parts, parts_of(self._graph.context)) * PART] * count
+        any_spans = [count] if len(spans) == 1 else [1] * count
+        kind = transport(self._collectives), count, tuple(wanted), halved, adapted, len(spans) == 1
         graph = self._graphs.pop((*kind, parts), None)
         often = 1 if count == len(wanted) else OFTEN
         if graph is None and self._captures and self._stepped[kind] >= often:
-            graph = self._capture(partial(self._submit, [parts * PART] * count, wanted, halved, adapted, lined))
+            graph = self._capture(partial(self._submit, sees_most, any_spans, wanted, halved, adapted, lined))
         if graph is not None:
             self._graphs[*kind, parts] = graph  # the last of them: it was used last
             self._stream.replay(graph)
         else:
-            self._submit(sees, wanted, halved, adapted, lined)
+            self._submit(sees, spans, wanted, halved, adapted, lined)
             self._stepped[kind] += 1
 
     def _capture(self, submit: Callable[[], None]) -> CudaGraph | None:

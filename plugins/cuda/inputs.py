@@ -78,11 +78,13 @@ class StepInputs:
         found = np.reshape(starts, (-1, len(spans))) + self._address
         rotary = self._rotary.of([span.prompt for span in spans])
         firsts = [
-            ((own[0], own[-1]), turns, span.position, span.adapter)
+            ((own[0], own[-1]), turns, span.position, span.adapter, 0, span.rows)
             for own, turns, span in zip(found.T, rotary, spans, strict=True)
         ]
         places = np.array(firsts, PLACE).repeat(rows)
-        places["position"] += np.arange(count) - np.repeat(np.cumsum(rows) - rows, rows)
+        places["before"] = np.arange(count) - np.repeat(np.cumsum(rows) - rows, rows)
+        places["position"] += places["before"]
+        places["after"] -= places["before"] + 1
         np.copyto(self._pinned[: hidden.nbytes].view(np.float32).reshape(hidden.shape), hidden)
         self._pinned[start : start + places.nbytes].view(PLACE)[:] = places
         self._pinned[start + places.nbytes : owners].view(RECURRING)[:] = lined.spans

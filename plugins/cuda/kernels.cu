@@ -37,10 +37,8 @@ __device__ inline float block_sum(float value) {
 
 // What another lane of the warp has.
 __device__ inline float of_lane(float value, int lane) { return __shfl_sync(0xFFFFFFFF, value, lane); }
-__device__ inline i64 of_lane(i64 value, int lane) {
-    const u32 low = __float_as_uint(of_lane(__uint_as_float(u32(value)), lane));
-    const u32 high = __float_as_uint(of_lane(__uint_as_float(u32(value >> 32)), lane));
-    return i64(u64(high) << 32 | low);
+__device__ inline int of_lane(int value, int lane) {
+    return int(__float_as_uint(of_lane(__uint_as_float(u32(value)), lane)));
 }
 
 __device__ inline i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }

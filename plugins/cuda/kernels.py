@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from motley.transport.cuda.compiler import DEVICE
 
-_FILES = ("kernels", "row_source", "nodes", "attention", "adapting", "recurrent", "quantised", "tiles")
+_FILES = ("kernels", "row_source", "nodes", "caches", "attention", "adapting", "recurrent", "quantised", "tiles")
 SOURCES = (DEVICE, *(Path(__file__).with_name(f"{name}.cu") for name in _FILES))
 WARP = 32
 THREADS = 128
@@ -31,9 +31,18 @@ KINDS: dict[int, tuple[str, int]] = {
     TensorProto.UINT4: ("int4", 8),
 }
 """How kernels call a type of weights, and how many of them they read at once: a run."""
-PLACE = np.dtype([("blocks", "u8", 2), ("turns", "u8"), ("position", "i8"), ("adapter", "i8")])
-"""`Place` in the source: where a row finds its sequence's blocks and rotary tables, where it stands in it, and the
-slot of its adapter."""
+PLACE = np.dtype(
+    [
+        ("blocks", "u8", 2),
+        ("turns", "u8"),
+        ("position", "i8"),
+        ("adapter", "i8"),
+        ("before", "i4"),
+        ("after", "i4"),
+    ]
+)
+"""`Place` in the source: where a row finds its sequence's blocks and rotary tables, where it stands in it, the slot of
+its adapter, and how many rows of its span come before and after it."""
 CODED = {"int4": 4, "int8": 8}
 """Bits of the weights that products take as codes, by kind."""
 BLOCKS = (16, 32, 64, 128, 256)
@@ -44,18 +53,16 @@ PARTS = 16
 """Of a stretch; so many threads quantise one, and have a row of codes, as in the source."""
 HEAD_BYTES = 64
 """Of a stretch of quantised activations, before their codes, as in the source."""
-HEADS = (64, 128, 256, 576)
-"""Widths up to which there is a kernel for heads."""
+HEADS = {64: 32, 128: 32, 256: 16, 576: 8}
+"""By the widths up to which there is a kernel for heads, how many queries a block has, as in the source."""
 GATES = {"Swish": 1, "Relu": 2, "Gelu": 3}
 """What is made of rows that are multiplied by what opens a gate (`RowSource.made`), by the operator that opens it."""
 NORM = 4
 """What is made of rows that are normalised, likewise."""
 NORM_PART = 512
 """Elements of a group that a warp normalises, and of a row that a block of threads makes, as in the source."""
-PART = 32
-"""Positions that one warp attends to, at least, before a row's are given to several, as in the source."""
-MOST_PARTS = 64
-"""The most parts that a row's attention is cut in, as in the source."""
+PART = 256
+"""Positions, from a multiple of it on, that a row attends to apart from others, as in the source."""
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,7 @@ def integers(*values: int) -> tuple[ctypes.c_int, ...]:
     return tuple(map(ctypes.c_int, values))
 
 
-def parts_of(positions: int) -> int:
-    """In how many parts a row attends that sees so many positions, as in the source."""
-    return min(MOST_PARTS, -(-positions // PART))
+def parts_of(positions: int, most: int = 0) -> int:
+    """In how many parts a row attends at most that sees the last of so many positions: all, or no more than `most`."""
+    parts = -(-positions // PART)
+    return min(parts, (most - 2) // PART + 2) if most else parts

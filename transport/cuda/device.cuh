@@ -53,9 +53,6 @@ __device__ inline Type* computed_once(Type* value) {
     return value;
 }
 
-// Has a line of memory on its way to the second cache.
-__device__ inline void prefetch(const void* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
-
 // The memory that the threads of a block share, as one value for each type of it.
 template <class Block>
 __device__ inline Block& shared_memory() {

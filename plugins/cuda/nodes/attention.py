@@ -10,7 +10,7 @@ import onnx
 
 from motley.plugins.cuda.adapting import Adapting
 from motley.plugins.cuda.device_graph import DeviceGraph
-from motley.plugins.cuda.kernels import HEADS, MOST_PARTS, PLACE, WARP, integers, parts_of, pointer, rows_of
+from motley.plugins.cuda.kernels import HEADS, PLACE, THREADS, WARP, integers, parts_of, pointer, rows_of
 from motley.plugins.cuda.nodes.submission import StepRows, Submission
 from motley.plugins.engine import SCALES, Collectives
 from motley.plugins.nodes import attributes_of
@@ -18,7 +18,9 @@ from motley.plugins.nodes import attributes_of
 PARTIALS_BYTES = 64 << 20
 """What the parts of rows of many or wide heads take together, unless a single row takes more."""
 DECODED_TOGETHER = 32
-"""Sequences of which each has room for a row in as many parts as there can be, where that is little memory."""
+"""Rows that each have room for as many parts as there can be, where that is little memory."""
+ENOUGH_BLOCKS = 512
+"""Blocks of threads that keep a GPU busy, so that each of them may have all parts of its rows."""
 
 
 class Reach(ctypes.Structure):
@@ -66,26 +68,54 @@ class Operands:
         return Operands(rows, caches, (rest[0], rest[1]), rest[2:])
 
 
-def rows_that_attend_together(sees: Sequence[int], most: int, room: int) -> list[tuple[slice, int]]:
+@dataclass(frozen=True)
+class Tiles:
+    """How query heads are cut for the blocks of threads that attend, as in the source.
+
+    Attributes:
+        kernel: what the kernels for such heads are called, without the format of caches.
+        rows: neighbours of one sequence that a block has together.
+        units: blocks that have the same rows.
+    """
+
+    kernel: str
+    rows: int
+    units: int
+
+    @staticmethod
+    def of(heads: int, kv_heads: int, width: int) -> Tiles:
+        widest, queries = next((each, HEADS[each]) for each in HEADS if width <= each)
+        group = heads // kv_heads
+        return Tiles(f"attend_{widest}", max(1, queries // group), kv_heads * -(-group // queries))
+
+    def blocks(self, spans: Sequence[int]) -> int:
+        """Of so many rows of one sequence each, if a block has all parts of its rows."""
+        return self.units * sum(-(-rows // self.rows) for rows in spans)
+
+    def most_parts(self, positions: int, most: int) -> int:
+        """In how many parts the rows of a block attend together, the last of which sees so many positions; `most`: how
+        many a row sees at most, of a window or a chunk; 0: all."""
+        return parts_of(positions, most + self.rows - 1 if most else 0)
+
+
+def rows_that_attend_together(parts: Sequence[int], room: int) -> list[tuple[slice, int]]:
     """Cut the rows of a step into those whose attention is submitted together.
 
     Args:
-        sees: how many positions each row sees, without the window.
-        most: how many it sees at most, of a window or a chunk; 0: all.
-        room: how many parts of rows there is memory for, at least `MOST_PARTS`.
+        parts: in how many each row attends.
+        room: how many parts of rows there is memory for, at least as many as one row has.
 
     Returns:
         Slices of rows, each with the most parts that one of its rows has; by all of the slice they fit into the room.
     """
     together = []
     start = largest = 0
-    for row, positions in enumerate(sees):
-        parts = parts_of(min(positions, most) if most else positions)
-        if max(largest, parts) * (row + 1 - start) > room:
+    for row, own in enumerate(parts):
+        if max(largest, own) * (row + 1 - start) > room:
             together.append((slice(start, row), largest))
             start, largest = row, 0
-        largest = max(largest, parts)
-    return [*together, (slice(start, len(sees)), largest)]
+        largest = max(largest, own)
+    return [*together, (slice(start, len(parts)), largest)]
 
 
 class AttentionNodes(Submission):
@@ -95,8 +125,8 @@ class AttentionNodes(Submission):
         self, graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None = None
     ) -> None:
         super().__init__(graph, summing, step, adapting)
-        self._attending: dict[tuple[int, int], list[tuple[slice, int]]] = {}
-        """See `rows_that_attend_together`, by how much rows see at most and the room that there is."""
+        self._attending: dict[tuple[Tiles, int, int], list[tuple[slice, int]]] = {}
+        """See `_attending_within`."""
 
     def attention(self, node: onnx.NodeProto) -> None:
         graph, attributes, operands = self._graph, attributes_of(node), Operands.of(node)
@@ -115,28 +145,32 @@ class AttentionNodes(Submission):
             *(*rows_of(q), *given[0], *given[1], places, *arrays[0], *arrays[-1], *blocks),
             *(*integers(self._tokens), *shape, self._turning(node, operands)),
         )
-        # Room for all rows in one part, or for those of several sequences in many, if that is not too much.
-        fitting = max(MOST_PARTS, PARTIALS_BYTES // (4 * heads * (2 + width)))
-        room = min(fitting, max(graph.max_rows, min(DECODED_TOGETHER, graph.max_rows) * MOST_PARTS))
-        partials = pointer(graph.buffer(f"partials of {heads} heads", heads * (2 + width), room).address)
         y = self._result(node, heads * width)
         sinks = pointer(graph.address(operands.more[0]) if node.op_type == "CachedAttentionWithSinks" else 0)
         numbers = ctypes.c_float(attributes["scale"]), ctypes.c_float(attributes["soft_cap"])
-        for rows, parts in self._attending_within(reach.window or reach.chunk, room):
-            count = integers(rows.stop - rows.start)
+        tiles, room = Tiles.of(heads, kv_heads, width), self._room(heads, width)
+        shared = graph.buffer(f"partials of {heads} heads", heads * (width + 4), room).address if room > 1 else 0
+        for rows, parts in self._attending_within(tiles, reach.window or reach.chunk, room):
+            count, of_rows = rows.stop - rows.start, rows_of(y.after(rows.start))
             places = pointer(self._places + PLACE.itemsize * rows.start)
+            partials = shared if parts > 1 else 0
+            # Of a single span all tiles but the last are full, so that only as many blocks are needed.
+            stride = tiles.rows if parts == 1 == len(self._step.spans) and not rows.start else 1
+            number = -(-count // stride)
             graph.launch(
-                f"attend_{next(each for each in HEADS if width <= each)}_{graph.blocks.format}",
-                (rows.stop - rows.start) * heads * parts * WARP,
-                *(*rows_of(q.after(rows.start)), places, *arrays[0], *arrays[-1], *blocks),
-                *(partials, *count, *shape, *numbers, reach, *integers(parts)),
+                f"{tiles.kernel}_{graph.blocks.format}",
+                number * tiles.units * parts * THREADS,
+                *(*rows_of(q.after(rows.start)), places, *arrays[0], *arrays[-1], *blocks, pointer(partials)),
+                *(sinks, *of_rows, *integers(count), *shape, *numbers, reach),
+                *integers(parts, tiles.units, number, stride),
             )
-            graph.launch(
-                "combine",
-                (rows.stop - rows.start) * heads * width,
-                *(partials, sinks, *rows_of(y.after(rows.start)), places),
-                *(*count, *integers(heads, width), reach, *integers(parts)),
-            )
+            if parts > 1:
+                graph.launch(
+                    "combine",
+                    count * heads * width,
+                    *(pointer(partials), sinks, *of_rows, places),
+                    *(*integers(count, heads, width), reach, *integers(parts)),
+                )
 
     def _turning(self, node: onnx.NodeProto, operands: Operands) -> Turning:
         graph, attributes = self._graph, attributes_of(node)
@@ -146,7 +180,21 @@ class AttentionNodes(Submission):
         warmth = (attributes.get(name, 0) for name in ("warm_span", "warm_offset", "warmth"))
         return Turning(cosines, sines, *gains, *warmth, attributes["rotary_dim"])
 
-    def _attending_within(self, most: int, room: int) -> list[tuple[slice, int]]:
-        if (most, room) not in self._attending:
-            self._attending[most, room] = rows_that_attend_together(self._sees, most, room)
-        return self._attending[most, room]
+    def _attending_within(self, tiles: Tiles, most: int, room: int) -> list[tuple[slice, int]]:
+        """The rows that attend together, each with the parts of their attention that blocks have apart: in one part all
+        of it, without partial sums."""
+        key = tiles, most, room
+        if key not in self._attending:
+            parts = [tiles.most_parts(positions, most) for positions in self._step.sees]
+            enough = max(parts) == 1 or tiles.blocks(self._step.spans) >= ENOUGH_BLOCKS
+            whole = [(slice(0, len(parts)), 1)]
+            self._attending[key] = whole if enough else rows_that_attend_together(parts, room)
+        return self._attending[key]
+
+    def _room(self, heads: int, width: int) -> int:
+        """How many parts of rows there is memory for: for those of several rows in as many as there can be, if that is
+        not too much."""
+        graph = self._graph
+        most = parts_of(graph.context)
+        fitting = PARTIALS_BYTES // (4 * heads * (width + 4))
+        return max(most, min(fitting, min(DECODED_TOGETHER, graph.max_rows) * most)) if most > 1 else 1

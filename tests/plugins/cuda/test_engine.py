@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,6 @@ from tests.plugins.cuda.host_blas import HostBlas, HostGemms
 from tests.plugins.known_cases import known_cases
 from tests.plugins.sequences import Sequences
 from tests.transport.conftest import run_ranks as run_ranks
-from tests.transport.cuda.host_driver import DEVICE as DEVICE_ADDRESSES
 from tests.transport.cuda.host_driver import HostDriver
 from tests.transport.cuda.host_kernels import launch
 from tests.transport.cuda.test_kernels import CAPABILITIES
@@ -355,10 +354,14 @@ def test_a_chunk_of_a_prompt_and_decoded_rows_are_one_step(tmp_path: Path) -> No
         assert np.array_equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
-def test_rows_that_see_unlike_numbers_of_positions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So far apart that their attention is cut in unlike numbers of parts, for which there is little room."""
+@pytest.mark.parametrize(("name", "enough"), [("llama-mqa", 512), ("mistral-window", 512), ("llama-mqa", 1)])
+def test_rows_that_see_unlike_numbers_of_positions(
+    name: str, enough: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So far apart that their attention is cut in unlike numbers of parts, for which there is little room; or blocks
+    have all parts of their rows, as `enough` of them keep a GPU busy."""
     monkeypatch.setattr(attention, "DECODED_TOGETHER", 1)
+    monkeypatch.setattr(attention, "ENOUGH_BLOCKS", enough)
     case = next(each for each in known_cases() if each.folder.name == name)
     options = EngineOptions(extra={"host_step": "function"}, max_rows=30)
     places = [(700, 1, 1), (500, 17, 3), (0, 5, 1), (130, 2, 1)]
@@ -394,12 +397,12 @@ def test_a_step_is_captured_anew_where_positions_double(tmp_path: Path) -> None:
                 return CudaEngine(graph, collectives, options, HostDriver(captures=can), None)
 
             folder, factory = tmp_path / str(captures), partial(engine, can=captures)
-            with LocalSession(model, factory, shares, folder, options=options) as group:
-                positions = [40, 41, 42, *range(61, 68), 126, 127, 128, 129, 254]
+            with LocalSession(model, factory, shares, folder, options=options, blocks=CacheBlocks(200, 8)) as group:
+                positions = [40, 41, 42, *range(253, 260), 510, 511, 512, 513, 1022]
                 results.append([group.decode([0, 1], case.tokens[:2], [at, at // 2]) for at in positions])
                 (each,) = group.engines
                 assert isinstance(each, CudaEngine)
-                assert [parts for *_, parts in each._graphs] == ([2, 4, 8] if captures else [])
+                assert [parts for *_, parts in each._graphs] == ([1, 2, 4] if captures else [])
     assert np.array_equal(*results)
 
 
@@ -542,70 +545,6 @@ def pointer(array: np.ndarray[Any, Any] | None) -> ctypes.c_void_p:
     argument = ctypes.c_void_p(None if array is None else array.ctypes.data)
     argument.array = array  # type: ignore[attr-defined]
     return argument
-
-
-@pytest.mark.parametrize("width", [22, 64, 96, 128, 256, 576])
-@pytest.mark.parametrize(("window", "chunk", "cap"), [(0, 0, 0.0), (150, 0, 3.0), (0, 150, 0.0)])
-def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(
-    width: int, window: int, chunk: int, cap: float
-) -> None:
-    """How much room there is for parts, how long blocks are, and in which order they lie: nothing of it shows."""
-    rng = np.random.default_rng(width)
-    heads, kv_heads, scale, positions = 4, 2, 0.2, [0, 127, 128, 400, 699]
-    rows, context = len(positions), 700
-    q = rng.standard_normal((rows, heads * width)).astype(np.float32)
-    keys, values = rng.standard_normal((2, rows, kv_heads, context, width)).astype(np.float32)
-    results = []
-    for tokens, room in ((32, 22), (32, 64), (7, 22), (context, 22)):
-        each = -(-context // tokens)
-        tables = rng.permutation(rows * each).astype(np.int32).reshape(rows, each)
-        pools = [np.full((rows * each, kv_heads, tokens, width), np.nan, np.float32) for _ in range(2)]
-        places = np.zeros(rows, kernels.PLACE)
-        for row, (at, table) in enumerate(zip(positions, tables, strict=True)):
-            places[row] = (0, DEVICE_ADDRESSES + table.ctypes.data), 0, at, 0
-            for pool, cache in zip(pools, (keys, values), strict=True):
-                for position in range(at + 1):
-                    pool[table[position // tokens], :, position % tokens] = cache[row, :, position]
-        partials = np.full(rows * heads * room * (2 + width), np.nan, np.float32)
-        y, stride = np.zeros((rows, heads * width), np.float32), ctypes.c_int(heads * width)
-        kernel = f"attend_{next(each for each in kernels.HEADS if width <= each)}_fp32"
-        caches = [each for pool in pools for each in (pointer(pool), ctypes.c_void_p(0))]
-        given = [pointer(q), stride, pointer(places), *caches, *map(ctypes.c_int, (1, tokens)), pointer(partials)]
-        given += [*map(ctypes.c_int, (rows, heads, kv_heads, width)), ctypes.c_float(scale), ctypes.c_float(cap)]
-        given += [attention.Reach(window, chunk), ctypes.c_int(room)]
-        launch(SOURCES, kernel, -(-rows * heads * room * kernels.WARP // kernels.THREADS), kernels.THREADS, given)
-        given = [pointer(partials), pointer(None), pointer(y), stride, pointer(places)]
-        given += [*map(ctypes.c_int, (rows, heads, width)), attention.Reach(window, chunk), ctypes.c_int(room)]
-        launch(SOURCES, "combine", -(-rows * heads * width // kernels.THREADS), kernels.THREADS, given)
-        results.append(y)
-    assert all(result.tobytes() == results[0].tobytes() for result in results)
-    for row, at in enumerate(positions):
-        seen = slice(max(0, at + 1 - window) if window else at - at % chunk if chunk else 0, at + 1)
-        for head in range(heads):
-            part, kv = slice(head * width, (head + 1) * width), head // (heads // kv_heads)
-            key, value = (cache[row, kv, seen].astype(float) for cache in (keys, values))
-            scores = key @ q[row, part].astype(float) * scale
-            scores = np.tanh(scores / cap) * cap if cap else scores
-            weight = np.exp(scores - scores.max())
-            expected = weight @ value / weight.sum()
-            assert np.abs(results[0][row, part] - expected).max() < 2e-5 * np.abs(value).max()
-
-
-@given(
-    st.lists(st.integers(1, 20000), min_size=1, max_size=40),
-    st.sampled_from([0, 150, 4096]),
-    st.integers(kernels.MOST_PARTS, 2000),
-)
-def test_rows_attend_together_as_far_as_there_is_room(sees: list[int], window: int, room: int) -> None:
-    together = attention.rows_that_attend_together(sees, window, room)
-    assert [row for rows, _ in together for row in range(rows.start, rows.stop)] == [*range(len(sees))]
-    for rows, parts in together:
-        seen = [min(each, window or each) for each in sees[rows]]
-        assert max(map(kernels.parts_of, seen)) == parts
-        assert parts * len(seen) <= room
-    for (rows, parts), (after, _) in pairwise(together):
-        following = kernels.parts_of(min(sees[after.start], window or sees[after.start]))
-        assert max(parts, following) * (rows.stop + 1 - rows.start) > room
 
 
 def test_texts_are_the_same_whatever_the_host_step(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:

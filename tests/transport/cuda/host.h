@@ -46,7 +46,6 @@ static unsigned __byte_perm(unsigned low, unsigned high, unsigned chosen) {
     return made;
 }
 static uint4 read_once(const void* from) { return *static_cast<const uint4*>(from); }
-static void prefetch(const void*) {}
 static void wait_for_previous() {}
 template <class Type> static Type computed_once(Type value) { return value; }
 static unsigned short float_to_half(float value) { return bits_of<unsigned short>(_Float16(value)); }
