@@ -75,7 +75,7 @@ struct Attending {
 };
 
 // Rows of one sequence, and some of their heads that have the same keys: query i is of row i / together.
-struct TileRows {
+struct QueryTile {
     int first_row, rows, first_head, together, kv_head;
     Place last;  // of its last row
     __device__ int queries() const { return rows * together; }
@@ -112,12 +112,12 @@ struct Slices {
     static constexpr int RUN = Kept<Format>::RUN, RUNS = SLICE / RUN, ROWS = ATTENDING / RUNS;
     Kept<Format> (&stages)[STAGES];
     const Attending& of;
-    const TileRows& tile;
+    const QueryTile& tile;
     int from, to, count;              // positions; slices of a head
     int chunk, slice, stage;          // that are copied next
     int cached, heads[CHUNK / ROWS];  // numbers of the heads of the lane's position, and of those that the thread copies
 
-    __device__ Slices(Kept<Format> (&stages)[STAGES], const Attending& of, const TileRows& tile, int from, int to)
+    __device__ Slices(Kept<Format> (&stages)[STAGES], const Attending& of, const QueryTile& tile, int from, int to)
         : stages(stages), of(of), tile(tile), from(from), to(to), count((of.width + SLICE - 1) / SLICE),
           chunk(from / CHUNK * CHUNK), slice(0), stage(0), cached(0) {}
 
@@ -166,7 +166,7 @@ struct Slices {
 
 // One tile's attention to the positions from `from` on up to `to`.
 template <class Format, int SLICES, class Memory>
-__device__ void attend_tile(Memory& memory, const Attending& of, const TileRows& tile, int from, int to) {
+__device__ void attend_tile(Memory& memory, const Attending& of, const QueryTile& tile, int from, int to) {
     constexpr int QUERIES = Memory::QUERIES, STAGES = Memory::STAGES, OWN = QUERIES / FEWEST;
     const int thread = threadIdx.x, lane = thread % WARP, half = thread / WARP / 2, other_half = thread / WARP % 2;
     Slices<Format, STAGES> slices(memory.stages, of, tile, from, to);
@@ -354,7 +354,7 @@ __device__ void attend(const Attending& of) {
     const int last = (stop < of.rows ? stop : of.rows) - 1;
     const int group = of.heads / of.kv_heads, pieces = (group + QUERIES - 1) / QUERIES;
     const int most_rows = pieces > 1 ? 1 : QUERIES / group;
-    TileRows tile;
+    QueryTile tile;
     tile.last = of.places[last];
     if ((tile.last.before + 1) % most_rows && tile.last.after && last + 1 < of.rows) return;
     const int rows = tile.last.before % most_rows + 1, piece = unit % pieces * QUERIES;
