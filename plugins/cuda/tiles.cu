@@ -34,13 +34,14 @@ struct TileShape {
     static constexpr bool SIXTEENFOLD = BITS == 4 && !ZEROS;
 };
 
-// A stretch of a warp's codes. Units are mixed so that neither whole rows nor a unit of 8 rows are in the same banks.
+// A stretch of a warp's codes.
 template <int ROWS>
 struct alignas(16) Stage {
-    u32 codes[ROWS][STRETCH / 4];
+    static constexpr int ROW_WORDS = STRETCH / 4;
+    u32 words[ROWS * ROW_WORDS];
 
-    __device__ u32* at(int row, int unit) { return &codes[row][(unit ^ row / 2 % UNITS) * (UNIT / 4)]; }
-    __device__ const u32* at(int row, int unit) const { return &codes[row][(unit ^ row / 2 % UNITS) * (UNIT / 4)]; }
+    // Where a row's unit begins: neither whole rows nor one unit of 8 rows are in the same banks.
+    __device__ static u32 at(u32 row, u32 unit) { return row * ROW_WORDS + (unit ^ row / 2 % UNITS) * (UNIT / 4); }
 };
 
 template <int ROWS, int PIECES>
@@ -111,8 +112,8 @@ struct TileRows {
         const bool there = stretch * STRETCH + byte < row_bytes;
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
-            u32* to = stage.at(i * (WARP / COPIES) + lane / COPIES, byte / UNIT) + byte % UNIT / 4;
-            copy_async<COPY>(to, codes + (stretch * STRETCH + begins[i]), there);
+            const u32 to = stage.at(i * (WARP / COPIES) + lane / COPIES, byte / UNIT) + byte % UNIT / 4;
+            copy_async<COPY>(&stage.words[to], codes + (stretch * STRETCH + begins[i]), there);
         }
     }
 };
@@ -185,8 +186,9 @@ struct Factors {
             }
 #pragma unroll
             for (int pair = 0; pair < UNITS; pair += 2) {
-                u32 words[4];  // rows g and g + 8 of a unit, then of the next one
-                read_tiles(words, stage.at(i * TILE_ROWS + lane % 16, pair + lane / 16));
+                u32 words[4];  // of rows g and g + 8 in a unit, then in the next one
+                const u32 begin = stage.at(lane % 16, lane / 16) ^ pair * (UNIT / 4);
+                read_tiles(words, &stage.words[begin + i * TILE_ROWS * stage.ROW_WORDS]);
 #pragma unroll
                 for (int word = 0; word < 4; ++word) {
                     const int unit = pair + word / 2, half = word % 2;
@@ -380,7 +382,7 @@ TILE_PRODUCTS_OF(products_int4_short_zeros_16x8, 4, true, true, 1, 1, 3)
 TILE_PRODUCTS_OF(products_int4_short_zeros_16x16, 4, true, true, 1, 2, 2)
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, ZEROS ? 5 : 6)                                                         \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                                     \
     TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 
