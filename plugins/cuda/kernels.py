@@ -24,6 +24,8 @@ DOTTED = (1, 2, 4)
 """The same by codes, without tensor cores; more tokens are multiplied in tiles."""
 TILES = ((16, 8), (16, 16), (16, 32), (32, 32))
 """Rows of codes and tokens that a warp has together of a product in tiles, as in the source."""
+TILE_GROUP = 32
+"""Tokens whose activations for tiles are together in each stretch, as in the source."""
 KINDS: dict[int, tuple[str, int]] = {
     TensorProto.FLOAT: ("fp32", 4),
     TensorProto.FLOAT16: ("fp16", 8),
@@ -227,8 +229,8 @@ class Coded:
         return self.columns * self.bits // 8
 
     def activation_bytes(self, tokens: int) -> int:
-        """Of the memory for so many tokens' activations: products in tiles read those of whole tiles."""
-        return -(-tokens // TILES[-1][1]) * TILES[-1][1] * self.stretches * (HEAD_BYTES + STRETCH * (8 // self.bits))
+        """Of the memory for so many tokens' activations: those for products in tiles are in whole groups."""
+        return -(-tokens // TILE_GROUP) * TILE_GROUP * self.stretches * (HEAD_BYTES + STRETCH * (8 // self.bits))
 
     @property
     def is_short(self) -> bool:

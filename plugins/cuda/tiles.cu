@@ -8,26 +8,25 @@
 // threads that have them: from the first cache, as all blocks of a multiprocessor read the same. At the end all warps
 // of a result's sums add up a part of the results, in the order of `products`.
 
-constexpr int TILE_ROWS = 16;
-constexpr int BLOCK_WARPS = 4;
-constexpr int STAGES = 4;  // stretches of codes under way
+constexpr int TILE_ROWS = 16, BLOCK_WARPS = 4;
+constexpr int STAGES = 4;                         // stretches of codes under way
 constexpr int UNIT = 16, UNITS = STRETCH / UNIT;  // bytes of a row that a tile has at a time, and how many a stretch has
-constexpr int PANEL = 256;                        // blocks of rows that all tokens have before others: caches hold their codes
+constexpr int PANEL = 256;  // blocks of rows that all tokens have before others: caches hold their codes
 
-// What a kernel is made for: the bits of weights, the scales of a row's stretch, whether zeros are given, the tiles of a warp.
+// What a kernel is made for: the bits of weights, the scales of a row's stretch, whether zeros are given, a warp's tiles.
 // There are 8 scales where pieces are short, 1 where no block is shorter than a stretch, else 4, of which some may be equal.
 template <int BITS_, int SCALES_, bool ZEROS_, int ROW_TILES_, int TOKEN_TILES_>
 struct TileShape {
     static constexpr int BITS = BITS_, SCALES = SCALES_, ROW_TILES = ROW_TILES_, TOKEN_TILES = TOKEN_TILES_;
     static constexpr bool ZEROS = ZEROS_, SHORT = SCALES == SHORT_PIECES;
-    static constexpr int SUBS = 8 / BITS;                           // words of activations for a word of codes
-    static constexpr int PIECES = SHORT ? 8 : 4;                    // of a stretch
-    static constexpr int CLASSES = PARTS / PIECES;                  // of stretches: a warp has those of one
-    static constexpr int ROWS = ROW_TILES * TILE_ROWS;              // of a warp
-    static constexpr int TOKENS = TOKEN_TILES * TILE_TOKENS;        // of a block
+    static constexpr int SUBS = 8 / BITS;                     // words of activations for a word of codes
+    static constexpr int PIECES = SHORT ? 8 : 4;              // of a stretch
+    static constexpr int CLASSES = PARTS / PIECES;            // of stretches: a warp has those of one
+    static constexpr int ROWS = ROW_TILES * TILE_ROWS;        // of a warp
+    static constexpr int TOKENS = TOKEN_TILES * TILE_TOKENS;  // of a block
     static constexpr int BLOCK_ROWS = ROWS * BLOCK_WARPS / CLASSES;
     static constexpr bool FIRSTS = BITS == 8 && ZEROS;  // a code less its zero is no byte, but a code less 128 is
-    // Blocks of the rows of a stretch that a thread multiplies, and of them those that it reads, for itself and three others.
+    // Blocks of a stretch that a thread multiplies, and of them those that it reads, for itself and three others.
     static constexpr int ROW_BLOCKS = ROW_TILES * 2 * SCALES, BLOCKS = ROW_BLOCKS < 4 ? 1 : ROW_BLOCKS / 4;
     __device__ static int block(int i) { return (i * 4 + int(threadIdx.x % 4)) % ROW_BLOCKS; }
     // Codes of 4 bits less 8 are multiplied by 16: so they need not be moved within their bytes.
@@ -131,7 +130,8 @@ struct Blocks {
             const bool there = at < rows.row_bytes;
             const int block = rows.blocks[i] + ((there ? at : 0) >> rows.block_shift);
             scales[i] = there ? rows.scales[block] : 0;
-            if (Shape::ZEROS) zeros[i] = Shape::BITS == 4 ? rows.zeros[block / 2] >> 4 * (block % 2) & 0xF : rows.zeros[block];
+            if (!Shape::ZEROS) continue;
+            zeros[i] = Shape::BITS == 4 ? rows.zeros[block / 2] >> 4 * (block % 2) & 0xF : rows.zeros[block];
         }
     }
 
@@ -157,8 +157,8 @@ struct Blocks {
     }
 };
 
-// Four codes of a row, less their zero (which is in each byte of `zeros`), as signed bytes: the lower halves of a word's bytes,
-// or the upper ones, or all. Codes of 8 bits are less 128.
+// Four codes of a row, less their zero (which is in each byte of `zeros`), as signed bytes: the lower halves of a word's
+// bytes, or the upper ones, or all. Codes of 8 bits are less 128.
 template <class Shape>
 __device__ inline u32 signed_codes(u32 word, bool upper, u32 zeros) {
     if (Shape::BITS == 8) return word ^ 0x80808080;
@@ -366,11 +366,11 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
              float* y, int y_stride, int tokens, int rows, int row_bytes, int block_shift, int blocks) {               \
         const Codes matrix = {codes, scales, zeros, row_bytes, block_shift, blocks};                                   \
         if (!SHORT && 1 << block_shift >= STRETCH) {                                                                   \
-            tile_products<TileShape<BITS, SHORT ? 8 : 1, ZEROS, ROW_TILES, TOKEN_TILES>>(x, stretches, matrix, bias, y,  \
-                                                                                       y_stride, tokens, rows);        \
+            tile_products<TileShape<BITS, SHORT ? 8 : 1, ZEROS, ROW_TILES, TOKEN_TILES>>(                              \
+                x, stretches, matrix, bias, y, y_stride, tokens, rows);                                                \
         } else {                                                                                                       \
-            tile_products<TileShape<BITS, SHORT ? 8 : 4, ZEROS, ROW_TILES, TOKEN_TILES>>(x, stretches, matrix, bias, y,  \
-                                                                                       y_stride, tokens, rows);        \
+            tile_products<TileShape<BITS, SHORT ? 8 : 4, ZEROS, ROW_TILES, TOKEN_TILES>>(                              \
+                x, stretches, matrix, bias, y, y_stride, tokens, rows);                                                \
         }                                                                                                              \
     }
 
@@ -382,7 +382,7 @@ TILE_PRODUCTS_OF(products_int4_short_zeros_16x8, 4, true, true, 1, 1, 3)
 TILE_PRODUCTS_OF(products_int4_short_zeros_16x16, 4, true, true, 1, 2, 2)
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                                     \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                         \
     TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 

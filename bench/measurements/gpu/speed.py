@@ -51,7 +51,13 @@ VOCABULARY = 256
 """Token ids of the prompt are below it."""
 
 
-def product_seconds(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, launches: int = 48) -> dict[int, float]:
+def product_seconds(
+    driver: Driver,
+    kind: str,
+    shape: tuple[int, int] = SHAPE,
+    launches: int = 48,
+    rows_at_once: Sequence[int] = ROWS_AT_ONCE,
+) -> dict[int, float]:
     """How long our own kernels' product takes, by the tokens that it is computed for; these are quantised before, where
     weights are codes. Launches are a graph, as in an engine, and take matrices in turn, as many as fit the place of one
     of floats: no cache has them from the launch before."""
@@ -65,8 +71,9 @@ def product_seconds(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, l
             memory.callback(driver.free, address)
             return address
 
-        most = max(ROWS_AT_ONCE)
-        x, y, weights = allocate(4 * most * columns), allocate(4 * most * rows), allocate(4 * rows * columns)
+        most = max(rows_at_once)
+        x = allocate(coded.activation_bytes(most) if coded else 4 * most * columns)
+        y, weights = allocate(4 * most * rows), allocate(4 * rows * columns)
         scales_bytes = 4 * rows * columns // BLOCK
         copies = 4 * rows * columns // one
         scales = allocate(copies * scales_bytes)
@@ -101,7 +108,7 @@ def product_seconds(driver: Driver, kind: str, shape: tuple[int, int] = SHAPE, l
                 took.append(perf_counter() - began)
             return min(took) / times
 
-        return {tokens: seconds(tokens) for tokens in ROWS_AT_ONCE}
+        return {tokens: seconds(tokens) for tokens in rows_at_once}
 
 
 def all_reduce_us(

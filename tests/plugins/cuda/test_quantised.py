@@ -28,10 +28,11 @@ U8 = npt.NDArray[np.uint8]
 
 MOST_PER_CODE = 2.2
 """Instructions for a 4-bit code at one token: with 4.5 a GPU with the memory of an RTX 3090 would wait for them."""
-MOST_PER_TILE = {"16x8": 55, "32x32": 25}
-"""Instructions for a multiplication of tiles, that is for 4096 products, by the rows and tokens of a warp. With 57 for
-eight tokens an H200 could just read 4-bit codes as fast as memory gives them; with 44 for many it could just do four
-tenths of the operations that FP16 does there at 512 rows."""
+MOST_PER_TILE = {"16x8": (40, 50), "32x32": (17, 22)}
+"""Instructions for a multiplication of tiles, that is for 4096 products, by the rows and tokens of a warp: in blocks of
+a stretch at least, and in shorter ones. With 57 for eight tokens an H200 could just read 4-bit codes as fast as memory
+gives them. With 29 for many an H100 could just do four tenths of the operations that FP16 does there at 512 rows, if it
+began one in every cycle; with 17, in six of ten."""
 
 
 def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
@@ -155,8 +156,8 @@ def disassembler() -> Path:
     return next(Path(str(file.locate())) for file in files if file.stem == "nvdisasm")
 
 
-def per_multiplication(listing: str, kernel: str, multiplies: str) -> float:
-    """Instructions for each multiplication (of such a name) in the loop of a kernel that multiplies most."""
+def per_multiplication(listing: str, kernel: str, multiplies: str) -> list[float]:
+    """Instructions for each multiplication (of such a name) in the loops of a kernel that multiply most, ascending."""
     (body,) = re.findall(rf"^\.text\.{kernel}:\n(.*?)(?=^//-----)", listing, re.DOTALL | re.MULTILINE)
     labels: dict[str, int] = {}
     instructions: list[str] = []
@@ -170,8 +171,8 @@ def per_multiplication(listing: str, kernel: str, multiplies: str) -> float:
         for at, each in enumerate(instructions)
         if (target := re.search(r"\bBRA\b.*?(\.L_x_\d+)", each)) and labels[target[1]] <= at
     ]
-    count, length = max((sum(multiplies in each for each in loop), len(loop)) for loop in loops)
-    return length / count
+    counts = [sum(multiplies in each for each in loop) for loop in loops]
+    return sorted(len(loop) / count for loop, count in zip(loops, counts, strict=True) if count == max(counts))
 
 
 @pytest.mark.soak
@@ -182,7 +183,9 @@ def test_a_gpu_has_little_to_do_for_a_code(capability: Capability, tmp_path: Pat
     cubin = tmp_path / "kernels.cubin"
     cubin.write_bytes(compile_kernels(SOURCES, capability))
     told = subprocess.run([program, "-c", cubin], capture_output=True, text=True, check=True, timeout=100)
-    per_code = {each: per_multiplication(told.stdout, f"products_int4{each}_1", "IDP") / 4 for each in ("", "_zeros")}
-    assert all(1 < each <= MOST_PER_CODE for each in per_code.values()), per_code
-    per_tile = {tile: per_multiplication(told.stdout, f"products_int4_{tile}", "IMMA") for tile in MOST_PER_TILE}
-    assert all(12 < per_tile[tile] <= most for tile, most in MOST_PER_TILE.items()), per_tile
+    for kernel in ("products_int4_1", "products_int4_zeros_1"):
+        assert 4 < per_multiplication(told.stdout, kernel, "IDP")[-1] <= 4 * MOST_PER_CODE, kernel
+    for tile, (most, most_in_short_blocks) in MOST_PER_TILE.items():
+        long_blocks, short_blocks = per_multiplication(told.stdout, f"products_int4_{tile}", "IMMA")
+        assert 9 < long_blocks <= most, tile
+        assert 12 < short_blocks <= most_in_short_blocks, tile
