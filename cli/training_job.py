@@ -103,7 +103,7 @@ async def train_on_mesh(asked: MeshTraining, ticket: Ticket, *, follow: bool, as
             print(json.dumps(job))
         elif follow:
             for line in described(job):
-                results.print(line, highlight=False, soft_wrap=True, markup=False)
+                results.print(line, soft_wrap=True, markup=False)
 
 
 async def offer_data(ticket: Ticket, *, as_json: bool) -> None:
@@ -152,7 +152,7 @@ async def offer_data(ticket: Ticket, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"adapter": str(adapter)}))
     else:
-        results.print(f"the adapter is {escape(str(adapter))}", highlight=False, soft_wrap=True)
+        results.print(f"the adapter is {escape(str(adapter))}", soft_wrap=True)
 
 
 async def _until(true: Callable[[], bool], seconds: float) -> None:
@@ -187,7 +187,7 @@ async def follow_job(client: Client, number: str) -> dict[str, Any]:
             job = await client.call("GET", f"/api/jobs/{number}")
             new = min(job["said"] - said, len(job["log"]))
             for line in job["log"][len(job["log"]) - new :]:
-                console.print(escape(line), highlight=False)
+                console.print(escape(line))
             said = job["said"]
             show(job)
             is_to_be_served = job["serve"] and job["state"] == "done" and not (job["served_as"] or job["unserved"])

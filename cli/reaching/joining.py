@@ -95,7 +95,7 @@ async def _look(token: str, kept: Sequence[Membership]) -> Announced | None:
         )
     console.print("In this network there are:")
     for number, mesh in enumerate(fitting, start=1):
-        console.print(f"  {number}. {mesh.name} at {mesh.addresses[0]}", markup=False, highlight=False)
+        console.print(f"  {number}. {mesh.name} at {mesh.addresses[0]}", markup=False)
     if len(fitting) == 1:
         return fitting[0]
     while True:
@@ -136,7 +136,7 @@ async def _typed(question: str) -> str:
     Raises:
         CliError: nobody can.
     """
-    console.print(question, end="", markup=False, highlight=False)
+    console.print(question, end="", markup=False)
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[bytes] = loop.create_future()
 

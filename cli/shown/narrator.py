@@ -174,4 +174,4 @@ class MeshLog(TroubleLog):
 
 
 def _print(text: str, level: int) -> None:
-    console.print(escape(text), style="yellow" if level > logging.INFO else "", soft_wrap=True, highlight=False)
+    console.print(escape(text), style="yellow" if level > logging.INFO else "", soft_wrap=True)

@@ -41,8 +41,9 @@ def _width(stream: TextIO) -> int | None:
     return None if stream.isatty() or os.environ.get("COLUMNS") else UNWRAPPED
 
 
-console = Console(stderr=True, width=_width(sys.stderr))
-results = Console(width=_width(sys.stdout))
+# Without `highlight`: Rich would colour the numbers in names of models and machines, and the ends of paths.
+console = Console(stderr=True, width=_width(sys.stderr), highlight=False)
+results = Console(width=_width(sys.stdout), highlight=False)
 
 
 class LoadingBars:
@@ -76,10 +77,7 @@ class LoadingLines:
         if (whole and was_whole) or (not whole and now - since < LINE_S):
             return
         self._said[rank] = now, whole
-        console.print(
-            escape(f"{_label(rank, self._verb)}: {short_bytes(done)} of {short_bytes(total)}"),
-            highlight=False,
-        )
+        console.print(escape(f"{_label(rank, self._verb)}: {short_bytes(done)} of {short_bytes(total)}"))
 
 
 def _label(rank: int | str, verb: str) -> str:
@@ -113,7 +111,7 @@ def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal said
         if done == total or time.monotonic() - said >= LINE_S:
             said = time.monotonic()
-            console.print(f"{what}: {done} of {total}", highlight=False)
+            console.print(f"{what}: {done} of {total}")
 
     yield say
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -75,6 +78,14 @@ def test_a_long_title_is_not_as_narrow_as_its_table() -> None:
     title = "a-model-with-a-[long]-name: stored (int8, fp32), context 1024, ready"
     Console(file=out, width=80).print(table(["a"], [["1"]], title=title))
     assert out.getvalue().splitlines()[0] == title
+
+
+def test_numbers_in_names_have_no_colour_of_their_own() -> None:
+    line = "qwen3-0.6b (rank 1) at /home/ann/models and 192.168.1.10:7337"
+    printing = f"from motley.cli.shown.show import console, results; console.print({line!r}); results.print({line!r})"
+    coloured = {**os.environ, "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    done = subprocess.run([sys.executable, "-c", printing], capture_output=True, text=True, env=coloured, check=True)
+    assert (done.stdout, done.stderr) == (f"{line}\n", f"{line}\n")
 
 
 def test_what_a_session_does_is_a_line() -> None:

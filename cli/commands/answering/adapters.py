@@ -139,7 +139,7 @@ def _tell(adapter: dict[str, Any], as_json: bool, words: str) -> None:
     if as_json:
         print(json.dumps(adapter))
     else:
-        results.print(words, highlight=False, markup=False, soft_wrap=True)
+        results.print(words, markup=False, soft_wrap=True)
 
 
 def _described(adapter: dict[str, Any]) -> str:
@@ -187,4 +187,4 @@ def merge(
         console.print(
             f"the rank holds a module's change up to {missed:.0%}; --into a model, or a larger --rank, is exact"
         )
-    console.print(f"wrote {out}", highlight=False)
+    console.print(f"wrote {out}")

@@ -167,7 +167,7 @@ class Chat:
         self._lasting = lasting
         self._session: dict[str, Any] = {}
         self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: console.print(HELP, markup=False, highlight=False),
+            "/help": lambda _: console.print(HELP, markup=False),
             "/model": self._choose,
             "/system": self._instruct,
             "/retry": self._retry,
@@ -199,7 +199,7 @@ class Chat:
             except KeyboardInterrupt:
                 console.print("[dim](stopped)[/]")
             except CliError as error:
-                console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True, highlight=False)
+                console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
 
     def _loaded(self) -> str:
         """The model to begin with if none is named.
@@ -244,7 +244,7 @@ class Chat:
             return
         for name in self._names():
             here = " (you talk to it)" if name == self._session["name"] else ""
-            console.print(f"  {name}{here}", markup=False, highlight=False)
+            console.print(f"  {name}{here}", markup=False)
         console.print("[dim]/model and another name, or a folder, loads that one[/]")
 
     def _instruct(self, text: str) -> None:
@@ -310,7 +310,7 @@ class Chat:
                 thought = choice.get("delta", {}).get("reasoning_content") or ""
                 piece = choice["text"] if not chats else choice["delta"].get("content") or ""
                 if thought:
-                    console.out(harmless(thought), style="dim", end="", highlight=False)
+                    console.out(harmless(thought), style="dim", end="")
                 elif thinking and piece:
                     console.print("\n")
                 thinking = bool(thought) or (thinking and not piece)

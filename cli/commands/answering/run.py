@@ -298,7 +298,7 @@ async def _answer(
                 finish = choice["finish_reason"] or finish
                 if not as_json:
                     if thought:
-                        console.out(thought, style="dim", end="", highlight=False)
+                        console.out(thought, style="dim", end="")
                     elif any(thoughts) and piece and not any(said):
                         console.print()
                     print(piece, end="", flush=True)

@@ -38,9 +38,9 @@ def devices(as_json: AsJson = False) -> None:
     columns = ["device", "kind", "memory", "free", "bandwidth", "driver", "engines"]
     results.print(table(columns, [_row(device) for device in found]))
     if machine.no_gpu:
-        results.print(f"No GPU: {escape(machine.no_gpu)}", soft_wrap=True, highlight=False)
+        results.print(f"No GPU: {escape(machine.no_gpu)}", soft_wrap=True)
     for name, why in missing.items():
-        results.print(f"Engine {name} cannot run here: {escape(why)}", soft_wrap=True, highlight=False)
+        results.print(f"Engine {name} cannot run here: {escape(why)}", soft_wrap=True)
 
 
 def _row(device: Device) -> list[str]:

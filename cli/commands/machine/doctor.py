@@ -53,7 +53,7 @@ def doctor(
                 f"[{_COLOURS[each.level]}]{each.level:<4}[/] {each.about}: {escape(each.what)}", soft_wrap=True
             )
             if each.remedy and each.level is not Level.GOOD:
-                results.print(f"     -> {escape(each.remedy)}", soft_wrap=True, highlight=False)
+                results.print(f"     -> {escape(each.remedy)}", soft_wrap=True)
     if any(each.level is Level.BAD for each in found):
         raise typer.Exit(1)
 

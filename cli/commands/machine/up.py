@@ -267,8 +267,7 @@ def _show_code(pairing: Pairing) -> None:
 
     console.print(
         f"[bold]{escape(pairing.name)}[/] ({pairing.address}) wants to join. If that is your machine, type there:"
-        f" [bold]{shown(pairing.code)}[/]",
-        highlight=False,
+        f" [bold]{shown(pairing.code)}[/]"
     )
 
 
@@ -305,7 +304,7 @@ def _of_operator(orchestrator: Orchestrator) -> Membership:
 def tell(lines: Sequence[str], where: Console = console) -> None:
     """Print lines as they are, whatever is in them: brackets of IPv6 addresses, say."""
     for line in lines:
-        where.print(line, soft_wrap=True, highlight=False, markup=False)
+        where.print(line, soft_wrap=True, markup=False)
 
 
 def how_to_join(targets: Sequence[str], local: str, token: str) -> list[str]:

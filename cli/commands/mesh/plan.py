@@ -129,10 +129,10 @@ def show_plan(answer: dict[str, Any], requests: int) -> None:
     columns = ["node", "layers", "KV groups", "MLP blocks", "vocabulary blocks", "memory"]
     results.print(table(columns, rows, title=f"Plan ({KINDS[answer['plan']['kind']]})"))
     many = f", for each of {requests} requests" if requests > 1 else ""
-    results.print(f"Forecast: {forecast_line(forecast)}{many}", soft_wrap=True, highlight=False)
+    results.print(f"Forecast: {forecast_line(forecast)}{many}", soft_wrap=True)
     if requests > 1:
         rate = 1e3 * requests / forecast["ms_per_token"]
-        results.print(f"All requests together: {rate:.1f} tokens per second", highlight=False)
+        results.print(f"All requests together: {rate:.1f} tokens per second")
     taking = {rank["node"] for rank in ranks}
     for each in answer["without"]:
         name = escape(each["node"])
@@ -141,11 +141,11 @@ def show_plan(answer: dict[str, Any], requests: int) -> None:
                 one["ms_per_token"] for one in answer["alternatives"] if set(one["nodes"]) == {*taking, each["node"]}
             ]
             why = f" ({worse[0]:.1f} ms per token)" if worse else ""
-            results.print(f"Left out: {name}: with it, a token takes no less{why}", soft_wrap=True, highlight=False)
+            results.print(f"Left out: {name}: with it, a token takes no less{why}", soft_wrap=True)
         elif each["ms_per_token"] is None:
-            results.print(f"Without {name}: the model does not fit", soft_wrap=True, highlight=False)
+            results.print(f"Without {name}: the model does not fit", soft_wrap=True)
         else:
-            results.print(f"Without {name}: {each['ms_per_token']:.1f} ms", soft_wrap=True, highlight=False)
+            results.print(f"Without {name}: {each['ms_per_token']:.1f} ms", soft_wrap=True)
     for other in answer["alternatives"][:1]:
         nodes, how = escape(", ".join(other["nodes"])), KINDS[other["kind"]]
-        results.print(f"Next best: {other['ms_per_token']:.1f} ms on {nodes}, {how}", soft_wrap=True, highlight=False)
+        results.print(f"Next best: {other['ms_per_token']:.1f} ms on {nodes}, {how}", soft_wrap=True)

@@ -85,11 +85,11 @@ def status(
     for session in sessions:
         results.print(session_table(session))
         if doing := activity(session):
-            results.print(doing, soft_wrap=True, highlight=False)
+            results.print(doing, soft_wrap=True)
         if told := forecast_beside(session):
-            results.print(told, soft_wrap=True, highlight=False)
+            results.print(told, soft_wrap=True)
         for chosen in chosen_devices(session):
-            results.print(f"[dim]{escape(chosen)}[/]", soft_wrap=True, highlight=False)
+            results.print(f"[dim]{escape(chosen)}[/]", soft_wrap=True)
         if missing := waiting(session):
             results.print(f"[yellow]{missing}[/]", soft_wrap=True)
         if lost := losses(session):

@@ -49,12 +49,12 @@ def update(
     rows = [[name, version, "to be updated" if name in older else "newest"] for name, version in versions.items()]
     results.print(table(["machine", "Motley", ""], rows))
     if not older:
-        results.print(f"All machines have Motley {newest}.", highlight=False)
+        results.print(f"All machines have Motley {newest}.")
         return
     for name in older:
         how = command if name == HERE else f"there: `motley update` says how; usually {ELSEWHERE}"
-        results.print(f"{escape(name)}: {escape(how)}", soft_wrap=True, highlight=False)
-    results.print("Then start `motley up` or `motley join` there again.", highlight=False)
+        results.print(f"{escape(name)}: {escape(how)}", soft_wrap=True)
+    results.print("Then start `motley up` or `motley join` there again.")
 
 
 HERE, ORCHESTRATOR = "this machine", "the orchestrator"

@@ -137,4 +137,4 @@ def _show(found: list[dict[str, Any]]) -> None:
     columns = ["model", "held as", "memory", "tokens per second", "first after", "nodes"]
     results.print(table(columns, rows, title="What fits, by forecast"))
     if best := next((each["name"] for each in found if not each["why_not"]), None):
-        results.print(f"To talk to one: `motley chat {best}`", highlight=False)
+        results.print(f"To talk to one: `motley chat {best}`")

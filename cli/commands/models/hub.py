@@ -64,7 +64,7 @@ def search(
     ]
     results.print(table(["model", "family", "format", "parameters", "runs"], rows))
     if left := len(told) - len(shown):
-        results.print(f"{left} more that Motley cannot run: --all shows them", highlight=False)
+        results.print(f"{left} more that Motley cannot run: --all shows them")
 
 
 def _judged(found: ModelInfo) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _pull_whole(source: str, files: Sequence[PublishedFile], as_json: bool) -> N
         print(json.dumps({"model": source, "path": str(place), "bytes": total, "fetched_bytes": missing}))
         return
     what = f"fetched {short_bytes(missing)} of" if missing else "was here already:"
-    results.print(f"{source}: {what} {short_bytes(total)}, {place}", soft_wrap=True, highlight=False, markup=False)
+    results.print(f"{source}: {what} {short_bytes(total)}, {place}", soft_wrap=True, markup=False)
 
 
 async def _planned(model: str, context: int | None, url: str, api_key: str) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _pull_share(source: str, plan: dict[str, Any], node: str, cache: ShareCache,
     nodes = ", ".join(dict.fromkeys(ranks[number]["node"] for number in own))
     what = f"fetched {short_bytes(came)}" if came else "was here already"
     told = f"{source}: what {nodes} needs of {short_bytes(total)}: {what}, {place}"
-    results.print(told, soft_wrap=True, highlight=False, markup=False)
+    results.print(told, soft_wrap=True, markup=False)
 
 
 def _share(told: dict[str, Any]) -> Share:

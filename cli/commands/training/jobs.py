@@ -99,4 +99,4 @@ def _tell(job: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(job))
         return
     for line in described(job):
-        results.print(line, highlight=False, soft_wrap=True, markup=False)
+        results.print(line, soft_wrap=True, markup=False)

@@ -256,7 +256,7 @@ def train(
         report = {"adapter": str(out / "adapter"), "steps": steps, "losses": losses, **told_of}
         print(json.dumps(report | {"perplexity": trained.perplexity}))
         return
-    results.print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}  {sparkline(losses)}", highlight=False)
+    results.print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}  {sparkline(losses)}")
     if trained.perplexity:
         before, after = trained.perplexity
         results.print(f"perplexity of {counted(trained.held_out, 'held-out example')}: {before:.2f} to {after:.2f}")
@@ -265,7 +265,7 @@ def train(
     if trained.cut or trained.unanswered:
         cut = counted(trained.cut, "example")
         results.print(f"cut to the context: {cut}; left out, without an answer in it: {trained.unanswered}")
-    results.print(f"the adapter is {escape(str(out / 'adapter'))}", highlight=False, soft_wrap=True)
+    results.print(f"the adapter is {escape(str(out / 'adapter'))}", soft_wrap=True)
 
 
 def _refuse_what_has_no_effect(command: typer.Context, mode: Mode | None, *, offer: bool, near: bool) -> None:
@@ -340,7 +340,7 @@ def _curve(steps: int) -> Iterator[Callable[[Point], None]]:
             nonlocal said
             if point.held_out is not None or time.monotonic() - said >= LINE_S:
                 said = time.monotonic()
-                console.print(_words(point, steps), highlight=False)
+                console.print(_words(point, steps))
 
         yield say
         return

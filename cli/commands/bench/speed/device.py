@@ -85,4 +85,4 @@ def device(
     rows = [[how, f"{times['p50']:.2f}", f"{times['p99']:.2f}"] for how, times in report.ms_per_token.items()]
     results.print(table(["weights", "ms/token p50", "p99"], rows, title=f"{about}: {speed}, {report.model}"))
     for how, why in report.failures.items():
-        results.print(f"{how}: {escape(why)}", soft_wrap=True, highlight=False)
+        results.print(f"{how}: {escape(why)}", soft_wrap=True)
