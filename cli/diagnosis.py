@@ -54,11 +54,17 @@ def addresses(found: Sequence[str]) -> Finding:
     return Finding(Level.GOOD, "addresses", f"others are told {found[0]}{others}", advice)
 
 
-def disk(folder: str, free: float, trouble: str = "") -> Finding:
-    """About the folder for shares. `trouble`: why nothing can be written there."""
+def disk(folder: str, free: float, trouble: str = "", nodes: Sequence[str] = ()) -> Finding:
+    """About a folder for shares.
+
+    Args:
+        trouble: why nothing can be written there.
+        nodes: that run on this machine and keep their shares there; none: the next one would.
+    """
     if trouble:
         return Finding(Level.BAD, "disk", trouble, "choose another folder: --cache, or MOTLEY_CACHE")
-    told = f"{short_bytes(free)} are free in {folder}, where shares are kept"
+    who = f"{' and '.join(nodes)}, running here, {'keep' if len(nodes) > 1 else 'keeps'} shares"
+    told = f"{short_bytes(free)} are free in {folder}, where {who if nodes else 'shares are kept'}"
     if free < ROOM_BYTES:
         return Finding(Level.NOTE, "disk", told, "`motley cache rm` makes room; --cache chooses another disk")
     return Finding(Level.GOOD, "disk", told)

@@ -44,6 +44,7 @@ class Told:
         pid, started_at: of the daemon, and when it began, in Unix time: another process may have its number later.
         limit_s: to it no lease lasts longer.
         trouble: why what stands in the file is taken for no lease; empty: it is one, or there is none.
+        shares: the folder in which the daemon keeps shares; empty: not told.
     """
 
     node: str
@@ -53,6 +54,7 @@ class Told:
     started_at: float
     limit_s: float
     trouble: str = ""
+    shares: str = ""
 
 
 class LeaseFile:

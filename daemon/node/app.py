@@ -158,7 +158,8 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         observer.joined(welcome.node_id, settings)
 
     ranks = Ranks(settings, observer.rank)
-    leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to)
+    shares = config.cache.folder
+    leasing = Leasing(config.node_name, ranks, config.lease, config.lease_limit_s, config.yield_to, shares)
     relays = Relays()
     trainings = Trainings(settings, leasing, tickets_of(config.lease))
     await leasing.look()

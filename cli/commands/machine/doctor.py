@@ -63,15 +63,8 @@ async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]
     from motley.daemon.node.survey.capabilities import measure
     from motley.daemon.node.survey.devices import lacking
     from motley.daemon.node.survey.engines import installed_engines
-    from motley.daemon.weights.cache import CacheError, ShareCache
     from motley.orchestrator.mesh.addresses import own_addresses
 
-    shares, trouble = ShareCache(cache), ""
-    try:
-        await asyncio.to_thread(shares.prepare)
-    except CacheError as error:
-        trouble = str(error)
-    free = 0.0 if trouble else float(shutil.disk_usage(shares.folder).free)
     taken = [port for port in range(wanted[0], wanted[1] + 1) if port and not _can_listen(port)]
     firewall = await asyncio.to_thread(_firewall)
     machine = await asyncio.to_thread(measure, await installed_engines())
@@ -82,7 +75,7 @@ async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]
     return [
         addresses(own_addresses()),
         ports(wanted, taken, firewall, sys.platform),
-        disk(str(shares.folder), free, trouble),
+        *await asyncio.to_thread(_disks, cache),
         there,
         *(
             Finding(Level.NOTE, "engines", f"{name} cannot run here: {why}")
@@ -90,6 +83,27 @@ async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]
             if machine.gpus  # else that is why
         ),
     ]
+
+
+def _disks(cache: Path | None) -> list[Finding]:
+    """About the folder for shares that was named, or those of the nodes that run on this machine, or the usual one."""
+    from motley.daemon.lease.file import LeaseFile
+    from motley.daemon.weights.cache import CacheError, ShareCache
+
+    nodes: dict[Path | None, list[str]] = {}
+    for told in LeaseFile().told() if cache is None else ():
+        if told.shares:
+            nodes.setdefault(Path(told.shares), []).append(told.node)
+    found = []
+    for folder, names in nodes.items() or [(cache, [])]:
+        shares, trouble = ShareCache(folder), ""
+        try:
+            shares.prepare()
+        except CacheError as error:
+            trouble = str(error)
+        free = 0.0 if trouble else float(shutil.disk_usage(shares.folder).free)
+        found.append(disk(str(shares.folder), free, trouble, names))
+    return found
 
 
 async def _mesh(url: str, api_key: str) -> list[Finding]:

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.lease import LIMIT_S, Holder, Lease, LeaseError
@@ -43,7 +44,13 @@ class Leasing:
     """The lease of this machine, for as long as the daemon lives."""
 
     def __init__(
-        self, node: str, ranks: Ranks, file: LeaseFile, limit_s: float = LIMIT_S, yield_to: YieldTo | None = None
+        self,
+        node: str,
+        ranks: Ranks,
+        file: LeaseFile,
+        limit_s: float = LIMIT_S,
+        yield_to: YieldTo | None = None,
+        shares: Path | None = None,
     ) -> None:
         """
         Args:
@@ -51,6 +58,7 @@ class Leasing:
             ranks: that make way.
             limit_s: no lease lasts longer.
             yield_to: to what a lease is taken by itself; None: to nothing.
+            shares: where this node keeps shares, for commands of this machine that ask; None: they are not told.
         """
         self._rules = Rules(yield_to or YieldTo())
         self._on_processor = OthersOnProcessor()
@@ -58,6 +66,7 @@ class Leasing:
         self._ranks = ranks
         self._file = file
         self._limit_s = limit_s
+        self._shares = str(shares.absolute()) if shares else ""
         self._course = Course()
         self._lease: Lease | None = None
         self._trouble = ""
@@ -227,8 +236,9 @@ class Leasing:
 
     def _write_state(self) -> None:
         course, own = self._course, (os.getpid(), began(os.getpid()) or 0.0)
+        told = Told(self._node, course.state, course.device, *own, self._limit_s, self._trouble, self._shares)
         try:
-            self._file.tell(Told(self._node, course.state, course.device, *own, self._limit_s, self._trouble))
+            self._file.tell(told)
         except LeaseError as error:
             logger.warning("nobody can see how the lease is followed: %s", error)
 

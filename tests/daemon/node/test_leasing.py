@@ -41,7 +41,7 @@ class Node:
         self.file = LeaseFile(folder / "lease.json")
         self.ranks = Ranks(settings, lambda role, event: None)
         self.ranks.attach(self, settings)
-        self.leasing = Leasing("pc", self.ranks, self.file)
+        self.leasing = Leasing("pc", self.ranks, self.file, shares=settings.cache.folder)
         self.heard: asyncio.Queue[pb.Lease] = asyncio.Queue()
         self.workers = {}
         for number, engine in enumerate(("onnxruntime", "webgpu")):
@@ -100,7 +100,7 @@ async def test_it_tells_whenever_something_changes(tmp_path: Path) -> None:
                 do()
                 await node.hears(state, trouble)
                 (daemon,) = await asyncio.to_thread(node.file.told)
-                assert daemon.node == "pc"
+                assert (daemon.node, daemon.shares) == ("pc", str(tmp_path))
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from motley.cli.commands.machine.doctor import _disks
+from motley.daemon.lease.file import LeaseFile, Told, began
+from motley.daemon.lease.lease import LIMIT_S
+from motley.daemon.lease.states import State
 from motley.protocol.mesh_pb2 import Probed
 
 
@@ -23,3 +31,17 @@ async def test_it_says_which_way_between_which_nodes_fails(mesh: Any, new_node: 
         "pc cannot reach laptop (127.0.0.1): nothing answers at laptop:4000 within 5 s"
     ]
     assert {"disk", "ports", "drivers", "mesh", "versions", "clocks"} <= {each["about"] for each in found}
+
+
+def test_it_looks_at_the_disk_where_a_node_that_runs_here_keeps_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOTLEY_LEASE", str(tmp_path / "lease.json"))
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "usual"))
+    file, here, now = LeaseFile(), os.getpid(), began(os.getpid()) or 0.0
+    assert [str(tmp_path / "usual") in each.what for each in _disks(None)] == [True]
+    file.tell(Told("pc", State.NORMAL, "", here, now, LIMIT_S, shares=str(tmp_path / "other")))
+    (found,) = _disks(None)
+    assert f"in {tmp_path / 'other'}, where pc, running here, keeps shares" in found.what
+    (named,) = _disks(tmp_path / "named")
+    assert str(tmp_path / "named") in named.what
