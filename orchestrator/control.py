@@ -35,7 +35,7 @@ from motley.orchestrator.trust.pairings import Pairing, PairingError, Pairings
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, HeldRank, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
-from motley.protocol.pairing import NAME, PAIRING, PAKE, SEALED, WrongCode, hand_over
+from motley.protocol.pairing import GIVES_UP, NAME, PAIRING, PAKE, SEALED, WrongCode, hand_over
 from motley.protocol.versions import NEWEST, PROTOCOL, disagreement
 
 PAIRED_S = 600.0
@@ -260,6 +260,10 @@ class Control(MeshServicer):
                 self._show_code(pairing)
                 context.set_trailing_metadata([(PAIRING, pairing.id)])  # what comes first may get lost
                 return
+            if GIVES_UP in told:
+                if gone := self._pairings.give_up(str(told.get(PAIRING, ""))):
+                    _log.info("%s has given up joining: its code is void", gone.name)
+                return
             pairing = self._pairings.attempt(str(told.get(PAIRING, "")))
             message = told.get(PAKE, b"")
             if not pairing.token:
@@ -306,6 +310,7 @@ class Control(MeshServicer):
         from_here = _from_here(context)
         await context.send_initial_metadata([("motley-address", self._told.address() if from_here else "")])
         if asks:
+            self._pairings.opened(secret)
             return None
         hello = await _hello(context)
         if isinstance(hello, _Refusal):

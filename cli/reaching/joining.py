@@ -66,6 +66,9 @@ async def find_mesh(orchestrator: str, token: str, name: str) -> tuple[str, str]
         return orchestrator, await pair(host, port, name, _ask_for_code)
     except PairingRefused as error:
         raise CliError(str(error)) from error
+    except asyncio.CancelledError:
+        console.print("\nThat code is void now; `motley join` again gets another.")
+        raise
 
 
 async def _look(token: str, kept: Sequence[Membership]) -> Announced | None:

@@ -90,9 +90,21 @@ class Pairings:
         self._forget_old()
         found = self._open.get(pairing_id)
         if found is None or not found.tries_left:
-            raise PairingError("this code has expired, or was wrong too often; ask for another")
+            raise PairingError(
+                f"this code has expired (after {LIFE_S / 60:.0f} minutes), or was wrong too often; run the command"
+                " again for another"
+            )
         found.tries_left -= 1
         return found
+
+    def give_up(self, pairing_id: str) -> Pairing | None:
+        """A machine does without its code, which is void. None: it was already."""
+        self._forget_old()
+        return self._open.pop(pairing_id, None)
+
+    def opened(self, secret: str) -> None:
+        """A machine has shown the secret of a token: if that was handed over by a code, it needs the code no more."""
+        self._open = {key: own for key, own in self._open.items() if own.token.partition(".")[0] != secret}
 
     def _forget_old(self) -> None:
         now = self._clock()

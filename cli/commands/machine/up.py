@@ -263,11 +263,12 @@ def _tell_all(orchestrator: Orchestrator, config: OrchestratorConfig, say: Conso
 
 
 def _show_code(pairing: Pairing) -> None:
+    from motley.orchestrator.trust.pairings import LIFE_S
     from motley.protocol.pairing import shown
 
     console.print(
-        f"[bold]{escape(pairing.name)}[/] ({pairing.address}) wants to join. If that is your machine, type there:"
-        f" [bold]{shown(pairing.code)}[/]"
+        f"[bold]{escape(pairing.name)}[/] ({pairing.address}) wants to join. If that is your machine, type there within"
+        f" {LIFE_S / 60:.0f} minutes: [bold]{shown(pairing.code)}[/]"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
@@ -11,11 +12,13 @@ import grpc.aio
 
 from motley.daemon.node.joining.trust import TrustError, fetch_certificate, pinned_channel
 from motley.protocol.mesh_pb2_grpc import MeshStub
-from motley.protocol.pairing import NAME, PAIRING, PAKE, SEALED, Joining, WrongCode
+from motley.protocol.pairing import GIVES_UP, NAME, PAIRING, PAKE, SEALED, Joining, WrongCode
 from motley.protocol.versions import told as versions
 
 ANSWER_S = 15.0
 """The orchestrator has so long for each step."""
+GIVE_UP_S = 2.0
+"""... and for hearing that this machine gives up, which whoever has typed Ctrl-C waits for."""
 TRIES = 3
 """As many as an orchestrator allows for a code."""
 
@@ -39,14 +42,21 @@ async def pair(host: str, port: int, name: str, ask: Callable[[int], Awaitable[s
     certificate = await fetch_certificate(host, port)
     async with pinned_channel(host, port, certificate) as channel:
         pairing = (await _call(channel, (NAME, quote(name, safe=""))))[PAIRING]
-        for left in reversed(range(TRIES)):
-            joining = Joining(await ask(left + 1))
-            told = await _call(channel, (PAIRING, pairing), (PAKE, joining.message))
-            try:
-                return joining.open(_bytes(told[PAKE]), _bytes(told[SEALED]))
-            except WrongCode:
-                if not left:
-                    raise PairingRefused("the code was wrong too often; run the command again for another") from None
+        try:
+            for left in reversed(range(TRIES)):
+                joining = Joining(await ask(left + 1))
+                told = await _call(channel, (PAIRING, pairing), (PAKE, joining.message))
+                try:
+                    return joining.open(_bytes(told[PAKE]), _bytes(told[SEALED]))
+                except WrongCode:
+                    if not left:
+                        why = "the code was wrong too often; run the command again for another"
+                        raise PairingRefused(why) from None
+        except BaseException:  # Ctrl-C, too: else the code is shown there for minutes, for nobody
+            with contextlib.suppress(TrustError, PairingRefused, TimeoutError):
+                async with asyncio.timeout(GIVE_UP_S):
+                    await _call(channel, (PAIRING, pairing), (GIVES_UP, "1"))
+            raise
     raise AssertionError("every try returns or raises")
 
 

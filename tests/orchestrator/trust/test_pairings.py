@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.node.joining.control import ask_in
 from motley.daemon.node.joining.pairing import PairingRefused, pair
+from motley.daemon.node.joining.trust import JoinToken, open_channel
 from motley.orchestrator.trust.pairings import LIFE_S, MOST, PER_HOUR, TRIES, Pairing, PairingError, Pairings
 from motley.protocol.pairing import Joining, WrongCode, hand_over, new_code, shown, typed
 
@@ -94,10 +98,43 @@ async def test_a_machine_gets_a_token_for_itself_by_the_code_on_the_other_screen
         await pair(host, int(port), "my laptop", ask)
     assert len(screen) == 1, "nobody is shown a code that would be of no use"
     await node.leave()
-    codes = (await mesh.call("GET", "/api/pairings"))[1]["pairings"]
-    assert [each["tries_left"] for each in codes] == [0]
     with pytest.raises(PairingRefused, match="printable"):
         await pair(host, int(port), "\x07", ask)
+
+
+async def test_the_code_of_a_machine_that_has_gone_is_void(mesh: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "motley.orchestrator.control")
+    host, _, port = mesh.orchestrator.local_target.rpartition(":")
+    asked = asyncio.Event()
+
+    async def nobody_types(left: int) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    pairing = asyncio.create_task(pair(host, int(port), "laptop", nobody_types))
+    await asked.wait()
+    assert [each["name"] for each in (await mesh.call("GET", "/api/pairings"))[1]["pairings"]] == ["laptop"]
+    pairing.cancel()  # as Ctrl-C does
+    with pytest.raises(asyncio.CancelledError):
+        await pairing
+    assert (await mesh.call("GET", "/api/pairings"))[1]["pairings"] == []
+    assert [each.getMessage() for each in caplog.records] == ["laptop has given up joining: its code is void"]
+
+
+async def test_a_machine_with_its_token_needs_no_code_any_more(mesh: Any) -> None:
+    screen: list[Pairing] = []
+    mesh.orchestrator.show_code = screen.append
+    host, _, port = mesh.orchestrator.local_target.rpartition(":")
+
+    async def typing(left: int) -> str:
+        return screen[0].code
+
+    token = JoinToken.parse(await pair(host, int(port), "laptop", typing))
+    channel, _ = await open_channel(host, int(port), token)
+    async with channel:
+        await ask_in(channel, token.secret, "laptop")
+    assert (await mesh.call("GET", "/api/pairings"))[1]["pairings"] == [], "though it still measures itself"
 
 
 async def test_who_does_not_know_the_code_is_refused_after_three_tries(mesh: Any) -> None:
