@@ -49,7 +49,7 @@ async function look() {
     const fitting = found.filter(({ why }) => !why).length;
     if (!found.some(({ why, small }) => !why || small)) tell($("fit-told"), "None of them could be planned: the table says why.");
     else tell($("fit-told"), fitting
-      ? `${plural(fitting, "model")} of ${found.length} would fit. These are forecasts; nothing was fetched. A model comes from huggingface.co when it is first started.`
+      ? `${plural(fitting, "model")} of ${found.length} would fit: first those that answer as fast as people read, the largest before the others. These are forecasts; nothing was fetched. A model comes from huggingface.co when it is first started.`
       : "None of them fits. Another machine, or more memory offered, would help.");
   } catch (error) {
     tell($("fit-told"), words(error));

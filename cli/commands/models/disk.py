@@ -73,7 +73,13 @@ def ls(
         for name, each in ordered
     ]
     total = sum(each.files + each.share_bytes for each in found.values())
-    results.print(table(["model", "from", "files", "shares", "last used"], rows, title=f"Models: {short_bytes(total)}"))
+    results.print(
+        table(
+            ["model", "from", "files", "shares", "last used"],
+            rows,
+            title=f"Models: {short_bytes(total)}, used last first",
+        )
+    )
 
 
 def rm(

@@ -283,6 +283,7 @@ async def test_what_fits(mesh: Any, new_node: Any) -> None:
     status, out, err = await in_thread(*fit)
     assert "does not fit" in out
     assert "motley chat tinyllama-1.1b" in out
+    assert "as fast as people read (5 tokens per second), the largest first" in out
     status, out, err = await in_thread("models", "fit", "mine", "tinyllama-1.1b", "--url", mesh.orchestrator.http_url)
     assert (status, "motley chat tinyllama-1.1b" in out) == (0, True), err
     assert "no short name" in " ".join(out.split())
