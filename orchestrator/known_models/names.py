@@ -75,8 +75,16 @@ def source_of(model: str) -> str:
     return known.source if known else model
 
 
+def short_name_of(model: str) -> str:
+    """The short name of a model, which is named so or by its id on the hub; "": it has none."""
+    return next((name for name, each in KNOWN.items() if model in (name, each.source)), "")
+
+
 def perhaps_meant(model: str) -> str:
-    """A sentence for who has mistyped a short name, such as `` Did you mean qwen3-8b?``; "": it resembles none."""
+    """A sentence for who has mistyped a short name, such as `` Did you mean qwen3-8b?``; "": it resembles none, or has
+    none to be mistyped."""
+    if short_name_of(model):
+        return ""
     typed = model.lower()
     begin_so = [name for name in KNOWN if typed and name.startswith(typed)]
     names = begin_so[:_MEANT] or get_close_matches(typed, KNOWN, _MEANT)

@@ -28,6 +28,7 @@ from motley.cli.typed.options import (
     by_node,
     parse_stages,
 )
+from motley.orchestrator.known_models.names import short_name_of, source_of
 
 KINDS = {
     "tensor": "every layer on all of them",
@@ -45,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     command: typer.Context,
-    model: Annotated[str, typer.Argument(help="A folder or .gguf file, or a hub id (owner/name).")],
+    model: Annotated[str, typer.Argument(help="A folder or .gguf file, a short name, or a hub id (owner/name).")],
     nodes: Annotated[
         Path | None,
         typer.Option(
@@ -66,12 +67,19 @@ def plan(
     api_key: ApiKey = "",
     as_json: AsJson = False,
 ) -> None:
-    """Forecast what a model takes on the nodes that are there, or on others, without loading it."""
+    """Forecast what a model takes on the nodes that are there, or on others, without loading it.
+
+    A model with a short name is planned by its published sizes, without its files; of another a node reads the headers.
+    """
     alone = "planned for this machine" if left_alone(command, "url") else ""
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
+    wanted = for_daemons(model)
+    known = short_name_of(wanted)
     asked: dict[str, Any] = {
-        "model": for_daemons(model),
+        "model": wanted,
+        # Experts on nodes of their own are not forecast.
+        **({"by_shape": True, "experts": "sliced"} if known else {}),
         "quantisation": whole,
         "quantisations": quants or None,
         "engine": everywhere,
@@ -86,6 +94,10 @@ def plan(
     if as_json:
         print(json.dumps(answer))
     else:
+        if known:
+            results.print(
+                f"By the published sizes of {known} ({source_of(known)}): nothing was fetched", soft_wrap=True
+            )
         show_plan(answer, requests)
 
 

@@ -137,8 +137,8 @@ def _show(found: list[dict[str, Any]]) -> None:
     columns = ["model", "held as", "memory", "tokens per second", "first after", "nodes"]
     results.print(table(columns, rows, title="What fits, by forecast"))
     results.print(
-        f"In this order: those that answer as fast as people read ({1e3 / READABLE_MS:.0f} tokens per second), the largest"
-        " first; slower ones, the quickest first; what does not fit.",
+        f"In this order: those that answer as fast as people read ({1e3 / READABLE_MS:.0f} tokens per second), the"
+        " largest first; slower ones, the quickest first; what does not fit.",
         soft_wrap=True,
     )
     if best := next((each["name"] for each in found if not each["why_not"]), None):

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from motley.orchestrator.api.errors import ApiError
 from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
-from motley.orchestrator.known_models.names import KNOWN
+from motley.orchestrator.known_models.names import KNOWN, short_name_of
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.mesh.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
 from motley.orchestrator.planning.choosing.arrangement import Choice
@@ -106,8 +106,8 @@ def _by_shape(wanted: SessionRequest) -> tuple[SessionRequest, str]:
     Raises:
         FieldError: they are not known.
     """
-    name = next((name for name, each in KNOWN.items() if each.source == wanted.model), None)
-    if name is None:
+    name = short_name_of(wanted.model)
+    if not name:
         raise FieldError("model", f"has no short name, which by_shape is for; there are: {', '.join(KNOWN)}")
     # Files that are packed already have what they are packed in; sizes alone do not say so.
     held = KNOWN[name].held if wanted.quantisation == "stored" else wanted.quantisation

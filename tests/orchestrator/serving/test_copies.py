@@ -59,6 +59,9 @@ def test_who_mistypes_a_short_name_is_told_it() -> None:
     for nodes in ("a", "ab"):
         with pytest.raises(ServingError, match=r"Did you mean qwen3-8b( or qwen|\?)"):
             check_copies("Qwen3-8B", dict.fromkeys(nodes, lacks()), nodes)
+        with pytest.raises(ServingError) as refused:  # what qwen3-8b stands for
+            check_copies("Qwen/Qwen3-8B-AWQ", dict.fromkeys(nodes, lacks()), nodes)
+        assert "Did you mean" not in str(refused.value)
 
 
 def test_what_is_fetched_and_who_has_not_answered_is_no_difference() -> None:
