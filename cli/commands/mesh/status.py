@@ -11,6 +11,7 @@ from rich.markup import escape
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.glossary import of_nodes, of_sessions
 from motley.cli.shown.show import (
     activity,
     ago,
@@ -60,6 +61,7 @@ def status(
             title="Nodes",
         )
     )
+    _explain(of_nodes(alive))
     if links := _link_rows(alive):
         results.print(table(["link", "latency", "bandwidth"], links, title="Links"))
     for node in alive:
@@ -96,6 +98,12 @@ def status(
             results.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         if session["failure"]:
             results.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
+    _explain(of_sessions(sessions))
+
+
+def _explain(lines: list[str]) -> None:
+    for line in lines:
+        results.print(f"[dim]{line}[/]")
 
 
 def _link_rows(alive: list[dict[str, Any]]) -> list[list[str]]:

@@ -1,0 +1,31 @@
+"""Words that `motley status` shows are explained, as far as they occur."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from motley.cli.shown.glossary import of_nodes, of_sessions
+
+
+def session(**changed: Any) -> dict[str, Any]:
+    return {"ranks": [], "hosts": [], "activity": None, "forecast": None, "quantisation": "int8"} | changed
+
+
+def test_only_what_is_shown_is_explained() -> None:
+    assert of_sessions([]) == []
+    assert [line.partition(":")[0] for line in of_sessions([session()])] == ["context"], "it has no plan yet"
+    doing = {"tried_drafts": 0}
+    rank = {"timing": None}
+    made = session(ranks=[rank], activity=doing)
+    assert [line.partition(":")[0] for line in of_sessions([made])] == ["context", "rank", "caches"]
+    busy = session(
+        ranks=[{"timing": {"wait_ms": 1.0}}],
+        hosts=[{}],
+        activity={"tried_drafts": 3},
+        forecast={},
+        quantisation="stored",
+    )
+    told = [line.partition(":")[0] for line in of_sessions([made, busy])]
+    assert told == ["context", "stored", "rank", "experts", "compute, wire, wait", "caches", "guesses"]
+    assert of_nodes([]) == []
+    assert [len(of_nodes([{"speeds": speeds}])) for speeds in ([], [{}])] == [1, 2]
