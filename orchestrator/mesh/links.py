@@ -6,8 +6,8 @@ reaches others and is not reached. A pair is of use to a session only if both ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import NamedTuple
 
@@ -39,12 +39,18 @@ class Link:
         bandwidth: bytes/s.
         failure: why it cannot reach the other; empty: it can.
         measured: when that was, by the table's clock.
+        before: whether that was before one of them went and came back, so that it is to be measured anew.
     """
 
     latency_s: float = 0.0
     bandwidth: float = 0.0
     failure: str = ""
     measured: float = 0.0
+    before: bool = False
+
+
+Place = tuple[str, str]
+"""A node's name and address, by which it is known when it comes back."""
 
 
 class LinkTable:
@@ -53,6 +59,8 @@ class LinkTable:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._links: dict[Pair, Link] = {}
+        self._before: dict[tuple[Place, Place], Link] = {}
+        """Good links of nodes that have gone: of the dialler and the listener."""
 
     def measured(self, pair: Pair, latency_s: float, bandwidth: float) -> None:
         """The dialler of a pair has reached the other."""
@@ -62,23 +70,40 @@ class LinkTable:
         """The dialler of a pair has not."""
         self._links[pair] = Link(failure=why, measured=self._clock())
 
-    def forget(self, node_id: str) -> None:
-        """A node is gone."""
-        self._links = {pair: link for pair, link in self._links.items() if node_id not in pair}
+    def left(self, node: Node, others: Iterable[Node]) -> None:
+        """A node is gone. What was measured between it and others is kept for when it comes back."""
+        oldest = self._clock() - AGAIN_S
+        self._before = {places: link for places, link in self._before.items() if link.measured > oldest}
+        for other in others:
+            for pair in permutations((node, other)):
+                if (link := self.of(*pair)) is not None and not link.failure:
+                    self._before[_place(pair[0]), _place(pair[1])] = link
+        self._links = {pair: link for pair, link in self._links.items() if node.id not in pair}
+
+    def back(self, node: Node, others: Iterable[Node]) -> None:
+        """A node has joined. If it was there before, its links count as they were until they are measured anew: else it
+        would be planned for by guess, and again a moment later."""
+        oldest = self._clock() - AGAIN_S
+        for other in others:
+            for dialler, listener in permutations((node, other)):
+                link = self._before.pop((_place(dialler), _place(listener)), None)
+                if link is not None and link.measured > oldest:
+                    self._links[Pair(dialler.id, listener.id)] = replace(link, before=True)
 
     def of(self, dialler: Node, listener: Node) -> Link | None:
         """What is known of the way from one node to another; None: it was not measured."""
         return self._links.get(Pair(dialler.id, listener.id))
 
     def due(self, nodes: Sequence[Node], idle: Callable[[Node], bool]) -> Iterator[Pair]:
-        """Pairs that are to be measured now: those that never were, those that failed, and old ones of idle nodes."""
+        """Pairs that are to be measured now: those that were not since both are there, those that failed, and old ones
+        of idle nodes."""
         pairs = [Pair(one.id, other.id) for one, other in permutations(nodes, 2)]
-        yield from (pair for pair in pairs if pair not in self._links)
+        yield from (pair for pair in pairs if pair not in self._links or self._links[pair].before)
         resting = {node.id for node in nodes if idle(node)}
         now = self._clock()
         for pair in pairs:
             link = self._links.get(pair)
-            if link is None:
+            if link is None or link.before:
                 continue
             age = now - link.measured
             if (link.failure and age > RETRY_S) or (age > AGAIN_S and set(pair) <= resting):
@@ -137,3 +162,7 @@ class LinkTable:
         if not ways:
             return UNKNOWN_LATENCY_S, UNKNOWN_BANDWIDTH
         return max(link.latency_s for link in ways), min(link.bandwidth for link in ways)
+
+
+def _place(node: Node) -> Place:
+    return node.name, node.address

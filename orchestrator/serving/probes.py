@@ -94,13 +94,17 @@ class Probes:
             self._links.measured(pair, probed.latency_s, probed.bandwidth)
         self.begin()
 
+    def on_joined(self, node: Node) -> None:
+        """A node is there, perhaps again."""
+        self._links.back(node, self._others(node))
+
     def on_lost(self, node: Node) -> None:
-        """A node is gone, and with it what is known of its links."""
+        """A node is gone, and with it what is known of its links, until it is back."""
         self._attempts = {number: one for number, one in self._attempts.items() if node.id not in one.pair}
         self._silent, self._doubted = (
             {pair for pair in pairs if node.id not in pair} for pairs in (self._silent, self._doubted)
         )
-        self._links.forget(node.id)
+        self._links.left(node, self._others(node))
 
     def _begin(self, pair: Pair) -> None:
         number = f"probe-{secrets.token_hex(8)}"
@@ -113,6 +117,9 @@ class Probes:
         tls = attempt.credentials[rank]
         probe = Probe(id=number, address=address, secret=attempt.secret, tls=tls, seconds=CONNECT_S)
         self._control.send(node_id, OrchestratorMessage(probe=probe))
+
+    def _others(self, node: Node) -> list[Node]:
+        return [other for other in self._nodes if other.id != node.id and other.alive]
 
     def _is_idle(self, node: Node) -> bool:
         workers = (worker for session in self._sessions for worker in session.workers)

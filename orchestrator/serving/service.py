@@ -127,6 +127,7 @@ class Serving:
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """Take up the ranks that a node has kept while it was cut off; those that nobody wants any more are ended."""
+        self._probes.on_joined(node)
         for session in self.sessions:
             kept = {(each.epoch, each.rank) for each in held if each.session == session.id}
 
