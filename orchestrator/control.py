@@ -40,7 +40,7 @@ from motley.protocol.versions import NEWEST, PROTOCOL, disagreement
 
 PAIRED_S = 600.0
 """A join token that was got by a code is valid for so long."""
-STOPS = "the orchestrator stops"
+STOPS = "`motley up` was ended there"
 CAME_BACK = f"{CONNECTION_ENDED}: it has come back on another"
 """The reason of a node whose machine has another connection now."""
 HELLO_S = 10.0
@@ -240,7 +240,8 @@ class Control(MeshServicer):
             del self._streams[node.id]
             self._nodes.lose(node.id, stream.reason)
             level = logging.DEBUG if node.lost == STOPS else logging.INFO if node.left else logging.WARNING
-            _log.log(level, "node %s %s", node.name, what_became(node.lost), extra={"node": node.name})
+            hint = "" if node.left or node.lost == REVOKED else "; it joins again by itself, or by `motley join` there"
+            _log.log(level, "node %s %s%s", node.name, what_became(node.lost), hint, extra={"node": node.name})
             self.listener.on_lost(node)
             stream.ended.set()
         _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")

@@ -20,6 +20,14 @@ from motley.protocol.wording import counted, short_bytes
 
 _log = logging.getLogger(__name__)
 
+TOLD = (
+    "motley.daemon.node.workers.leasing",
+    "motley.orchestrator.control",
+    "motley.orchestrator.serving.kept_sessions",
+    "motley.orchestrator.serving.replanning.recovery",
+)
+"""Who tells people more than what goes wrong."""
+
 
 class Narrator(Observer):
     """Prints what a node does, with a bar for every share that loads."""
@@ -29,6 +37,8 @@ class Narrator(Observer):
         self.leaving = False
         """Whether this process is ending, and the orchestrator with it: then its loss is no news."""
         self._waits_for = ""
+        self._lost: set[str] = set()
+        """Why the orchestrator could not be reached since it was lost, as far as that was said; empty: it is there."""
         self._bars = loading_bars()
         self._progress = self._bars.__enter__()
 
@@ -36,6 +46,10 @@ class Narrator(Observer):
         """Say that this node is in the mesh, with what it gives to it."""
         it = settings.capabilities
         self._on_joined()
+        if self._lost:
+            self._lost.clear()
+            console.print(f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}) again")
+            return
         gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
         console.print(
             f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
@@ -53,10 +67,15 @@ class Narrator(Observer):
             )
 
     def lost(self, why: str, retry_s: float) -> None:
-        """Say that the orchestrator is gone, unless this process ends with it."""
-        if self.leaving:
+        """Say that the orchestrator is gone, and then why it is not reached, unless this process ends with it."""
+        if self.leaving or why in self._lost:
             return
-        console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; trying again in {retry_s:.0f} s")
+        if self._lost:
+            console.print(f"[dim]still without the orchestrator: {escape(why)}[/]", soft_wrap=True)
+        else:
+            then = "this node looks for it now and then, and joins again by itself"
+            console.print(f"[yellow]lost the orchestrator[/]: {escape(why)}; {then}", soft_wrap=True)
+        self._lost.add(why)
 
     def dismissed(self) -> None:
         """Say that somebody wanted this node to leave."""
@@ -71,6 +90,9 @@ class Narrator(Observer):
             case "ready":
                 size = short_bytes(event.ready.share_bytes)
                 console.print(f"[green]ready[/] {who}: {size} of weights loaded in {event.ready.load_s:.1f} s")
+            case "failed" if _is_company(event):
+                then = "the session goes on with the nodes that are left, where they can"
+                console.print(f"[yellow]ended[/] {who}, as {escape(event.failed.message)}; {then}", soft_wrap=True)
             case "failed":
                 console.print(f"[red]failed[/] {who}: {escape(event.failed.message)}", soft_wrap=True)
             case "released":
@@ -79,6 +101,11 @@ class Narrator(Observer):
     def close(self) -> None:
         """Take the bars off the screen."""
         self._bars.__exit__(None, None, None)
+
+
+def _is_company(event: pb.RankEvent) -> bool:
+    """Whether a rank has ended for the sake of another one."""
+    return event.failed.lost_rank not in (0, event.rank + 1)
 
 
 def _ports(ports: tuple[int, int]) -> str:
@@ -91,19 +118,24 @@ class NodeLog(Observer):
     def __init__(self, on_joined: Callable[[], None] = lambda: None) -> None:
         self._on_joined = on_joined
         self._name = ""
+        self._lost = False
+        """Whether the orchestrator is away, and that was said."""
         self.leaving = False
         """As `Narrator.leaving`."""
 
     def joined(self, node_id: str, settings: NodeSettings) -> None:
         """This node is in the mesh."""
         self._on_joined()
-        self._name = settings.name
+        self._name, self._lost = settings.name, False
         _log.info("joined as %s (%s)", settings.name, settings.address, extra={"node": self._name})
 
     def lost(self, why: str, retry_s: float) -> None:
         """The orchestrator is gone; that is no news if this process ends with it."""
-        if not self.leaving:
-            _log.warning("lost the orchestrator: %s; again in %.0f s", why, retry_s, extra={"node": self._name})
+        if self.leaving:
+            return
+        level, what = (logging.INFO, "still without") if self._lost else (logging.WARNING, "lost")
+        self._lost = True
+        _log.log(level, "%s the orchestrator: %s; again in %.0f s", what, why, retry_s, extra={"node": self._name})
 
     def waits(self, why: str, retry_s: float) -> None:
         """There is no orchestrator yet."""
@@ -120,6 +152,8 @@ class NodeLog(Observer):
             case "ready":
                 size, seconds = short_bytes(event.ready.share_bytes), event.ready.load_s
                 _log.info("%s is ready: %s of weights loaded in %.1f s", role, size, seconds, extra=about)
+            case "failed" if _is_company(event):
+                _log.warning("%s has ended with another rank: %s", role, event.failed.message, extra=about)
             case "failed":
                 _log.error("%s has failed: %s", role, event.failed.message, extra=about)
             case "released":
@@ -153,7 +187,7 @@ def narrator(log: LogFormat, on_joined: Callable[[], None] = lambda: None) -> Na
 
 class MeshLog(TroubleLog):
     """Prints what goes wrong in this process, and what the orchestrator notes of the nodes other than `own`: who
-    joins, leaves, is lost or is refused. It also prints how a lease of this machine goes.
+    joins, leaves, is lost or is refused; and what becomes of sessions then, and how a lease of this machine goes.
     """
 
     def __init__(self, own: str | None = None) -> None:
@@ -168,7 +202,7 @@ class MeshLog(TroubleLog):
 
     def listen(self) -> None:
         """Begin to listen, for as long as the process lives."""
-        for each in ("motley.orchestrator.control", "motley.daemon.node.workers.leasing"):
+        for each in TOLD:
             logging.getLogger(each).setLevel(logging.INFO)
         super().listen()
 

@@ -61,12 +61,14 @@ class KeptSessions:
         for file in sorted(self._folder.glob("*.*")):
             try:
                 if file.suffix == WANTED:
-                    wanted[file.stem] = read_wanted(file.read_bytes())
+                    wanted[file.stem] = own = read_wanted(file.read_bytes())
+                    name = own.request.name or own.request.model
+                    _log.info("session %s (%s) is begun anew when its nodes are back", file.stem, name)
                 elif file.suffix == READY:
                     session = read(file.read_bytes(), away)
                     sessions.add(session)
                     self._kept[session.id] = _version_of(session)
-                    _log.info("session %s (%s) waits for its nodes", session.id, session.name)
+                    _log.info("session %s (%s) goes on when its nodes are back", session.id, session.name)
             except (OSError, SessionFileError) as error:
                 _log.warning("%s: this session cannot be taken up: %s", file, error)
         self._wanted = dict.fromkeys(wanted, 0)

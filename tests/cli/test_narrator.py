@@ -6,12 +6,17 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from motley.cli.shown import narrator as narrator_module
 from motley.cli.shown.narrator import NodeLog, narrator, start_log
 from motley.cli.typed.node_options import LogFormat
 from motley.daemon.machine.json_log import VARIABLE
+from motley.daemon.node.settings import NodeSettings
+from motley.daemon.weights.cache import ShareCache
 from motley.protocol import mesh_pb2 as pb
 
 
@@ -34,14 +39,44 @@ def test_a_node_logs_as_json_and_so_do_its_workers(capsys: pytest.CaptureFixture
     event = {"session": "s", "epoch": 1, "rank": 2}
     told.rank("rank 2", pb.RankEvent(**event, loading=pb.Loading(done_bytes=1, total_bytes=2)))
     told.rank("rank 2", pb.RankEvent(**event, ready=pb.Ready(share_bytes=3_000_000, load_s=1.5)))
-    told.rank("rank 2", pb.RankEvent(**event, failed=pb.Failure(code="x", message="it died")))
+    told.rank("rank 2", pb.RankEvent(**event, failed=pb.Failure(code="x", message="it died", lost_rank=3)))
+    told.rank("rank 2", pb.RankEvent(**event, failed=pb.Failure(code="x", message="rank 0 is lost", lost_rank=1)))
     told.lost("it is gone", 2.0)
+    told.lost("nobody answers", 4.0)
     told.leaving = True
     told.lost("it is gone", 2.0)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [(line["level"], line["message"]) for line in lines] == [
         ("info", "rank 2 is ready: 3 MB of weights loaded in 1.5 s"),
         ("error", "rank 2 has failed: it died"),
+        ("warning", "rank 2 has ended with another rank: rank 0 is lost"),
         ("warning", "lost the orchestrator: it is gone; again in 2 s"),
+        ("info", "still without the orchestrator: nobody answers; again in 4 s"),
     ]
-    assert all((line["session"], line["rank"]) == ("s", 2) for line in lines[:2])
+    assert all((line["session"], line["rank"]) == ("s", 2) for line in lines[:3])
+
+
+def test_a_person_is_told_once_why_the_orchestrator_is_away_and_that_it_is_looked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrator_module, "console", Console(stderr=True, width=200))
+    settings = NodeSettings("pc", "10.0.0.1", pb.Capabilities(cpu="a processor"), None, ShareCache(Path("x")), 1)
+    told = narrator(LogFormat.TEXT)
+    for _ in range(2):
+        told.joined("1", settings)
+        for why in ("the connection to it broke", "nobody answers", "nobody answers"):
+            told.lost(why, 2.0)
+    failed = pb.Failure(code="peer_lost", message="rank 0 is lost: it left the session", lost_rank=1)
+    told.rank("rank 1", pb.RankEvent(session="s", rank=1, failed=failed))
+    told.close()
+    then = "this node looks for it now and then, and joins again by itself"
+    away = [
+        f"lost the orchestrator: the connection to it broke; {then}",
+        "still without the orchestrator: nobody answers",
+    ]
+    ended = (
+        "ended rank 1 of session s, as rank 0 is lost: it left the session; the session goes on with the nodes that are"
+    )
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first.startswith("joined as pc (10.0.0.1): a processor, ")
+    assert others == [*away, "joined as pc (10.0.0.1) again", *away, f"{ended} left, where they can"]

@@ -358,8 +358,7 @@ def _meaning(error: grpc.aio.AioRpcError) -> JoinRefused | OrchestratorLost:
     """What the end of a stream means."""
     if refused := REFUSALS.get(error.code()):
         return refused(error.details())
-    why = error.details() if error.code() in ENDED else "its connection is gone"
-    return OrchestratorLost(f"the stream to the orchestrator broke: {why}")
+    return OrchestratorLost(error.details() if error.code() in ENDED else "the connection to it broke")
 
 
 async def _admitted(call: Any, patience: float) -> str:

@@ -29,7 +29,7 @@ from motley.orchestrator.serving.plans.layouts import Layouts
 from motley.orchestrator.serving.plans.participants import choose_participants, participant, taken_back
 from motley.orchestrator.serving.plans.substitutes import substitutes
 from motley.orchestrator.session_request import Place, SessionRequest
-from motley.orchestrator.sessions.session import ModelKnown, Pause, Session, State
+from motley.orchestrator.sessions.session import Interruption, ModelKnown, Pause, Session, State
 from motley.protocol.mesh_pb2 import Failure
 
 PATIENCE_S = 20.0
@@ -100,8 +100,7 @@ class Recovery:
     async def _recover(self, session: Session) -> None:
         """Start a session by a new plan, or have it fail."""
         assert session.interruption is not None
-        what = "has lost a rank" if session.interruption.lost else "is planned anew"
-        _log.warning("session %s (%s) %s: %s", session.id, session.name, what, session.interruption.why.message)
+        self._tell(session, session.interruption)
         try:
             while (hindrance := await self._try(session)) is not None:
                 why = session.losses.last[-1].why if session.interruption.lost else session.interruption.why
@@ -120,6 +119,17 @@ class Recovery:
             _log.exception("planning session %s (%s) anew", session.id, session.name)
             message = f"a fault of the orchestrator ({type(error).__name__}: {error}); its log has more"
             self._fail(session, Failure(code="internal_error", message=message))
+
+    def _tell(self, session: Session, interruption: Interruption) -> None:
+        """Log what has happened to a session, and what happens next. That somebody has ended a daemon is no trouble."""
+        about, why = (session.id, session.name), interruption.why.message
+        if not interruption.lost:
+            _log.info("session %s (%s) is planned anew: %s", *about, why)
+            return
+        lost = session.losses.last[-1].node
+        level = logging.INFO if any(node.name == lost and node.left for node in self._nodes) else logging.WARNING
+        then = "it goes on with the nodes that are left, where they can; its requests wait till then"
+        _log.log(level, "session %s (%s) has lost a rank: %s; %s", *about, why, then)
 
     def _is_brief(self, session: Session) -> bool:
         """Whether a device that a session could have is only taken back for a while."""
@@ -243,6 +253,8 @@ class Recovery:
         holders = self._layouts.place_holders(ranks, caches, session.profile, avoid)
         session.forecast = None if experts else forecast_of(ranks, known.profiles, request, self._nodes, self._links)
         commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
+        names = " and ".join(dict.fromkeys(worker.node_name for worker in session.workers))
+        _log.info("session %s (%s) is loaded anew by %s, and then goes on", session.id, session.name, names)
         self._carrier.carry_out(session, commands)
 
     def _but(self, avoid: Container[str]) -> list[Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from motley.orchestrator.serving import kept_sessions
 from motley.orchestrator.serving.answering.requests import FRUITLESS
 from motley.orchestrator.serving.replanning import recovery
 from motley.orchestrator.sessions.losses import LOSSES
-from motley.protocol.mesh_pb2 import Delta, Described, Failure, Generate, RankCommand
+from motley.protocol.mesh_pb2 import Delta, Described, Empty, Failure, Generate, RankCommand
 
 from ..conftest import Mesh, of_kind
 from .conftest import STREAM, text_of, two_words_at_a_time
@@ -46,6 +47,34 @@ async def test_a_stream_goes_on_when_the_node_of_rank_0_is_lost(mesh: Any, trio:
     (loss,) = body["losses"]
     assert (loss["epoch"], loss["node"], loss["code"]) == (1, "pc", "node_lost")
     assert not any(command.epoch == 1 for command in of_kind(trio[1], "assign")[1:])
+
+
+async def test_the_log_says_what_becomes_of_a_session(
+    mesh: Any, trio: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning for a node that is lost, and none for one whose daemon somebody has ended."""
+    caplog.set_level(logging.INFO, "motley.orchestrator.serving.replanning.recovery")
+    session = await mesh.serve()
+    await trio[0].send(leaving=Empty())
+    await trio[0].ended()
+    await planned_anew(mesh, session, 2)
+    await trio[1].leave()
+    await planned_anew(mesh, session, 3)
+    said = [(each.levelname, each.getMessage()) for each in caplog.records if each.name.endswith("recovery")]
+    about, then = (
+        f"session {session['id']} ({session['name']})",
+        "it goes on with the nodes that are left, where they can",
+    )
+    assert [level for level, _ in said] == ["INFO", "INFO", "WARNING", "INFO"]
+    assert said[0][1].startswith(
+        f"{about} has lost a rank: node 'pc' (rank 0) has left: its daemon was ended there; {then}"
+    )
+    assert said[1][1] == f"{about} is loaded anew by laptop and box, and then goes on"
+    assert said[2][1].startswith(
+        f"{about} has lost a rank: node 'laptop' (rank 0) is lost: its connection ended; {then}"
+    )
+    assert said[3][1] == f"{about} is loaded anew by box, and then goes on"
+    assert "node laptop is lost: its connection ended; it joins again by itself" in caplog.text
 
 
 async def test_the_first_token_came_when_it_came_before_the_loss(mesh: Any, trio: list[Any]) -> None:
