@@ -204,7 +204,7 @@ async function answer(question) {
   if (!shown.whole.isConnected) return; // cleared meanwhile
   if (text) turns.push({ question, answer: text, shown: [asked.whole, shown.whole] });
   else prompt.value ||= question; // nothing came of it: to be sent again
-  $("again").hidden = !turns.length;
+  change(() => ($("again").hidden = !turns.length)); // which may take a row from the log
 }
 
 $("ask").addEventListener("submit", (event) => {

@@ -34,19 +34,34 @@ async def test_on_a_phone_the_chat_is_a_touch_away(browser: Browser, there: Mesh
         ), "there is no Shift+Enter"
 
 
-CUT_OFF = """() => [...document.querySelectorAll('input')]
+CUT_OFF = """() => [...document.querySelectorAll('input, textarea')]
     .filter((each) => each.placeholder && !each.value && each.checkVisibility())
     .filter((each) => {
         const { type, placeholder } = each;
-        [each.type, each.value] = ['text', placeholder];
-        const cut = each.scrollWidth > each.clientWidth;
-        [each.value, each.type] = ['', type];
+        if (type !== 'textarea') each.type = 'text';
+        each.value = placeholder;
+        const cut = each.scrollWidth > each.clientWidth || each.scrollHeight > each.clientHeight + 1;
+        each.value = '';
+        if (type !== 'textarea') each.type = type;
         return cut;
     }).map((each) => each.placeholder)"""
 """Placeholders that have no room."""
 
+OVER_THE_EDGE = """() => [...document.querySelectorAll('.panel *')]
+    .filter((each) => each.checkVisibility() && !each.closest('.scroll, .unseen, svg, .bar'))
+    .filter((each) => each.getBoundingClientRect().right > each.closest('.panel').getBoundingClientRect().right)
+    .map((each) => each.outerHTML.slice(0, 80))"""
+"""What is wider than the panel that it is in."""
+
+BETWEEN = (1100, 800)
+"""Just wide enough for the chat beside the machines."""
+SMALL_WINDOW = (360, 700)
+"""Of a computer with a keyboard."""
+
 FITS = [
     (DESKTOP, "light"),
+    (BETWEEN, "light"),
+    pytest.param(SMALL_WINDOW, "light", marks=pytest.mark.soak),
     pytest.param(DESKTOP, "dark", marks=pytest.mark.soak),
     pytest.param(PHONE, "light", marks=pytest.mark.soak),
     (PHONE, "dark"),
@@ -86,6 +101,9 @@ async def test_everything_fits_in_light_and_dark(
         )
         await until(page, "() => document.querySelector('#again').checkVisibility()")  # as full as it gets
         assert await page.evaluate(CUT_OFF) == []
+        assert await page.evaluate(OVER_THE_EDGE) == []
+        again, send = [await page.locator(each).bounding_box() or {} for each in ("#again", "#send")]
+        assert abs(again["y"] - send["y"]) < 1, "they are in one line"
         ground, ink = await page.evaluate(
             "() => ['backgroundColor', 'color'].map((name) => getComputedStyle(document.body)[name])"
         )
@@ -97,6 +115,17 @@ async def test_everything_fits_in_light_and_dark(
         asked = await page.locator("#confirm").bounding_box() or {}
         assert asked["x"] >= 8
         assert asked["x"] + asked["width"] <= size[0] - 8
+
+
+async def test_a_banner_hides_nothing_of_the_chat(browser: Browser, there: Mesh) -> None:
+    async with page_of(browser, there, DESKTOP, refusals=None) as page:
+        await page.route("**/api/**", lambda route: route.abort())
+        await page.locator("#banner").wait_for()
+        for scrolled in (0, 300):
+            await page.evaluate("(to) => scrollTo(0, to)", scrolled)
+            banner, chat = [await page.locator(each).bounding_box() or {} for each in ("#banner", "#chat")]
+            assert banner["y"] + banner["height"] <= chat["y"]
+            assert chat["y"] + chat["height"] <= DESKTOP[1], "all of it is seen"
 
 
 def _lightness(colour: str) -> int:
