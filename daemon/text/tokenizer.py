@@ -16,9 +16,10 @@ import tokenizers
 from llguidance import LLTokenizer
 
 from motley.daemon.text.calls.formats import knows_tools, wants_arguments_as_text
-from motley.daemon.text.messages import ChatError, check_messages, with_arguments_as_text
+from motley.daemon.text.messages import Chat, ChatError, check_messages, with_arguments_as_text
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.text.told_tools import with_told_tools
+from motley.daemon.text.tool_results import Way, has_results, ways, written
 from motley.daemon.weights.git_lfs import pointer_told
 from motley.protocol import worker_pb2 as wp
 
@@ -75,6 +76,8 @@ class Tokenizer:
         self._backend = backend
         self._special = dict(special or {})
         self.template = template
+        self._results: Way | None = None
+        """How the template takes what calls of tools came to; None: nobody has asked yet."""
         self._post_process = add_bos is None
         begin = backend.token_to_id(self._special.get("bos_token", ""))
         self._prefix = [begin] if add_bos and begin is not None else []
@@ -178,7 +181,20 @@ class Tokenizer:
             chat = with_told_tools(chat, options.get("tools") or ())
         elif wants_arguments_as_text(self.template.source):
             chat = with_arguments_as_text(chat)
-        return self._encode(self.template.render(chat, self._special, options), False)
+        return self._encode(self._written(self.template, chat, options), False)
+
+    def _written(self, template: ChatWriter, chat: Chat, options: Mapping[str, Any]) -> str:
+        """A chat as the template writes it; errors as `encode_chat`."""
+
+        def write(chat: Chat) -> str:
+            return template.render(chat, self._special, options)
+
+        if not has_results(chat):
+            return write(chat)
+        if self._results is not None:
+            return write(self._results(chat))
+        text, self._results = written(chat, ways(template.source), write)
+        return text
 
     def _encode(self, text: str, post_process: bool) -> list[int]:
         try:

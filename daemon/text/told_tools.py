@@ -8,6 +8,7 @@ from typing import Any
 
 from motley.daemon.text.calls.formats import TOLD
 from motley.daemon.text.messages import Chat
+from motley.daemon.text.tool_results import said_by_user
 
 _ABOUT = """You can call tools. These are there, each with a JSON schema of its arguments:
 <tools>
@@ -28,26 +29,18 @@ def with_told_tools(chat: Chat, tools: Sequence[Any]) -> Chat:
         chat: as `motley.daemon.text.messages.check_messages` returns it.
         tools: as OpenAI has them; none: nothing is told of any, but the chat may have calls.
     """
-    told: Chat = []
-    answered = False
-    """Whether the message before is the result of a call."""
-    for message in chat:
-        result = message["role"] == "tool"
-        if result:
-            said = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        elif calls := message.get("tool_calls"):
-            texts = filter(None, [message["content"], *(_call(call["function"]) for call in calls)])
-            said = {key: value for key, value in message.items() if key != "tool_calls"} | {"content": "\n".join(texts)}
-        else:
-            said = message
-        if answered and said["role"] == "user":  # many templates take no two messages of a user
-            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n{said['content']}"}
-        else:
-            told.append(said)
-        answered = result
+    told = said_by_user(list(map(_with_written_calls, chat)))
     if tools:
         _tell(told, tools)
     return told
+
+
+def _with_written_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls, if it has any, are in its text."""
+    if not (calls := message.get("tool_calls")):
+        return message
+    texts = filter(None, [message["content"], *(_call(call["function"]) for call in calls)])
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": "\n".join(texts)}
 
 
 def _call(function: Any) -> str:
