@@ -60,8 +60,9 @@ class CallFormat:
     @property
     def marks(self) -> list[str]:
         """What may be special tokens of the model's."""
-        inner = _SPECIAL.findall(self.before + self.after + (self.parameters.quote if self.parameters else ""))
-        return [*dict.fromkeys(filter(None, (self.begin, self.end, *inner)))]
+        quote = self.parameters.quote if self.parameters and len(self.parameters.quote) > 1 else ""
+        inner = _SPECIAL.findall(self.before + self.after)
+        return [*dict.fromkeys(filter(None, (self.begin, self.end, *inner, quote)))]
 
 
 _SPECIAL = re.compile(r"<[|｜][^<>]*[|｜]>|\[[A-Z_]+\]")
@@ -152,6 +153,15 @@ GEMMA = CallFormat(
     joint="",
 )
 """Of Gemma 4."""
+FUNCTION_GEMMA = CallFormat(
+    "<start_function_call>",
+    "<end_function_call>",
+    before="call:{name}{",
+    after="}",
+    parameters=Parameters("{key}:", joint=",", quote="<escape>", by_name=True),
+    joint="",
+)
+"""Of FunctionGemma, which is made of Gemma 3's smallest."""
 _PYTHON = Parameters("{key}=", joint=", ", quote='"', words=("True", "False", "None"))
 LFM2 = CallFormat(
     "<|tool_call_start|>",
@@ -165,6 +175,15 @@ LFM2 = CallFormat(
     tail="]",
 )
 """Of LFM2 and LFM2.5."""
+OLMO = CallFormat(
+    "<function_calls>",
+    "</function_calls>",
+    before="{name}(",
+    after=")",
+    parameters=Parameters("{key}=", joint=", ", quote='"'),
+    listed=True,
+)
+"""Of OLMo 3: Python, a call a line, but for the words of JSON."""
 PYTHONIC = CallFormat(
     "", "", before="{name}(", after=")", parameters=_PYTHON, joint=", ", listed=True, lead="[", tail="]"
 )
@@ -187,6 +206,8 @@ _BY_WORDS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_NAMED),
     (("[TOOL_CALLS]",), MISTRAL),
     (("<|tool_call>call:",), GEMMA),
+    (("<start_function_call>",), FUNCTION_GEMMA),
+    (("<function_calls>", "<functions>"), OLMO),
     (("<|tool_call_start|>",), LFM2),
     # Templates of LFM2 that write no calls themselves say so much of the tools.
     (("<|tool_list_start|>",), LFM2),

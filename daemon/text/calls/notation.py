@@ -1,7 +1,7 @@
 """Arguments as Python and as Gemma write them, told as JSON as they come.
 
 Both are JSON but for how names, texts and words are spelt, and models mix the ways, so one reader takes them all: names
-with or without quotes, texts between ``<|"|>``, ``"``, ``'`` or three of these, brackets of any kind.
+with or without quotes, texts between ``<|"|>``, ``<escape>``, ``"``, ``'`` or three of these, brackets of any kind.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from motley.daemon.text.calls.values import as_json, is_text, plain_number
 from motley.daemon.text.stops import held_back
 
-_AS_IT_IS = '<|"|>'
-"""Between two of these, a text has no escapes."""
-_QUOTE = re.compile(rf"""{re.escape(_AS_IT_IS)}|"{{3}}|'{{3}}|"(?=[^"]|"[^"])|'(?=[^']|'[^'])""")
+_AS_IT_IS = ('<|"|>', "<escape>")
+"""Between two of one of these, a text has no escapes."""
+_QUOTE = re.compile(rf"""{"|".join(map(re.escape, _AS_IT_IS))}|"{{3}}|'{{3}}|"(?=[^"]|"[^"])|'(?=[^']|'[^'])""")
 _MAYBE_QUOTE = re.compile(r"""["']{1,2}""")
 """What may be one quote, an empty text, or the beginning of three quotes, by what comes behind it."""
 _OPEN, _CLOSE = "([{", ")]}"
@@ -180,7 +180,7 @@ class NotedArguments:
 
     def _in_text(self, text: str, last: bool) -> str | None:
         """The next piece of the text under way, or its end; None: it is not certain yet."""
-        if self._quote == _AS_IT_IS:
+        if self._quote in _AS_IT_IS:
             return self._as_it_is(text)
         if plain := _PLAIN.match(text, self._at, self._stop):
             self._at = plain.end()

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from motley.daemon.text.calls.formats import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
     FORMATS,
+    FUNCTION_GEMMA,
     GEMMA,
     GLM,
     GLM_DENSE,
@@ -31,6 +33,7 @@ from motley.daemon.text.calls.formats import (
     MINIMAX,
     MISTRAL,
     MISTRAL_NAMED,
+    OLMO,
     PYTHONIC,
     QWEN_CODER,
     SEED,
@@ -221,6 +224,31 @@ CASES: list[tuple[CallFormat | None, str, ThoughtMarks | None, Taken]] = [
         None,
         ("", "", [("g", "{}"), ("g", '{"n": 1}')]),
     ),
+    (
+        FUNCTION_GEMMA,
+        "<start_function_call>call:f{a:<escape>two\nlines<escape>,n:3}<end_function_call>"
+        '<start_function_call>call:g{list:[<escape>}, "]<escape>,true],object:{k:<escape><escape>}}<end_function_call>',
+        None,
+        ("", "", [("f", F), ("g", '{"list": ["}, \\"]", true], "object": {"k": ""}}')]),
+    ),
+    (
+        FUNCTION_GEMMA,
+        "Well. <start_function_call>call:g{city:<escape>Rome <esc<escape>}<end_function_call>",
+        None,
+        ("Well.", "", [("g", '{"city": "Rome <esc"}')]),
+    ),
+    (
+        OLMO,
+        'Let me see. <function_calls>f(a="two\\nlines", n=3)\ng(yes=true, no=null, part=[.5, {"k": "}"}])\n'
+        "g()</function_calls>",
+        None,
+        (
+            "Let me see.",
+            "",
+            [("f", F), ("g", '{"yes": true, "no": null, "part": [0.5, {"k": "}"}]}'), ("g", "{}")],
+        ),
+    ),
+    (OLMO, "<function_calls>\ng(yes=True)\n</function_calls>", None, ("", "", [("g", '{"yes": true}')])),
     (GEMMA, "<|channel>thought\n<channel|>Yes <|tool", GEMMA_THOUGHT, ("Yes <|tool", "", [])),
     (GEMMA, "<|channel>thoughtful<channel|>Yes", GEMMA_THOUGHT, ("Yes", "thoughtful", [])),
     (GEMMA, "<|channel>though", GEMMA_THOUGHT, ("", "", [])),
@@ -330,6 +358,8 @@ def test_the_template_says_how_calls_are_marked() -> None:
     assert call_format("{% if tools %}<tool_call><arg_key>{{ k }}</arg_key><arg_value>{% endif %}") is GLM_DENSE
     assert call_format("{% if tools %}<tool_call><arg_key>{{ k }}</arg_key>\n<arg_value>{% endif %}") is GLM
     assert call_format("{% if tools %}{{ '<|tool_call>call:' + name + '{' }}{% endif %}") is GEMMA
+    assert call_format("{{ tools }}{{ '<start_function_call>call:' + name + '{' }}") is FUNCTION_GEMMA
+    assert call_format("<functions>{{ tools | tojson }}</functions>{{ '<function_calls>' + calls }}") is OLMO
     assert call_format("{{ tools }}<|tool_call_start|>[{{ calls | join(', ') }}]<|tool_call_end|>") is LFM2
     assert call_format("List of tools: <|tool_list_start|>[{{ tools }}]<|tool_list_end|>") is LFM2
     assert call_format("<|im_start|>system\nList of tools: [{{ tools }}]") is LFM2
@@ -352,22 +382,24 @@ def test_some_templates_add_arguments_to_a_text() -> None:
 
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z_0-9]{0,7}", fullmatch=True)
-TEXTS = (st.text() | st.text("'\"\\{}()[],:= \nabc<|>")).filter(lambda text: Q not in text)  # which Gemma cannot write
+TEXTS = (st.text() | st.text("'\"\\{}()[],:= \nabc<|>")).filter(
+    lambda text: Q not in text and "<escape>" not in text  # which Gemma cannot write
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
     lambda values: st.lists(values, max_size=4) | st.dictionaries(NAMES | TEXTS, values, max_size=4),
 )
 
 
-def in_gemma(value: Any) -> str:
+def in_gemma(value: Any, quote: str = Q) -> str:
     match value:
         case str():
-            return f"{Q}{value}{Q}"
+            return f"{quote}{value}{quote}"
         case list():
-            return f"[{','.join(map(in_gemma, value))}]"
+            return f"[{','.join(in_gemma(each, quote) for each in value)}]"
         case dict():
-            members = [(key if key.isidentifier() else in_gemma(key), each) for key, each in value.items()]
-            return f"{{{','.join(f'{key}:{in_gemma(each)}' for key, each in members)}}}"
+            members = [(key if key.isidentifier() else in_gemma(key, quote), each) for key, each in value.items()]
+            return f"{{{','.join(f'{key}:{in_gemma(each, quote)}' for key, each in members)}}}"
     return json.dumps(value)
 
 
@@ -383,8 +415,9 @@ def written(calls: CallFormat, index: int, name: str, arguments: dict[str, Any],
 @pytest.mark.parametrize("calls", [each for each in ALL if not each.parameters or each.parameters.quote])
 @given(data=st.data())
 def test_what_is_called_is_read_as_it_was_meant(calls: CallFormat, data: st.DataObject) -> None:
-    spell: Callable[[Any], str] = in_gemma
-    if calls is not GEMMA:
+    quote = calls.parameters.quote if calls.parameters else ""
+    spell: Callable[[Any], str] = partial(in_gemma, quote=quote)
+    if calls not in (GEMMA, FUNCTION_GEMMA):
         spell = data.draw(st.sampled_from([repr, json.dumps, lambda value: json.dumps(value, ensure_ascii=False)]))
     drawn_calls = st.tuples(st.sampled_from(["f", "g", "go"]), st.dictionaries(NAMES, VALUES, max_size=4))
     meant = data.draw(st.lists(drawn_calls, min_size=1, max_size=1 if calls is BARE else 3))
@@ -601,10 +634,10 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("calls", [GEMMA, LFM2])
+@pytest.mark.parametrize("calls", [GEMMA, FUNCTION_GEMMA, LFM2, OLMO])
 def test_values_within_values_are_valid_too_where_they_are_no_json(calls: CallFormat) -> None:
     schema = json.loads(json.dumps(NESTED))
-    if calls is LFM2:
+    if calls in (LFM2, OLMO):
         del schema["properties"]["two words"]  # which is no name in Python
     tools = [{"function": {"name": "go", "parameters": schema}}]
     for seed, key in enumerate(schema["properties"]):
@@ -614,7 +647,7 @@ def test_values_within_values_are_valid_too_where_they_are_no_json(calls: CallFo
         jsonschema.validate(json.loads(arguments), schema)
 
 
-@pytest.mark.parametrize("calls", [GEMMA, LFM2])
+@pytest.mark.parametrize("calls", [GEMMA, FUNCTION_GEMMA, LFM2, OLMO])
 def test_any_arguments_are_read_back_where_no_schema_binds(calls: CallFormat) -> None:
     tools = [{"function": {"name": "go", "parameters": NESTED}}]
     grammar = calls_grammar(calls, tools, True, {}, set())
@@ -712,6 +745,8 @@ def test_schemas_that_nest_too_deep_are_refused() -> None:
 
 def test_the_quotes_of_texts_may_be_special_tokens() -> None:
     assert GEMMA.marks == ["<|tool_call>", "<tool_call|>", Q]
+    assert FUNCTION_GEMMA.marks == ["<start_function_call>", "<end_function_call>", "<escape>"]
+    assert OLMO.marks == ["<function_calls>", "</function_calls>"]
     grammar = calls_grammar(GEMMA, TOOLS[:1], True, {mark: n for n, mark in enumerate(GEMMA.marks)})
     assert "opened: <[0]>\n" in grammar
     assert '(<[2]> "by foot" <[2]> | <[2]> "by train" <[2]>)' in grammar
