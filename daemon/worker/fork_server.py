@@ -92,6 +92,7 @@ def _be_worker(
         for number, each in enumerate(files):
             os.dup2(each, number)
             os.close(each)
+        _open_streams()
         os.environ.clear()
         os.environ.update(environment)
         with contextlib.suppress(OSError):
@@ -100,6 +101,14 @@ def _be_worker(
     except BaseException:
         sys.excepthook(*sys.exc_info())
     end_process(status)
+
+
+def _open_streams() -> None:
+    """Open standard input, output and error anew: those of this module's own process go by what its files were, as
+    whether one can seek in them."""
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _tell_who_ended(told: dict[int, int]) -> None:

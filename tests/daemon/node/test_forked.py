@@ -65,6 +65,21 @@ async def test_it_has_the_environment_and_the_files_of_whoever_wants_it(capfd: p
     server.end()
 
 
+async def test_it_can_write_to_a_pipe_where_the_process_that_forks_has_a_file(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    server = ForkServer("tests.daemon.node.telling_worker")  # whose output is the file that is captured
+    read, write = os.pipe()
+    worker = await fork_worker({**os.environ, "PYTHONPATH": str(ROOT), "TOLD": "told"}, server, write)
+    os.close(write)
+    assert worker is not None
+    worker.write(b"a line\n")
+    assert await status_of(worker) == 7, capfd.readouterr().err
+    with open(read) as told:
+        assert told.read() == "told a line\n"
+    server.end()
+
+
 async def test_it_has_nothing_open_of_other_workers() -> None:
     first, second = await forked_worker(), await forked_worker()
     os.close(first._stdin)
