@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 from motley.daemon.pipe.worker_end import WorkerPipe
@@ -15,6 +16,8 @@ Commands: TypeAlias = Callable[[float], Iterable[WorkerCommand]]
 """Gives the daemon's commands that are there, waiting for the first of them up to so many seconds."""
 Tell: TypeAlias = Callable[..., None]
 """Tells the daemon an event as `Daemon.tell` does: ``tell(ready=Ready(...))``."""
+Together: TypeAlias = Callable[[], AbstractContextManager[None]]
+"""Has the daemon told in one piece what is told meanwhile, as `Daemon.together` does."""
 
 
 class Released(Exception):
@@ -41,6 +44,8 @@ class Daemon:
         self._pipe = pipe
         self._kept: deque[WorkerCommand] = deque()
         """Commands that came while a step waited for experts."""
+        self._together: list[WorkerEvent] | None = None
+        """Events that are told together; None: each is told at once."""
 
     def fileno(self) -> int:
         """What to wait for, beside others: it can be read when a command is there."""
@@ -53,7 +58,22 @@ class Daemon:
             PipeClosed: the daemon is gone.
             PipeStalled: it has not read for `motley.daemon.pipe.worker_end.STALL_S`.
         """
-        self._pipe.send(WorkerEvent(**event))
+        told = WorkerEvent(**event)
+        if self._together is None:
+            self._pipe.send(told)
+        else:
+            self._together.append(told)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send what is told meanwhile in one piece, at the end: tokens of many requests come at a time, and each piece
+        wakes the daemon. Errors as `tell`."""
+        self._together = []
+        try:
+            yield
+        finally:
+            told, self._together = self._together, None
+            self._pipe.send(*told)
 
     def commands(self, timeout_s: float) -> Iterator[WorkerCommand]:
         """Take the commands that are there, in order, waiting up to `timeout_s` for the first.

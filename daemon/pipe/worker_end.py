@@ -61,16 +61,16 @@ class WorkerPipe:
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
         return WorkerCommand.FromString(self._exactly(length))
 
-    def send(self, event: WorkerEvent) -> None:
-        """Hand an event to the daemon.
+    def send(self, *events: WorkerEvent) -> None:
+        """Hand some events to the daemon, which is woken once for them.
 
         Raises:
             PipeClosed: the daemon is gone.
             PipeStalled: it has not read for `STALL_S`.
         """
-        body = event.SerializeToString()
+        bodies = [event.SerializeToString() for event in events]
         try:
-            self._socket.sendall(LENGTH.pack(len(body)) + body)
+            self._socket.sendall(b"".join(LENGTH.pack(len(body)) + body for body in bodies))
         except TimeoutError as error:
             raise PipeStalled(f"the daemon has read nothing for {STALL_S:.0f} s") from error
         except OSError as error:

@@ -177,6 +177,7 @@ class Rank:
             halves=has_sums and not self._assignment.model.exact and not self._assignment.one_wave,
             alike=loaded.alike,
             tell=self._daemon.tell,
+            together=self._daemon.together,
             check=lambda: self._check(communicator),
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
             tell_steps=lambda: self._tell_steps(loaded.executor),

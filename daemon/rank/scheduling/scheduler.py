@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from motley.daemon.pipe.daemon import Commands, Tell
+from motley.daemon.pipe.daemon import Commands, Tell, Together
 from motley.daemon.rank.adapters.leading import LeadingAdapters
 from motley.daemon.rank.all_ranks import AllRanks, by_row
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
@@ -68,6 +68,7 @@ class Scheduler:
         halves: whether steps may be computed in micro-chunks.
         alike: prompts up to this length have the same rotary tables.
         tell: tells the daemon `tokens` and `activity`.
+        together: has the daemon told a step's tokens in one piece.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
         recurrent: whether the model keeps states of sequences, so that one can begin with what is in the caches only
             where these are remembered.
@@ -91,6 +92,7 @@ class Scheduler:
     halves: bool
     alike: int
     tell: Tell
+    together: Together
     check: Callable[[], None]
     report: Callable[[], None]
     tell_steps: Callable[[], None]
@@ -130,7 +132,7 @@ class Scheduler:
         Raises:
             StepError, SummaryError: a follower says something that does not fit.
             TransportError, EngineError: a rank is lost, or cannot compute.
-            Exception: what `commands`, `tell`, `check` and `report` raise.
+            Exception: what `commands`, `tell`, `together`, `check` and `report` raise.
         """
         more_to_do = False
         """Whether there is something that new requests are not to wait for in full: a piece of it is done at a time."""
@@ -349,7 +351,8 @@ class Scheduler:
         deciding = [part for part in step.plan.parts if part.wanted]
         if deciding:
             rows = by_row(told, sum(part.wanted for part in deciding))
-            self._settle(schedule, [Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
+            with self.together():
+                self._settle(schedule, [Decision(part, [*islice(rows, part.wanted)]) for part in deciding])
 
     def _computed(self, schedule: Schedule, step: UnderWay) -> None:
         """A step has been computed, as far as rank 0 waits for it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,6 +58,20 @@ def test_events_go_out_one_by_one(ends: Ends) -> None:
     ends.daemon.tell(listening=7)
     (length,) = LENGTH.unpack(ends.other.recv(LENGTH.size, socket.MSG_WAITALL))
     assert WorkerEvent.FromString(ends.other.recv(length, socket.MSG_WAITALL)) == WorkerEvent(listening=7)
+
+
+def test_events_that_are_told_together_go_out_in_one_piece_in_their_order(ends: Ends) -> None:
+    events = [WorkerEvent(listening=number) for number in range(3)]
+    with suppress(ZeroDivisionError), ends.daemon.together():
+        for event in events:
+            ends.daemon.tell(listening=event.listening)
+        assert not select.select([ends.other], [], [], 0)[0]
+        raise ZeroDivisionError
+    bodies = [event.SerializeToString() for event in events]
+    expected = b"".join(LENGTH.pack(len(body)) + body for body in bodies)
+    assert ends.other.recv(len(expected)) == expected
+    ends.daemon.tell(listening=7)
+    assert ends.other.recv(100).endswith(WorkerEvent(listening=7).SerializeToString())
 
 
 def test_commands_that_were_kept_come_first(ends: Ends) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import count, pairwise, zip_longest
@@ -367,6 +368,7 @@ class Session:
             halves=False,
             alike=LONGEST,
             tell=self._tell,
+            together=nullcontext,
             check=lambda: None,
             report=lambda: None,
             tell_steps=lambda: None,
