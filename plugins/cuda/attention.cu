@@ -387,18 +387,9 @@ __device__ void attend(const Attending& of) {
                                                 scale, cap, reach, room, units, tiles, stride});                       \
     }
 
-// By the widest head, and what keys and values are kept as; a thread has sums of as many values, about.
-#define ATTEND_IN(format, Format)                                                                                      \
-    ATTEND(attend_64_##format, Format, 64, 32) ATTEND(attend_128_##format, Format, 128, 32)                            \
-    ATTEND(attend_256_##format, Format, 256, 16) ATTEND(attend_576_##format, Format, 576, 8)
-ATTEND_IN(fp32, Fp32Kept)
-ATTEND_IN(fp16, Fp16Kept)
-ATTEND_IN(int8, Int8Kept)
-
 // y of all parts of rows that were computed apart; a thread per value.
-extern "C" __global__ void combine(const float* partials, const float* sinks, float* y, int y_stride, const Place* places,
-                                   int rows, int heads, int width, Reach reach, int room) {
-    wait_for_previous();
+__device__ inline void combine(const float* partials, const float* sinks, float* y, int y_stride, const Place* places, int rows,
+                               int heads, int width, Reach reach, int room) {
     const int i = int(thread_number() % width);
     const i64 number = thread_number() / width, row = number / heads;
     if (row >= rows) return;
@@ -416,3 +407,15 @@ extern "C" __global__ void combine(const float* partials, const float* sinks, fl
     }
     y[row * y_stride + number % heads * width + i] = sum * (1 / softmax.total);
 }
+
+#define COMBINE(name)                                                                                                  \
+    extern "C" __global__ void name(const float* partials, const float* sinks, float* y, int y_stride,                 \
+                                    const Place* places, int rows, int heads, int width, Reach reach, int room) {      \
+        wait_for_previous();                                                                                           \
+        combine(partials, sinks, y, y_stride, places, rows, heads, width, reach, room);                                \
+    }
+
+// By the widest head, and what keys and values are kept as; a thread has sums of as many values, about.
+#define ATTEND_IN(format, Format)                                                                                      \
+    ATTEND(attend_64_##format, Format, 64, 32) ATTEND(attend_128_##format, Format, 128, 32)                            \
+    ATTEND(attend_256_##format, Format, 256, 16) ATTEND(attend_576_##format, Format, 576, 8) COMBINE(combine_##format)

@@ -157,7 +157,3 @@ __device__ void rotate(float* q, int q_stride, const float* k, int k_stride, con
         rotate<Format>(q, q_stride, k, k_stride, v, v_stride, places, keys, key_scales, values, value_scales, own,     \
                        tokens, rows, heads, kv_heads, width, turning);                                                 \
     }
-
-ROTATE(rotate_fp32, Fp32Kept)
-ROTATE(rotate_fp16, Fp16Kept)
-ROTATE(rotate_int8, Int8Kept)

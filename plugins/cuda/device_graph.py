@@ -22,7 +22,8 @@ from onnx import TensorProto
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.expert_groups import best_groups
 from motley.plugins.cuda.experts import HeadMatrices, LayerExperts, heads_of, tables_of
-from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, SOURCES, THREADS, HeadPart, Matrix, View, pointer
+from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, THREADS, HeadPart, Matrix, View, pointer
+from motley.plugins.cuda.modules import module_of, modules_for
 from motley.plugins.cuda.quantised_values import normalised_sums, quantised_values
 from motley.plugins.engine import Collectives, EngineError, RankGraph
 from motley.plugins.known_nodes import is_number, is_stored, numbers_of
@@ -105,7 +106,6 @@ class DeviceGraph:
             raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {max(HEADS)}")
         if self.hidden % 4:
             raise EngineError(f"engine 'cuda' sums rows of a multiple of 4 elements, not of {self.hidden}")
-        self._driver.function(SOURCES, "add")  # whether this GPU is compiled for shows before anything is read
         self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
         self._constants = {
             tensor.name: self._send(onnx.numpy_helper.to_array(tensor))
@@ -120,6 +120,10 @@ class DeviceGraph:
         self.head_matrices = {
             node.output[0]: self._head_matrices(node) for node in self.nodes if node.op_type == "HeadProducts"
         }
+        tables = [table for each in self.experts.values() for table in (each.gate_up, each.down)]
+        tables += [each.table for each in self.head_matrices.values()]
+        kinds = {matrix.kind for matrix in (*self.matrices.values(), *(table.matrix for table in tables))}
+        self._driver.compile(modules_for(kinds, graph.blocks.format))
         self.groups = best_groups(proto)
         codes = {name: coded for name, matrix in self.matrices.items() if (coded := matrix.coded) is not None}
         self.quantised = quantised_values(self.nodes, codes)
@@ -270,7 +274,7 @@ class DeviceGraph:
         arguments are of ctypes."""
         if not threads:
             return
-        self.stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments, early=True)
+        self.stream.launch(module_of(kernel), kernel, -(-threads // THREADS), THREADS, arguments, early=True)
 
     def fill(self, address: int, elements: int) -> None:
         """Zero so many f32."""

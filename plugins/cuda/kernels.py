@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from onnx import TensorProto
 
-from motley.transport.cuda.compiler import DEVICE
-
-_FILES = ("kernels", "row_source", "nodes", "caches", "attention", "adapting", "recurrent", "quantised", "tiles")
-SOURCES = (DEVICE, *(Path(__file__).with_name(f"{name}.cu") for name in _FILES))
 WARP = 32
 THREADS = 128
 """Threads of a block."""

@@ -94,11 +94,6 @@ __device__ void quantise(const RowSource& source, u8* to, int columns, int block
     QUANTISE_FOR(name##_tiles, BITS, BLOCK_STRETCHES, true)
 
 // By the bits of weights, and the stretches of a block.
-QUANTISE(quantise_int4_1, 4, 1)
-QUANTISE(quantise_int4_2, 4, 2)
-QUANTISE(quantise_int8_1, 8, 1)
-QUANTISE(quantise_int8_2, 8, 2)
-QUANTISE(quantise_int8_4, 8, 4)
 
 // Rows of codes, as a share file has them; `zeros` may be null.
 struct Codes {
@@ -226,19 +221,6 @@ constexpr int AHEAD_OF_ONE = 2;
     PRODUCTS_OF(name##_2, BITS, SHORT, ZEROS, 2, 2, 2)                                                                 \
     PRODUCTS_OF(name##_4, BITS, SHORT, ZEROS, 4, 2, 2)
 
-PRODUCTS(products_int4_short, 4, true, false)
-PRODUCTS(products_int4_short_zeros, 4, true, true)
-PRODUCTS(products_int4, 4, false, false)
-PRODUCTS(products_int4_zeros, 4, false, true)
-PRODUCTS(products_int8, 8, false, false)
-PRODUCTS(products_int8_zeros, 8, false, true)
-
-// -- experts: tokens that have chosen the same row of x have products with different matrices ---------------------------
-
-// One expert's matrix.
-struct ExpertMatrix {
-    u64 weights, scales, zeros, bias;  // addresses; 0: there is none
-};
 
 // As PRODUCTS_OF and MATMUL_OF for one token at a time, of `sharing` that a row of x has: each is multiplied by the matrix
 // that it has chosen.
@@ -255,24 +237,3 @@ struct ExpertMatrix {
                                                              tokens, rows);                                            \
     }
 
-EXPERT_PRODUCTS(expert_products_int4_short_1, 4, true, false)
-EXPERT_PRODUCTS(expert_products_int4_short_zeros_1, 4, true, true)
-EXPERT_PRODUCTS(expert_products_int4_1, 4, false, false)
-EXPERT_PRODUCTS(expert_products_int4_zeros_1, 4, false, true)
-EXPERT_PRODUCTS(expert_products_int8_1, 8, false, false)
-EXPERT_PRODUCTS(expert_products_int8_zeros_1, 8, false, true)
-
-#define EXPERT_MATMUL(name, Weights)                                                                                   \
-    extern "C" __global__ void name(const float* x, int x_stride, int sharing, const ExpertMatrix* experts,            \
-                                    const int* chosen, float* y, int y_stride, int tokens, int rows, int columns) {    \
-        wait_for_previous();                                                                                           \
-        const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
-        const Matrix matrix = {reinterpret_cast<const u8*>(floats_at(own.weights)), columns};                          \
-        matmul<Weights, 1, 1, 4>(x, x_stride, sharing, matrix, own.bias ? floats_at(own.bias) : nullptr, y, y_stride,  \
-                                 tokens, rows);                                                                        \
-    }
-
-EXPERT_MATMUL(expert_matmul_fp32_1, Fp32Run)
-EXPERT_MATMUL(expert_matmul_odd_fp32_1, OddFp32Run)
-EXPERT_MATMUL(expert_matmul_fp16_1, Fp16Run)
-EXPERT_MATMUL(expert_matmul_odd_fp16_1, OddFp16Run)

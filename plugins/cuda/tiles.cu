@@ -376,20 +376,9 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 
 // By the bits of weights, whether pieces are short and zeros given; then by the rows and tokens of a warp, as many as there
 // are registers for.
-TILE_PRODUCTS_OF(products_int4_short_16x8, 4, true, false, 1, 1, 3)
-TILE_PRODUCTS_OF(products_int4_short_16x16, 4, true, false, 1, 2, 2)
-TILE_PRODUCTS_OF(products_int4_short_zeros_16x8, 4, true, true, 1, 1, 3)
-TILE_PRODUCTS_OF(products_int4_short_zeros_16x16, 4, true, true, 1, 2, 2)
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
     TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                         \
     TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 
-TILE_PRODUCTS(products_int4, 4, false)
-TILE_PRODUCTS(products_int4_zeros, 4, true)
-TILE_PRODUCTS(products_int8, 8, false)
-TILE_PRODUCTS(products_int8_zeros, 8, true)
-TILE_PRODUCTS_OF(products_int4_32x32, 4, false, false, 2, 4, 2)
-TILE_PRODUCTS_OF(products_int4_zeros_32x32, 4, false, true, 2, 4, 2)
-TILE_PRODUCTS_OF(products_int8_32x32, 8, false, false, 2, 4, 2)

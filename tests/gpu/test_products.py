@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.plugins.cuda.kernels import SOURCES, THREADS, Coded, RowSource, View
+from motley.plugins.cuda.kernels import THREADS, Coded, RowSource, View
+from motley.plugins.cuda.modules import module_of
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.driver import CudaDriver, Driver
 from motley.transport.cuda.stream import CudaStream
@@ -52,10 +53,8 @@ class Device:
         self._stream.synchronise(20)
         array[:] = staging
 
-    def launch(
-        self, kernel: str, threads: int, *given: int | RowSource | None, sources: tuple[Path, ...] = SOURCES
-    ) -> None:
-        """An address is larger than any other number here."""
+    def launch(self, kernel: str, threads: int, *given: int | RowSource | None, sources: tuple[Path, ...] = ()) -> None:
+        """`sources`: of a kernel that is no engine's. An address is larger than any other number here."""
 
         def argument(each: int | RowSource | None) -> Any:
             if isinstance(each, RowSource):
@@ -63,7 +62,7 @@ class Device:
             return ctypes.c_void_p(each) if each is None or each > 1 << 31 else ctypes.c_int(each)
 
         size, arguments = (-(-threads // THREADS), min(threads, THREADS)), [*map(argument, given)]
-        self._stream.launch(sources, kernel, *size, arguments, early=sources is SOURCES)
+        self._stream.launch(sources or module_of(kernel), kernel, *size, arguments, early=not sources)
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ driver looks into; addresses are integers, on the device or of pinned host memor
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -145,6 +147,10 @@ class Driver(Protocol):
 
     def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
         """Between device memory and pinned host memory, or on the device."""
+        ...
+
+    def compile(self, modules: Collection[tuple[Path, ...]]) -> None:
+        """Compile the source files of several modules, side by side, so that no kernel's first use waits for that."""
         ...
 
     def function(self, sources: tuple[Path, ...], name: str) -> Handle:
@@ -316,6 +322,11 @@ class CudaDriver:
 
     def copy(self, target: int, source: int, nbytes: int, stream: Handle) -> None:
         self._call(self._runtime.memcpyAsync, target, source, nbytes, self._runtime.memcpyDefault, stream)
+
+    def compile(self, modules: Collection[tuple[Path, ...]]) -> None:
+        with ThreadPoolExecutor() as threads:
+            for _ in threads.map(partial(compile_kernels, capability=self.capability), modules):
+                pass
 
     def function(self, sources: tuple[Path, ...], name: str) -> Handle:
         function = self._functions.get((sources, name))

@@ -24,7 +24,7 @@ from motley.bench.random_models.writing import synthesise
 from motley.daemon.machine.processor import usable_cores
 from motley.daemon.machine.vulkan import NoVulkanError, vulkan_gpus
 from motley.orchestrator.known_models.shapes import SHAPES
-from motley.plugins.cuda.kernels import SOURCES
+from motley.plugins.cuda.modules import NODES
 from motley.plugins.engine import EngineError
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.transport.cuda.driver import CudaDriver, Driver
@@ -104,7 +104,7 @@ def _make_calls(driver: Driver, memory: ExitStack, done: Callable[[str, Callable
     def double() -> None:
         rows = ctypes.c_void_p(device), ctypes.c_int(COUNT)
         numbers = *rows, *rows, *rows, ctypes.c_int(1), ctypes.c_int(COUNT)
-        stream.launch(SOURCES, "add", COUNT // 128, 128, numbers)
+        stream.launch(NODES, "add", COUNT // 128, 128, numbers)
 
     def copy() -> None:
         driver.copy(device, address, size, stream.handle)
@@ -112,7 +112,7 @@ def _make_calls(driver: Driver, memory: ExitStack, done: Callable[[str, Callable
 
     done("copy in and wait", copy)
     done("copy out", lambda: check(1))
-    done("compile and load kernels", lambda: driver.function(SOURCES, "add"))
+    done("compile and load kernels", lambda: driver.function(NODES, "add"))
     done("launch", double)
     done("its result", lambda: check(2))
     graph = done("capture", lambda: stream.capture(double))

@@ -22,7 +22,8 @@ from motley.bench.measurements.speed.latency import WARM_UP, latency_of
 from motley.bench.measurements.speed.throughput import throughput_of
 from motley.bench.meshes.local_mesh import LocalMesh, MeshSpec
 from motley.bench.meshes.rank_processes import TIMEOUT_S, Answer, Question, RankProcesses, clock, percentile_us, serve
-from motley.plugins.cuda.kernels import CODED, ROWS, SOURCES, THREADS, TOKENS, WARP, Coded, pointer
+from motley.plugins.cuda.kernels import CODED, ROWS, THREADS, TOKENS, WARP, Coded, pointer
+from motley.plugins.cuda.modules import module_of
 from motley.transport import Communicator, Listener, Membership, Plain, connect_mesh
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import CudaDriver, Driver
@@ -92,7 +93,7 @@ def product_seconds(
                 matrix, own_scales = weights + one * number, scales + scales_bytes * number
                 held = (matrix, own_scales, 0, 0) if coded else (matrix, 0)
                 arguments = [pointer(x), integer(first), *map(pointer, (*held, y)), *map(integer, [rows, *numbers])]
-                stream.launch(SOURCES, kernel, -(-threads // THREADS), THREADS, arguments)
+                stream.launch(module_of(kernel), kernel, -(-threads // THREADS), THREADS, arguments)
 
         def seconds(tokens: int) -> float:
             times = launches if coded or tokens <= max(TOKENS) else max(1, launches // tokens)

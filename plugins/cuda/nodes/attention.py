@@ -166,7 +166,7 @@ class AttentionNodes(Submission):
             )
             if parts > 1:
                 graph.launch(
-                    "combine",
+                    f"combine_{graph.blocks.format}",
                     count * heads * width,
                     *(pointer(partials), sinks, *of_rows, places),
                     *(*integers(count, heads, width), reach, *integers(parts)),

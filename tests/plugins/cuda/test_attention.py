@@ -14,12 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motley.plugins.cuda import kernels
-from motley.plugins.cuda.kernels import PART, SOURCES
+from motley.plugins.cuda.kernels import PART
 from motley.plugins.cuda.nodes.attention import Reach, Tiles, rows_that_attend_together
 from motley.plugins.engine import CACHE_FORMATS, F32
 from motley.plugins.reference.caches import int8_codes
+from tests.plugins.cuda.launching import launch_kernel
 from tests.transport.cuda.host_driver import DEVICE as DEVICE_ADDRESSES
-from tests.transport.cuda.host_kernels import launch
 
 Array = np.ndarray[Any, Any]
 
@@ -105,11 +105,11 @@ class Step:
         given += [*pointers(partials, layer.sinks, y), *integers(width, len(q), *shape)]
         given += [ctypes.c_float(layer.scale), ctypes.c_float(layer.cap), reach]
         given += integers(room, tiles.units, number, stride)
-        launch(SOURCES, f"{tiles.kernel}_{layer.format}", number * tiles.units * room, kernels.THREADS, given)
+        launch_kernel(f"{tiles.kernel}_{layer.format}", number * tiles.units * room, given)
         if in_parts:
             given = [*pointers(partials, layer.sinks, y), *integers(width), *pointers(places)]
             given += [*integers(len(q), layer.heads, layer.width), reach, *integers(room)]
-            launch(SOURCES, "combine", -(-y.size // kernels.THREADS), kernels.THREADS, given)
+            launch_kernel(f"combine_{layer.format}", -(-y.size // kernels.THREADS), given)
         self.held.clear()
         return y
 

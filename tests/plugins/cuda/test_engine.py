@@ -32,7 +32,8 @@ from motley.plugins.cuda import device_graph, kernels, step, trial
 from motley.plugins.cuda import engine as cuda
 from motley.plugins.cuda.cublas import Cublas, load_cublas
 from motley.plugins.cuda.engine import CudaEngine
-from motley.plugins.cuda.kernels import SOURCES, TOKENS, Coded
+from motley.plugins.cuda.kernels import TOKENS, Coded
+from motley.plugins.cuda.modules import ATTENTION, CODES, FLOATS, MODULES, NODES, TILES, Module, module_of
 from motley.plugins.cuda.nodes import attention
 from motley.plugins.cuda.rotary import RotaryTables
 from motley.plugins.engine import (
@@ -72,17 +73,21 @@ from tests.models.long_text import regret, write_texts
 from tests.models.nearness import TOLERANCE, error, is_near
 from tests.pairs import pairwise as every_pair
 from tests.plugins.cuda.host_blas import HostBlas, HostGemms
+from tests.plugins.cuda.launching import launch_kernel
 from tests.plugins.known_cases import known_cases
 from tests.plugins.sequences import Sequences
 from tests.transport.conftest import run_ranks as run_ranks
 from tests.transport.cuda.host_driver import HostDriver
-from tests.transport.cuda.host_kernels import launch
 from tests.transport.cuda.test_kernels import CAPABILITIES
 
 NARROW = [*known_cases()[1::4], *map(golden_case, ("ernie4-5-moe", "gemma4-experts", "glm4-moe-lite", "qwen3-next"))]
 """Those that are computed by narrow weights: of all kinds of products, norms and attention."""
-SOAKED = [pytest.param(newer, marks=pytest.mark.soak) for newer in CAPABILITIES[1:]]
-"""All kernels take seconds to compile: for every commit, the oldest architecture (`test_quantised` has another)."""
+OFTEN = (NODES, FLOATS, CODES["int4"], TILES["int4"], ATTENTION["fp16"])
+COMPILED = [
+    pytest.param(*each, marks=() if each in product(OFTEN, CAPABILITIES[:1]) else pytest.mark.soak)
+    for each in product(MODULES, CAPABILITIES)
+]
+"""All kernels take a minute to compile: for every commit, one of each kind for the oldest architecture."""
 
 
 def on_host(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> CudaEngine:
@@ -95,19 +100,23 @@ def session(case: Case, folder: Path, ranks: int, quantisation: str = "fp32") ->
     return LocalSession(case.folder, on_host, shares, folder, quantisation, options=options)
 
 
-@pytest.mark.parametrize("capability", [*CAPABILITIES[:1], *SOAKED], ids=str)
-def test_every_architecture_is_compiled_for(capability: Capability) -> None:
+@pytest.mark.parametrize(
+    ("module", "capability"), COMPILED, ids=lambda each: each[-1].stem if isinstance(each[-1], Path) else str(each)
+)
+def test_every_architecture_is_compiled_for(module: Module, capability: Capability) -> None:
     pytest.importorskip("cuda.bindings")
-    cubin = compile_kernels(SOURCES, capability)
+    cubin = compile_kernels(module, capability)
     floats = ("matmul_odd_fp32", "matmul_fp16", "matmul_odd_fp16")
     names = {f"{kind}_{tokens}" for kind, tokens in product(floats, TOKENS)}
     for coded, tokens, zeros in product(map(Coded, (4, 4, 8), (32, 32, 32), (4, 5, 5)), range(1, 40), (False, True)):
-        names |= {coded.product(32, tokens, zeros)[0], coded.quantise(tokens)}
-    assert len(names) == 12 + 18 + 19 + 4
-    assert all(f".text.{each}\0".encode() in cubin for each in names)
-    nodes = ("rms_norm", "make_rows", "copy_heads", "keep_best_groups", "combine", "adapt_up", "convolve", "keep_rows")
-    kept = (f"{kernel}_{kind}" for kernel in ("rotate", "attend_64", "attend_576") for kind in CACHE_FORMATS)
-    assert all(f".text.{name}\0".encode() in cubin for name in (*nodes, *kept, "scan_delta", "scan_space"))
+        names |= {coded.product(32, tokens, zeros)[0], coded.quantise(tokens), coded.expert_product(32, 1, zeros)[0]}
+    assert len(names) == 12 + 18 + 19 + 4 + 6
+    names |= {"rms_norm", "make_rows", "copy_heads", "keep_best_groups", "adapt_up", "convolve", "keep_rows", "add"}
+    names |= {"scan_delta", "scan_space", "mix", "widen_fp16", "expert_matmul_fp16_1"}
+    names |= {f"{each}_{kind}" for each in ("rotate", "attend_64", "attend_576", "combine") for kind in CACHE_FORMATS}
+    own = {each for each in names if module_of(each) == module}
+    assert own, "it has what is looked for in it"
+    assert all(f".text.{each}\0".encode() in cubin for each in own)
 
 
 @pytest.mark.parametrize(
@@ -504,20 +513,8 @@ def test_a_product_by_floats_has_the_same_bits_in_any_company(
         y = np.full((tokens, outputs), np.nan, np.float32)
         numbers = [ctypes.c_int(number) for number in (outputs, tokens, outputs, columns)]
         warps = -(-outputs // kernels.ROWS[together]) * -(-tokens // together)
-        launch(
-            SOURCES,
-            f"matmul_{kind}_{together}",
-            -(-warps * kernels.WARP // kernels.THREADS),
-            kernels.THREADS,
-            [
-                pointer(x),
-                ctypes.c_int(columns),
-                stored,
-                pointer(None),
-                pointer(y),
-                *numbers,
-            ],
-        )
+        given = [pointer(x), ctypes.c_int(columns), stored, pointer(None), pointer(y), *numbers]
+        launch_kernel(f"matmul_{kind}_{together}", -(-warps * kernels.WARP // kernels.THREADS), given)
         results.append(y)
     assert all(result.tobytes() == results[0].tobytes() for result in results)
     scale = np.abs(x).astype(np.float64) @ np.abs(matrix.T).astype(np.float64)
@@ -530,7 +527,7 @@ def test_weights_are_widened_exactly(run: int, outputs: int, runs: int, seed: in
     widened = np.full(matrix.shape, np.nan, np.float32)
     numbers = [ctypes.c_int(number) for number in (0, *matrix.shape)]
     kernel, blocks = f"widen_{'odd_' if run == 1 else ''}fp16", -(-outputs * runs // 128)
-    launch(SOURCES, kernel, blocks, 128, [stored, pointer(widened), *numbers])
+    launch_kernel(kernel, blocks, [stored, pointer(widened), *numbers])
     assert np.array_equal(widened, matrix)
 
 

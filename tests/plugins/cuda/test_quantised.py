@@ -18,10 +18,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.plugins.cuda.kernels import BLOCKS, DOTTED, SOURCES, THREADS, TILES, Coded, RowSource, View
+from motley.plugins.cuda import modules
+from motley.plugins.cuda.kernels import BLOCKS, DOTTED, THREADS, TILES, Coded, RowSource, View
+from motley.plugins.cuda.modules import Module
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.compiler import Capability, compile_kernels
-from tests.transport.cuda.host_kernels import launch
+from tests.plugins.cuda.launching import launch_kernel
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
@@ -41,7 +43,7 @@ def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
 
 def run(kernel: str, threads: int, *arguments: Any) -> None:
     given = [ctypes.c_int(each) if isinstance(each, int) else each for each in arguments]
-    launch(SOURCES, kernel, -(-threads // THREADS), THREADS, given)
+    launch_kernel(kernel, -(-threads // THREADS), given)
 
 
 def packed(points: npt.NDArray[Any], bits: int) -> U8:
@@ -184,12 +186,17 @@ def per_multiplication(listing: str, kernel: str, multiplies: str) -> list[float
 def test_a_gpu_has_little_to_do_for_a_code(capability: Capability, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings")
     program = disassembler()
-    cubin = tmp_path / "kernels.cubin"
-    cubin.write_bytes(compile_kernels(SOURCES, capability))
-    told = subprocess.run([program, "-c", cubin], capture_output=True, text=True, check=True, timeout=100)
+
+    def told(module: Module) -> str:
+        cubin = tmp_path / "kernels.cubin"
+        cubin.write_bytes(compile_kernels(module, capability))
+        done = subprocess.run([program, "-c", cubin], capture_output=True, text=True, check=True, timeout=100)
+        return done.stdout
+
+    codes, tiles = told(modules.CODES["int4"]), told(modules.TILES["int4"])
     for kernel in ("products_int4_1", "products_int4_zeros_1"):
-        assert 4 < per_multiplication(told.stdout, kernel, "IDP")[-1] <= 4 * MOST_PER_CODE, kernel
+        assert 4 < per_multiplication(codes, kernel, "IDP")[-1] <= 4 * MOST_PER_CODE, kernel
     for tile, (most, most_in_short_blocks) in MOST_PER_TILE.items():
-        long_blocks, short_blocks = per_multiplication(told.stdout, f"products_int4_{tile}", "IMMA")[:2]
+        long_blocks, short_blocks = per_multiplication(tiles, f"products_int4_{tile}", "IMMA")[:2]
         assert 9 < long_blocks <= most, tile
         assert 12 < short_blocks <= most_in_short_blocks, tile

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.plugins.cuda.kernels import SOURCES, THREADS, WARP
+from motley.plugins.cuda.kernels import THREADS, WARP
 from motley.plugins.engine import EngineOptions
+from tests.plugins.cuda.launching import launch_kernel
 from tests.plugins.cuda.recurring import NAMES, Recurring
 from tests.plugins.cuda.test_engine import on_host, pointer
-from tests.transport.cuda.host_kernels import launch
 
 ON_HOST = EngineOptions(extra={"host_step": "function"})
 
@@ -54,9 +54,9 @@ def test_heads_that_are_wider_than_a_warp() -> None:
     y, units_ = np.full_like(x, np.nan), x.copy()
     blocks, sizes = -(-rows * heads * WARP // THREADS), [*map(ctypes.c_int, (rows, heads, width))]
     stride = ctypes.c_int(heads * width)
-    launch(SOURCES, "unit_heads", blocks, THREADS, [pointer(units_), stride, *sizes])
+    launch_kernel("unit_heads", blocks, [pointer(units_), stride, *sizes])
     given = [pointer(x), pointer(gain), pointer(z), stride, pointer(y), *sizes, ctypes.c_float(1e-6)]
-    launch(SOURCES, "norm_and_gate", blocks, THREADS, given)
+    launch_kernel("norm_and_gate", blocks, given)
     apart, gates = (each.astype(float).reshape(rows, heads, width) for each in (x, z))
     lengths = np.sqrt(np.square(apart).sum(axis=-1, keepdims=True) + 1e-6)
     shorter = np.array([width**-0.5] * 2 + [1] * 2)[:, None]

@@ -16,9 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motley.plugins.adapters import ADAPTED
-from motley.plugins.cuda.kernels import GATES, NORM, NORM_PART, SOURCES, THREADS, Coded, RowSource, View
+from motley.plugins.cuda.kernels import GATES, NORM, NORM_PART, THREADS, Coded, RowSource, View
+from motley.plugins.cuda.modules import MODULES
 from motley.plugins.cuda.quantised_values import QuantisedValue, normalised_sums, quantised_values
-from tests.transport.cuda.host_kernels import launch
+from tests.plugins.cuda.launching import launch_kernel
 
 F32 = npt.NDArray[np.float32]
 CODED = Coded(4, 256, 7)
@@ -48,7 +49,7 @@ def random_rows(rng: np.random.Generator, rows: int, width: int) -> F32:
 def make(source: RowSource, rows: int, columns: int) -> F32:
     y = aligned(rows, columns)
     blocks = rows * -(-columns // NORM_PART)
-    launch(SOURCES, "make_rows", blocks, THREADS, [source.kept(view(y, columns))])
+    launch_kernel("make_rows", blocks, [source.kept(view(y, columns))])
     return y
 
 
@@ -58,7 +59,7 @@ def quantised(source: RowSource, rows: int) -> bytes:
     there = room[-room.ctypes.data % 16 :]
     numbers = map(ctypes.c_int, (CODED.columns, CODED.shift, CODED.stretches))
     arguments = [source, ctypes.c_void_p(there.ctypes.data), *numbers]
-    launch(SOURCES, CODED.quantise(1), rows * CODED.quantising_threads // THREADS, THREADS, arguments)
+    launch_kernel(CODED.quantise(1), rows * CODED.quantising_threads // THREADS, arguments)
     return there[: rows * CODED.stretches * 192].tobytes()
 
 
@@ -120,13 +121,15 @@ def test_what_is_quantised_as_it_is_made_has_the_bits_of_what_is_made_first(kind
 
 def test_every_kernel_waits_for_the_one_before_it() -> None:
     """All are launched early: those that do not wait would read what is not there yet."""
-    whole = "".join(source.read_text("utf-8") for source in SOURCES[1:])
+    files = sorted({file for module in MODULES for file in module[1:]})
+    assert files == sorted(files[0].parent.glob("*.cu"))
+    whole = "".join(file.read_text("utf-8") for file in files)
     for name in WAITING[1:]:
         assert re.search(rf"__device__ void {name}\((?:(?!__global__)[\s\S])*?\n    wait_for_previous\(\);", whole), (
             name
         )
     kernels = 0
-    for source in SOURCES[1:]:
+    for source in files:
         lines = source.read_text("utf-8").splitlines()
         for number, line in enumerate(lines):
             if 'extern "C" __global__' not in line:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,9 @@ class HostDriver:
 
     def function(self, sources: tuple[Path, ...], name: str) -> Kernel:
         return sources, name
+
+    def compile(self, modules: Collection[tuple[Path, ...]]) -> None:
+        pass  # when they are launched
 
     def launch(
         self,

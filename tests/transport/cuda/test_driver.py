@@ -8,11 +8,14 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import partial
+from threading import Barrier
 from typing import Any
 
 import pytest
 
 from motley.transport.cuda import driver as module
+from motley.transport.cuda.compiler import Capability
 from motley.transport.cuda.driver import LOST, CudaDriver, Driver
 from motley.transport.cuda.errors import CudaError, DeviceLost, OutOfDeviceMemory
 from motley.transport.cuda.reduction import SOURCES
@@ -119,6 +122,10 @@ class CudaDriverOn:
         return next(given for called, given in self.stand_in.called if called == name)
 
 
+def refuse(error: Exception, *_: Any, **__: Any) -> None:
+    raise error
+
+
 def opened(**answers: Any) -> CudaDriver:
     return CudaDriverOn(StandIn(**answers)).driver
 
@@ -181,6 +188,22 @@ def test_a_device_that_is_lost_says_so_and_what_to_do(code: int) -> None:
         with pytest.raises(DeviceLost, match=r"the GPU is lost \(\w+: .*\): \w+") as caught:
             call()
         assert LOST[code] in str(caught.value)
+
+
+def test_modules_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, compiled = Barrier(2, timeout=10), list[Any]()
+
+    def compile_one(sources: Any, capability: Capability) -> bytes:
+        together.wait()
+        compiled.append((sources, capability))
+        return b""
+
+    monkeypatch.setattr(module, "compile_kernels", compile_one)
+    opened(capability="90").compile([SOURCES, SOURCES[:1]])
+    assert sorted(compiled, key=str) == sorted([(SOURCES, (9, 0)), (SOURCES[:1], (9, 0))], key=str)
+    monkeypatch.setattr(module, "compile_kernels", partial(refuse, CudaError("no NVRTC")))
+    with pytest.raises(CudaError, match="no NVRTC"):
+        opened(capability="90").compile([SOURCES])
 
 
 def test_kernels_begin_early_where_gpu_and_driver_let_them() -> None:
