@@ -239,8 +239,12 @@ class Control(MeshServicer):
             writer.cancel()
             del self._streams[node.id]
             self._nodes.lose(node.id, stream.reason)
-            level = logging.DEBUG if node.lost == STOPS else logging.INFO if node.left else logging.WARNING
-            hint = "" if node.left or node.lost == REVOKED else "; it joins again by itself, or by `motley join` there"
+            level = logging.DEBUG if stream.reason == STOPS else logging.INFO if node.left else logging.WARNING
+            hint = "; it joins again by itself, or by `motley join` there"
+            if node.left or stream.reason in (REVOKED, STOPS):
+                hint = ""
+            if stream.reason == CAME_BACK:
+                level, hint = logging.INFO, ""
             _log.log(level, "node %s %s%s", node.name, what_became(node.lost), hint, extra={"node": node.name})
             self.listener.on_lost(node)
             stream.ended.set()
@@ -262,8 +266,11 @@ class Control(MeshServicer):
                 context.set_trailing_metadata([(PAIRING, pairing.id)])  # what comes first may get lost
                 return
             if GIVES_UP in told:
-                if gone := self._pairings.give_up(str(told.get(PAIRING, ""))):
-                    _log.info("%s has given up joining: its code is void", gone.name)
+                if gone := self._pairings.give_up(str(told[GIVES_UP])):
+                    if gone.tries_left:
+                        _log.info("%s has given up joining: its code is void", gone.name)
+                    else:
+                        _log.warning("%s (%s) had wrong codes too often: its code is void", gone.name, gone.address)
                 return
             pairing = self._pairings.attempt(str(told.get(PAIRING, "")))
             message = told.get(PAKE, b"")
@@ -311,7 +318,7 @@ class Control(MeshServicer):
         from_here = _from_here(context)
         await context.send_initial_metadata([("motley-address", self._told.address() if from_here else "")])
         if asks:
-            self._pairings.opened(secret)
+            self._pairings.shown(secret)
             return None
         hello = await _hello(context)
         if isinstance(hello, _Refusal):

@@ -64,7 +64,8 @@ class MeshServicer:
     def Pair(self, request_iterator, context):
         """Hands a join token to a machine whose owner types a short code that the orchestrator shows (motley.protocol.pairing).
         All of it travels in metadata: of strangers nothing else is read. First call: `motley-name` in, `motley-pairing` (an
-        id) out; second one: `motley-pairing` and `motley-pake-bin` in, `motley-pake-bin` and `motley-sealed-bin` out.
+        id) out; second one: `motley-pairing` and `motley-pake-bin` in, `motley-pake-bin` and `motley-sealed-bin` out. Who goes
+        before that: `motley-gives-up`, the id, in.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,7 +23,7 @@ PAIRING = "motley-pairing"
 PAKE = "motley-pake-bin"
 """Metadata: an end's message of the key exchange."""
 GIVES_UP = "motley-gives-up"
-"""Metadata: the machine does without its code; whatever it says."""
+"""Metadata: the id of a pairing whose machine does without its code."""
 SEALED = "motley-sealed-bin"
 """Metadata: the join token, sealed."""
 _ENDS = {"idA": b"motley joining machine", "idB": b"motley orchestrator"}

@@ -67,7 +67,7 @@ async def find_mesh(orchestrator: str, token: str, name: str) -> tuple[str, str]
     except PairingRefused as error:
         raise CliError(str(error)) from error
     except asyncio.CancelledError:
-        console.print("\nThat code is void now; `motley join` again gets another.")
+        console.print("\nNot joined; `motley join` again gets another code.", markup=False)
         raise
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 def of_nodes(nodes: Sequence[dict[str, Any]]) -> list[str]:
     """About the table of nodes, as the API tells them."""
-    lines = ["bandwidth: how fast a node reads its memory"] if nodes else []
+    lines = ["bandwidth: how fast a node reads its memory; of a link, how fast it carries data"] if nodes else []
     if any(node["speeds"] for node in nodes):
         lines.append("computes: how fast it works through weights of so many bits (int4: 4, fp32: 32)")
     return lines
@@ -28,7 +28,9 @@ def of_sessions(sessions: Sequence[dict[str, Any]]) -> list[str]:
     if any(session["hosts"] for session in sessions):
         lines.append("experts: parts of a model of which each token needs only some")
     if any(rank["timing"] for rank in ranks) or any(session["forecast"] for session in sessions):
-        lines.append("compute, wire, wait: a token's milliseconds of work, for the network, and for other ranks")
+        lines.append(
+            "compute, wire, wait: milliseconds of a token for computing, for the network, and for waiting for ranks"
+        )
     if doing:
         lines.append("caches: what ranks keep of texts, in blocks; kept: for other texts that begin alike")
     if any(activity["tried_drafts"] for activity in doing):

@@ -26,7 +26,7 @@ TOLD = (
     "motley.orchestrator.serving.kept_sessions",
     "motley.orchestrator.serving.replanning.recovery",
 )
-"""Who tells people more than what goes wrong."""
+"""Loggers of which people see what goes well, too."""
 
 
 class Narrator(Observer):

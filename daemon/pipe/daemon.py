@@ -68,12 +68,14 @@ class Daemon:
     def together(self) -> Iterator[None]:
         """Send what is told meanwhile in one piece, at the end: tokens of many requests come at a time, and each piece
         wakes the daemon. Errors as `tell`."""
+        assert self._together is None, "events are told together already"
         self._together = []
         try:
             yield
         finally:
             told, self._together = self._together, None
-            self._pipe.send(*told)
+            if told:
+                self._pipe.send(*told)
 
     def commands(self, timeout_s: float) -> Iterator[WorkerCommand]:
         """Take the commands that are there, in order, waiting up to `timeout_s` for the first.

@@ -19,7 +19,7 @@ from motley.daemon.text.calls.formats import knows_tools, wants_arguments_as_tex
 from motley.daemon.text.messages import Chat, ChatError, check_messages, with_arguments_as_text
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.text.told_tools import with_told_tools
-from motley.daemon.text.tool_results import Way, has_results, ways, written
+from motley.daemon.text.tool_results import Way, first_that_tells, has_results, ways
 from motley.daemon.weights.git_lfs import pointer_told
 from motley.protocol import worker_pb2 as wp
 
@@ -181,10 +181,12 @@ class Tokenizer:
             chat = with_told_tools(chat, options.get("tools") or ())
         elif wants_arguments_as_text(self.template.source):
             chat = with_arguments_as_text(chat)
-        return self._encode(self._written(self.template, chat, options), False)
+        return self._encode(self._written(chat, options), False)
 
-    def _written(self, template: ChatWriter, chat: Chat, options: Mapping[str, Any]) -> str:
+    def _written(self, chat: Chat, options: Mapping[str, Any]) -> str:
         """A chat as the template writes it; errors as `encode_chat`."""
+        template = self.template
+        assert template is not None, "who has none has been told"
 
         def write(chat: Chat) -> str:
             return template.render(chat, self._special, options)
@@ -193,7 +195,7 @@ class Tokenizer:
             return write(chat)
         if self._results is not None:
             return write(self._results(chat))
-        text, self._results = written(chat, ways(template.source), write)
+        text, self._results = first_that_tells(chat, ways(template.source), write)
         return text
 
     def _encode(self, text: str, post_process: bool) -> list[int]:

@@ -28,7 +28,7 @@ def ways(template: str) -> list[Way]:
     return found
 
 
-def written(chat: Chat, tried: Sequence[Way], write: Callable[[Chat], str]) -> tuple[str, Way]:
+def first_that_tells(chat: Chat, tried: Sequence[Way], write: Callable[[Chat], str]) -> tuple[str, Way]:
     """A chat with results as a template writes it, in the first of some ways in which it leaves none out, and that way.
 
     Raises:
@@ -36,10 +36,7 @@ def written(chat: Chat, tried: Sequence[Way], write: Callable[[Chat], str]) -> t
     """
     for way in tried:
         text = write(way(chat))
-        try:
-            if text != write(way(_without_results(chat))):
-                return text, way
-        except ChatError:  # it wants results to have something in them
+        if text != write(way(_with_other_results(chat))):
             return text, way
     raise ChatError("the model's chat template leaves out what calls of tools came to")
 
@@ -66,7 +63,7 @@ def with_the_calls(chat: Chat) -> Chat:
             told[-1] = {**caller, "tool_responses": [*caller.get("tool_responses", ()), response]}
         else:
             told.append(message)
-    return told
+    return said_by_user(told)  # those of calls that are not in the chat
 
 
 def said_by_user(chat: Chat) -> Chat:
@@ -89,8 +86,11 @@ def said_by_user(chat: Chat) -> Chat:
     return told
 
 
-def _without_results(chat: Chat) -> Chat:
-    return [{**message, "content": ""} if message["role"] == "tool" else message for message in chat]
+def _with_other_results(chat: Chat) -> Chat:
+    return [
+        {**message, "content": "1" if message["content"] == "0" else "0"} if message["role"] == "tool" else message
+        for message in chat
+    ]
 
 
 def _read(content: str) -> Any:

@@ -104,8 +104,8 @@ def _be_worker(
 
 
 def _open_streams() -> None:
-    """Open standard input, output and error anew: those of this module's own process go by what its files were, as
-    whether one can seek in them."""
+    """Open standard input, output and error anew: Python's were made for the files of the process that forks, and still
+    take a pipe for a file, say."""
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -102,7 +102,7 @@ class Pairings:
         self._forget_old()
         return self._open.pop(pairing_id, None)
 
-    def opened(self, secret: str) -> None:
+    def shown(self, secret: str) -> None:
         """A machine has shown the secret of a token: if that was handed over by a code, it needs the code no more."""
         self._open = {key: own for key, own in self._open.items() if own.token.partition(".")[0] != secret}
 

@@ -52,6 +52,7 @@ class DeviceGraph:
 
     Attributes:
         stream: what everything is submitted to.
+        context: the most positions of a sequence.
         nodes: those that are submitted in a step, in order.
         matrices: what products multiply by, by the name of their second operand.
         experts: of each ``Experts`` node, by the name of its result.
@@ -126,7 +127,7 @@ class DeviceGraph:
         self._driver.compile(modules_for(kinds, graph.blocks.format))
         self.groups = best_groups(proto)
         codes = {name: coded for name, matrix in self.matrices.items() if (coded := matrix.coded) is not None}
-        self.quantised = quantised_values(self.nodes, codes)
+        self.quantised = quantised_values(self.nodes, proto, codes)
         self.normalised_sums = normalised_sums(self.nodes)
         self.blocks = graph.blocks
         self.caches = {

@@ -3,7 +3,7 @@
 // y = x / sqrt(mean(x^2) + epsilon) * scale for each of several groups of `width` in each row (whole rows are a RowSource). A warp
 // writes a part of a group: all of its warps add up the squares of all of it, as that takes less time than to tell each other.
 extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* scale, float* y, int y_stride, int rows,
-                                    int groups, int width, float epsilon) {
+                                    int groups, int width, int in_fours, float epsilon) {
     wait_for_previous();
     const int parts = (width + NORM_PART - 1) / NORM_PART, lane = threadIdx.x % WARP;
     const i64 row = warp_number() / parts / groups;
@@ -17,7 +17,7 @@ extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* s
         own[i] = at < width ? from[at] : 0, scales[i] = at < width ? scale[at] : 0;
     }
     float squares = 0;
-    if (width % 4 == 0 && x_stride % 4 == 0) {
+    if (in_fours) {
 #pragma unroll 16
         for (int i = 4 * lane; i < width; i += 4 * WARP) {
             float values[4];

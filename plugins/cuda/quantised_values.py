@@ -1,4 +1,4 @@
-"""The values that no kernel makes for itself: those that products take quantised, and sums that are normalised."""
+"""Which values are made by the kernel that reads them first: what products take quantised, and sums under norms."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ class QuantisedValue(NamedTuple):
 
     coded: Coded
     read_as_floats: bool
-    """Whether others read it too, later or as it is."""
+    """Whether any other node reads its floats."""
 
 
-def quantised_values(nodes: Sequence[onnx.NodeProto], coded: Mapping[str, Coded]) -> dict[str, QuantisedValue]:
+def quantised_values(
+    nodes: Sequence[onnx.NodeProto], graph: onnx.GraphProto, coded: Mapping[str, Coded]
+) -> dict[str, QuantisedValue]:
     """The values that can be quantised as they are made: the products of them are the very next nodes.
 
     Args:
         nodes: those that are submitted in a step, in order; adapters read what they add to only where a row has one.
+        graph: all that reads values, also what other nodes do along with their own work.
         coded: how matrices that are codes are multiplied, by the name of a product's second operand.
     """
-    readers: dict[str, set[int]] = defaultdict(set)
-    for number, node in enumerate(nodes):
+    readers: dict[str, set[str]] = defaultdict(set)
+    for node in graph.node:
         if node.op_type != ADAPTED:
             for name in node.input:
-                readers[name].add(number)
+                readers[name].add(node.output[0])
+    for output in graph.output:
+        readers[output.name].add("")
     found = {}
     for number, node in enumerate(nodes):
         name, following = node.output[0], range(number + 1, len(nodes))
@@ -43,7 +48,7 @@ def quantised_values(nodes: Sequence[onnx.NodeProto], coded: Mapping[str, Coded]
         products = [at for at in takewhile(goes_on, following) if nodes[at].op_type == "Gemm"]
         codes = [coded.get(nodes[at].input[1]) for at in products]
         if codes and codes[0] is not None:
-            same = {at for at, of in zip(products, codes, strict=True) if of == codes[0]}
+            same = {nodes[at].output[0] for at, of in zip(products, codes, strict=True) if of == codes[0]}
             found[name] = QuantisedValue(codes[0], readers[name] != same)
     return found
 

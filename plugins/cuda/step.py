@@ -132,8 +132,9 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         both = graph.buffer(f"{node.output[0]}.gate_up", wide, room)
         self._multiply_chosen(node.input[0], RowSource.of(x), count, layer.gate_up, chosen, both)
         gate, up = View(both.address, inner, wide), View(both.address + 4 * (wide - inner), inner, wide)
-        gated = graph.buffer(f"{node.output[0]}.gated", inner, room)
+        name = f"{node.output[0]}.gated"
         if glu.is_clamped:
+            gated = graph.buffer(name, inner, room)
             numbers, size = map(ctypes.c_float, (glu.alpha, glu.limit, glu.addend)), integers(tokens, inner)
             given = *rows_of(gate), *rows_of(up), *numbers, *rows_of(gated), *size
             graph.launch("clamped_swish_mul", tokens * inner, *given)
@@ -141,10 +142,10 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         else:
             read = RowSource.of(gate, GATES[glu.opens], up)
             if layer.down.matrix.coded is None:
-                read = self._made_floats(read, gated, tokens)
+                read = self._made_floats(read, graph.buffer(name, inner, room), tokens)
         width = layer.down.matrix.outputs
         results = graph.buffer(f"{node.output[0]}.results", width, room)
-        self._multiply_chosen(f"{node.output[0]}.gated", read, 1, layer.down, chosen, results)
+        self._multiply_chosen(name, read, 1, layer.down, chosen, results)
         base = graph.values[node.input[3]] if len(node.input) > 3 else View(0, 0, 0)
         y = self._result(node, width)
         graph.launch(

@@ -171,8 +171,8 @@ class Driver(Protocol):
 
         Args:
             arguments: values of ctypes, of the kernel's types.
-            early: it may begin before the kernel behind which it is submitted is done, where the GPU can do that: its
-                first statement, `wait_for_previous`, waits for that.
+            early: it may begin before the kernel behind which it is submitted is done, where the GPU can do that: it
+                calls `wait_for_previous` (device.cuh) before it touches what other kernels read or write.
         """
         ...
 

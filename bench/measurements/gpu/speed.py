@@ -93,7 +93,7 @@ def product_seconds(
                 matrix, own_scales = weights + one * number, scales + scales_bytes * number
                 held = (matrix, own_scales, 0, 0) if coded else (matrix, 0)
                 arguments = [pointer(x), integer(first), *map(pointer, (*held, y)), *map(integer, [rows, *numbers])]
-                stream.launch(module_of(kernel), kernel, -(-threads // THREADS), THREADS, arguments)
+                stream.launch(module_of(kernel), kernel, -(-threads // THREADS), THREADS, arguments, early=True)
 
         def seconds(tokens: int) -> float:
             times = launches if coded or tokens <= max(TOKENS) else max(1, launches // tokens)

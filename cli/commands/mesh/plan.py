@@ -96,7 +96,9 @@ def plan(
     else:
         if known:
             results.print(
-                f"By the published sizes of {known} ({source_of(known)}): nothing was fetched", soft_wrap=True
+                f"By the published sizes of {known} ({source_of(known)}): nothing was fetched; experts in the ranks'"
+                " shares, not on nodes of their own",
+                soft_wrap=True,
             )
         show_plan(answer, requests)
 

@@ -175,7 +175,7 @@ class Control:
                 raise AskedToLeave from None
             raise _meaning(error) from error
         except asyncio.InvalidStateError as error:  # a write met a stream that had ended
-            raise OrchestratorLost("the stream to the orchestrator broke") from error
+            raise OrchestratorLost("the connection to it broke") from error
         finally:
             call.cancel()
             for task in talk:

@@ -55,7 +55,7 @@ async def pair(host: str, port: int, name: str, ask: Callable[[int], Awaitable[s
         except BaseException:  # Ctrl-C, too: else the code is shown there for minutes, for nobody
             with contextlib.suppress(TrustError, PairingRefused, TimeoutError):
                 async with asyncio.timeout(GIVE_UP_S):
-                    await _call(channel, (PAIRING, pairing), (GIVES_UP, "1"))
+                    await _call(channel, (GIVES_UP, pairing))
             raise
     raise AssertionError("every try returns or raises")
 

@@ -128,7 +128,7 @@ class Recovery:
             return
         lost = session.losses.last[-1].node
         level = logging.INFO if any(node.name == lost and node.left for node in self._nodes) else logging.WARNING
-        then = "it goes on with the nodes that are left, where they can; its requests wait till then"
+        then = "it goes on with the nodes that are left, where they can; its requests wait meanwhile"
         _log.log(level, "session %s (%s) has lost a rank: %s; %s", *about, why, then)
 
     def _is_brief(self, session: Session) -> bool:
@@ -253,7 +253,7 @@ class Recovery:
         holders = self._layouts.place_holders(ranks, caches, session.profile, avoid)
         session.forecast = None if experts else forecast_of(ranks, known.profiles, request, self._nodes, self._links)
         commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
-        names = " and ".join(dict.fromkeys(worker.node_name for worker in session.workers))
+        names = ", ".join(dict.fromkeys(worker.node_name for worker in session.workers))
         _log.info("session %s (%s) is loaded anew by %s, and then goes on", session.id, session.name, names)
         self._carrier.carry_out(session, commands)
 

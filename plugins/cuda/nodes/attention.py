@@ -186,15 +186,16 @@ class AttentionNodes(Submission):
         key = tiles, most, room
         if key not in self._attending:
             parts = [tiles.most_parts(positions, most) for positions in self._step.sees]
-            enough = max(parts) == 1 or tiles.blocks(self._step.spans) >= ENOUGH_BLOCKS
+            most_parts = max(parts)
+            enough = most_parts == 1 or most_parts > room or tiles.blocks(self._step.spans) >= ENOUGH_BLOCKS
             whole = [(slice(0, len(parts)), 1)]
             self._attending[key] = whole if enough else rows_that_attend_together(parts, room)
         return self._attending[key]
 
     def _room(self, heads: int, width: int) -> int:
         """How many parts of rows there is memory for: for those of several rows in as many as there can be, if that is
-        not too much."""
+        not too much. A row that has more parts is computed by blocks that have all of it."""
         graph = self._graph
         most = parts_of(graph.context)
         fitting = PARTIALS_BYTES // (4 * heads * (width + 4))
-        return max(most, min(fitting, min(DECODED_TOGETHER, graph.max_rows) * most)) if most > 1 else 1
+        return max(1, min(fitting, min(DECODED_TOGETHER, graph.max_rows) * most)) if most > 1 else 1

@@ -35,9 +35,10 @@ class SmallNodes(Making):
             source = RowSource.of(a, NORM, b, gain, epsilon, sum=None if b is None else x)
             self._make(node.output[0], source, y)
         elif self._count:
+            assert node.input[0] not in self._unsummed, "sums are normalised as whole rows"
             groups = x.width // width
             threads = self._count * groups * -(-width // NORM_PART) * WARP
-            shape = integers(self._count, groups, width)
+            shape = integers(self._count, groups, width, x.is_in_fours and width % 4 == 0)
             graph.launch("rms_norm", threads, *rows_of(x), pointer(gain), *rows_of(y), *shape, ctypes.c_float(epsilon))
 
     def multiply(self, node: onnx.NodeProto) -> None:
@@ -70,6 +71,7 @@ class SmallNodes(Making):
             return
         a, b = map(self._operand, node.input)
         y, size = self._result(node, a.width), integers(self._count, a.width)
+        # In the place of a term, other blocks of the row would still read what one has overwritten.
         if node.output[0] in self._graph.normalised_sums and y.address not in (a.address, b.address):
             self._unsummed[node.output[0]] = a, b
             return

@@ -55,7 +55,6 @@ class Submission:
         self._adapting = adapting
         self._step = step
         self._places = step.places
-        self._sees = step.sees
         self._rows = step.wanted
         self._tokens = len(step.sees)
         self._in_head = False

@@ -59,3 +59,13 @@ def test_what_a_template_refuses_is_refused(folder: WriteFolder) -> None:
     mute = "{% if tools %}{% endif %}Hello"
     with pytest.raises(ChatError, match="leaves out what calls of tools came to"):
         Tokenizer.load(folder(bytes_tokenizer(), mute)).encode_chat(CHAT)
+
+
+def test_a_result_without_its_call_is_told_and_decides_nothing_for_other_chats(folder: WriteFolder) -> None:
+    """A client may have cut the chat between the two."""
+    cut: list[Any] = [CHAT[2], {"role": "user", "content": "So?"}]
+    tokenizer = Tokenizer.load(folder(bytes_tokenizer(), GEMMA))
+    whole = "user: How far?;assistant: far=3,high=[1],;"
+    for chat in (cut, CHAT, cut):
+        text = tokenizer.decode(tokenizer.encode_chat(chat))
+        assert text == whole if chat is CHAT else '{"km": 3}' in text and "So?" in text

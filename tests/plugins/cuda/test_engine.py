@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -31,6 +32,7 @@ from motley.daemon.worker.failures import failure_of
 from motley.plugins.cuda import device_graph, kernels, step, trial
 from motley.plugins.cuda import engine as cuda
 from motley.plugins.cuda.cublas import Cublas, load_cublas
+from motley.plugins.cuda.device_graph import DeviceGraph
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.cuda.kernels import TOKENS, Coded
 from motley.plugins.cuda.modules import ATTENTION, CODES, FLOATS, MODULES, NODES, TILES, Module, module_of
@@ -133,6 +135,27 @@ def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path
         assert group.step(case.tokens[:2], 0, wanted=0).shape == (0, case.model.vocabulary)
         drivers = [engine._driver for engine in group.engines if isinstance(engine, CudaEngine)]
     assert [driver.live for driver in drivers if isinstance(driver, HostDriver)] == [0] * ranks
+
+
+def test_a_sum_in_the_place_of_a_term_is_not_left_to_the_norm_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of threads of one row would read what others have overwritten: the host, where they take turns, does not
+    see it."""
+    launched, real = Counter[str](), DeviceGraph.launch
+
+    def launch(self: DeviceGraph, kernel: str, threads: int, *arguments: Any) -> None:
+        launched[kernel] += 1
+        if kernel == "make_rows":
+            (source,) = arguments
+            assert not source.sum or source.sum not in (source.x, source.other)
+        real(self, kernel, threads, *arguments)
+
+    monkeypatch.setattr(DeviceGraph, "launch", launch)
+    for name in ("nemotron-h", "llama-mqa"):  # the residuals of the first have one place
+        with session(golden_case(name), tmp_path / name, 1) as group:
+            group.step([1, 2], 0)
+        assert launched.pop("add", 0) == {"nemotron-h": 3, "llama-mqa": 1}[name]
 
 
 @pytest.mark.parametrize("case", known_cases()[:2], ids=str)

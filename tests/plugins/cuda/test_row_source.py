@@ -125,9 +125,9 @@ def test_every_kernel_waits_for_the_one_before_it() -> None:
     assert files == sorted(files[0].parent.glob("*.cu"))
     whole = "".join(file.read_text("utf-8") for file in files)
     for name in WAITING[1:]:
-        assert re.search(rf"__device__ void {name}\((?:(?!__global__)[\s\S])*?\n    wait_for_previous\(\);", whole), (
-            name
-        )
+        before = re.search(rf"__device__ void {name}\(((?:(?!__global__)[\s\S])*?)\n    wait_for_previous\(\);", whole)
+        assert before, name
+        assert not re.search(r"read_run|read_piece\(|now\.read|bias\[|m\.zeros\[", before[1]), f"{name} reads too early"
     kernels = 0
     for source in files:
         lines = source.read_text("utf-8").splitlines()
@@ -136,7 +136,7 @@ def test_every_kernel_waits_for_the_one_before_it() -> None:
                 continue
             kernels += 1
             body = "\n".join(lines[number:]).partition("{")[2]
-            started = re.sub(r"(const|constexpr) [^;]*;|if \([^{]*{", "", body.replace("\\", "")).split()[0]
+            started = re.sub(r"const \w+ matrix = {[^;\[\]*]*};|if \([^{]*{", "", body.replace("\\", "")).split()[0]
             assert re.split("[<(]", started)[0] in WAITING, f"{source.name}:{number + 1} does something before it waits"
     assert kernels > 30
 
@@ -163,10 +163,20 @@ def test_values_are_quantised_as_they_are_made_for_the_products_behind_them() ->
         node("Add", "x", "y", "i"),
         node("Gemm", "c", "codes", "j"),
     ]
-    found = quantised_values(nodes, {"codes": CODED})
-    assert found == {
+    graph = onnx.helper.make_graph(nodes, "graph", [], [])
+    assert quantised_values(nodes, graph, {"codes": CODED}) == {
         "a": QuantisedValue(CODED, read_as_floats=True),
         "b": QuantisedValue(CODED, read_as_floats=False),
         "f": QuantisedValue(CODED, read_as_floats=True),
     }
     assert normalised_sums(nodes) == {"sum"}
+
+
+def test_what_reads_a_value_along_with_its_own_work_reads_its_floats() -> None:
+    """What opens a gate is computed by the product with it, and no node of a step."""
+    nodes = [node("RMSNormalization", "x", "gain", "a"), node("Gemm", "a", "codes", "u"), node("Mul", "s", "u", "y")]
+    whole = onnx.helper.make_graph([*nodes[:2], node("Swish", "a", "s"), nodes[2]], "graph", [], [])
+    assert quantised_values(nodes, whole, {"codes": CODED}) == {"a": QuantisedValue(CODED, read_as_floats=True)}
+    told = onnx.helper.make_tensor_value_info("a", onnx.TensorProto.FLOAT, None)
+    last = onnx.helper.make_graph(nodes[:2], "graph", [], [told])
+    assert quantised_values(nodes[:2], last, {"codes": CODED})["a"].read_as_floats
