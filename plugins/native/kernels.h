@@ -33,5 +33,5 @@
 #include "convolution_kernel.h"
 #include "codes_kernel.h"
 
-#define KERNELS {LANES,      quantise,     multiply, normalise, gate,   adapt_down,  adapt_up,          cache_rows, \
-                 turn_queries, attend,     combine,  encode,    recur_delta, recur_state_space, recur_convolution}
+#define KERNELS {LANES,        quantise, multiply, normalise, gate,        mix,               adapt_down,       adapt_up, cache_rows, \
+                 turn_queries, attend,   combine,  encode,    recur_delta, recur_state_space, recur_convolution}

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "codes.h"
 #include "matmul.h"
+#include "mixture.h"
 #include "recurrent.h"
 #include "rows.h"
 
@@ -20,6 +21,7 @@ struct kernels {
     void (*multiply)(const struct plan *plan, int64_t row, int64_t end);
     void (*normalise)(const struct norm *norm);
     void (*gate)(const struct gated *gated);
+    void (*mix)(const struct weighing *w);
     void (*adapt_down)(const struct adapted_piece *piece);
     void (*adapt_up)(const struct adapted_piece *piece);
     void (*cache_rows)(const struct attention *a, const struct span *span, const struct table *table, float *scratch);

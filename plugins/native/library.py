@@ -76,6 +76,25 @@ class Gated(ctypes.Structure):
     )
 
 
+class Mixture(ctypes.Structure):
+    """``struct mixture`` of mixture.h."""
+
+    _fields_ = (
+        ("pool", c_void_p),
+        ("first", POINTER(Matmul)),
+        ("last", POINTER(Matmul)),
+        ("x", c_void_p),
+        ("chosen", c_void_p),
+        ("weights", c_void_p),
+        ("base", c_void_p),
+        ("total", c_void_p),
+        ("experts", c_int64),
+        ("tokens", c_int64),
+        ("choices", c_int64),
+        ("activation", c_int32),
+    )
+
+
 class Encoding(ctypes.Structure):
     """``struct encoding`` of codes.h."""
 
@@ -281,12 +300,12 @@ class Recurrent(ctypes.Structure):
 
 
 STRUCTS = (
-    *(Matmul, Norm, Gated, Table, Span, SpanList, Tier, Attention, Question),
+    *(Matmul, Norm, Gated, Mixture, Table, Span, SpanList, Tier, Attention, Question),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     Encoding,
 )
-INTERFACE = (15, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (16, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -301,6 +320,8 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("matmul", [POINTER(Matmul)], None),
     ("norm", [POINTER(Norm)], None),
     ("gated", [POINTER(Gated)], None),
+    ("prepare_mixture", [POINTER(Mixture)], c_int32),
+    ("mixture", [POINTER(Mixture)], c_int64),
     ("adapted", [POINTER(Adapted), POINTER(Matmul)], c_int64),
     ("prepare_attention", [POINTER(Attention)], c_int32),
     ("attention", [POINTER(Attention)], c_int32),
@@ -350,6 +371,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         function.argtypes, function.restype = arguments, result
         setattr(lib, f"motley_{name}", function)
     lib.motley_adapted.errcheck = _check_rows
+    lib.motley_mixture.errcheck = _check_choices
     lib.motley_attention.errcheck = lib.motley_queries.errcheck = _check_spans
 
 
@@ -395,6 +417,19 @@ def _check_rows(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
         raise IndexError(f"the adapter in slot {slot} has a row that is not among the {a.tokens} of the step")
     if misfit < -1:
         raise MemoryError("no memory for what adapters make of a step's rows")
+    return misfit
+
+
+def _check_choices(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Tell which choice of an expert ``motley_mixture`` could not follow.
+
+    Raises:
+        IndexError: there is one.
+    """
+    if misfit >= 0:
+        m = arguments[0]._obj
+        row, choice = divmod(misfit, m.choices)
+        raise IndexError(f"choice {choice} of row {row} is none of the {m.experts} experts of its layer")
     return misfit
 
 

@@ -89,15 +89,19 @@ void matmul_panel(const struct plan *plan, int64_t panel, const struct stretch *
     kernels->multiply(&own, row, end);
 }
 
+void matmul_cut(struct plan *plan, int64_t rows, int64_t even) {
+    int64_t panel = PANEL_BYTES / plan->row_bytes;
+    const int64_t threads = pool_threads(plan->m.pool), fair = divide_up(rows, 4 * threads);
+    if (threads > 1 && panel > fair) panel = fair;
+    panel = up_to_multiple(panel < 1 ? 1 : panel, even);
+    plan->panel = panel < MOST_PANEL ? panel : MOST_PANEL;
+    plan->panels = divide_up(plan->m.rows, plan->panel);
+}
+
 void matmul_begin(struct plan *plan, uint8_t *scratch, int64_t even) {
     const struct matmul *m = &plan->m;
-    int64_t panel = PANEL_BYTES / plan->row_bytes;
-    const int64_t fair = divide_up(m->heads * m->rows, 4 * pool_threads(m->pool));
-    if (pool_threads(m->pool) > 1 && panel > fair) panel = fair;
-    panel = up_to_multiple(panel < 1 ? 1 : panel, even);
     plan->activations = scratch;
-    plan->panel = panel < MOST_PANEL ? panel : MOST_PANEL;
-    plan->panels = divide_up(m->rows, plan->panel);
+    matmul_cut(plan, m->heads * m->rows, even);
     pool_run(m->pool, quantise_token, plan, m->heads * m->tokens);
 }
 

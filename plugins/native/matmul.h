@@ -65,9 +65,11 @@ struct plan {
 
 /* A matmul of one head in parts, for who computes something beside it. Its scratch of so many bytes holds activations,
  * which are made by matmul_begin; then each panel, of a multiple of `even` rows, is computed by matmul_panel, while `soon`
- * is fetched. The pool is the caller's. */
+ * is fetched. The pool is the caller's. matmul_begin has it cut by matmul_cut, as threads that share `rows` rows like it.
+ */
 struct plan matmul_plan(const struct matmul *m);
 int64_t matmul_scratch(const struct plan *plan);
+void matmul_cut(struct plan *plan, int64_t rows, int64_t even);
 void matmul_begin(struct plan *plan, uint8_t *scratch, int64_t even);
 void matmul_panel(const struct plan *plan, int64_t panel, const struct stretch *soon, int64_t count);
 

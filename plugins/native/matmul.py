@@ -73,6 +73,8 @@ class QuantisedMatrix:
     """N, the rows of the matrix."""
     columns: int
     """K, its columns."""
+    matmul: Matmul
+    """The matrix as kernels take it, without operands."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class QuantisedMatrix:
         self.columns = blocks * block
         if heads < 1 or self.rows % heads:
             raise ValueError(f"heads must divide the {self.rows} rows of codes, and are {heads}")
-        self._matmul = Matmul(
+        self.matmul = Matmul(
             pool=pool.handle,
             codes=address("codes", codes, np.uint8, self.rows, blocks, block * bits // 8),
             scales=address("scales", scales, np.float32, self.rows, blocks),
@@ -139,14 +141,14 @@ class QuantisedMatrix:
             MemoryError, ValueError: as `bind`.
         """
         width = x.shape[1] if x.ndim == 2 else 0
-        heads = self._matmul.heads
+        heads = self.matmul.heads
         if width % heads or not 0 <= first <= width // heads - self.columns:
             raise ValueError(f"x must be float32[M, {heads} * S], S at least {first + self.columns}, not {x.shape}")
         return _computed(self._operands(x, y, width, first))
 
     def _operands(self, x: F32, y: F32, width: int, first: int) -> Matmul:
         tokens = len(x) if x.ndim else 0
-        matmul = Matmul.from_buffer_copy(self._matmul)
+        matmul = Matmul.from_buffer_copy(self.matmul)
         matmul.x = address("x", x, np.float32, tokens, width) + x.itemsize * first
         matmul.x_token, matmul.x_head = width, width // matmul.heads
         matmul.y = place("y", y, np.float32, tokens, self.rows)

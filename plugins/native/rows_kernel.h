@@ -1,4 +1,4 @@
-/* The kernels of rows.c, of one level. */
+/* The kernels of rows.c, and the sum of mixture.c, of one level. */
 static void normalise(const struct norm *norm) {
     const int64_t columns = norm->columns;
     for (int64_t row = 0; row < norm->rows; row++) {
@@ -61,4 +61,15 @@ static void gate(const struct gated *gated) {
     else if (gated->activation == CLAMPED) gate_rows(gated, CLAMPED);
     else if (gated->activation == SIGMOID) gate_rows(gated, SIGMOID);
     else gate_rows(gated, SILU);
+}
+
+static void mix(const struct weighing *w) {
+    for (int64_t i = w->from; i < w->end; i += LANES) {
+        floats sum = w->base ? load_floats(w->base + i, w->end - i) : (floats){0};
+        for (int64_t n = 0; n < w->count; n++) {
+            const int64_t row = w->which[n];
+            sum += w->weights[row] * load_floats(w->rows + row * w->columns + i, w->end - i);
+        }
+        store_floats(w->y + i, sum, w->end - i);
+    }
 }

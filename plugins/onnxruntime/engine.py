@@ -396,7 +396,8 @@ class OnnxRuntimeEngine:
                     then = Bound(actions, mixture=self._mixture(mixture, places, number))
                 case _:
                     continue
-            steps.append(then)
+            together = then.mixture.together() if then.mixture else None
+            steps.append(Bound([*actions, together]) if together else then)
             adapted.append(replace(then, actions=adding))
             actions, adding = [], []
         steps.append(Bound(actions))

@@ -1,7 +1,10 @@
 """The experts of a layer that the rank's own graph holds: a step runs those that its rows have chosen.
 
-Experts are bound once to the same buffers for each small number of rows, as decoded tokens come in. One that is not
-chosen costs nothing but memory.
+Where experts are two products with codes and a gate between them, as most quantised ones are, one call of a kernel
+computes all that few rows without adapters have chosen (`motley.plugins.native.mixture`): to go on from one small
+expert to the next takes Python as long as a third of reading it. Others are computed one by one. They are bound once to
+the same buffers for each small number of rows, as decoded tokens come in. One that is not chosen costs nothing but
+memory.
 
 How many rows an expert gets depends on where a prompt's chunk was cut, and on who else is being answered. The runtime's
 kernels take rows by twos and may round a last odd one otherwise; so an expert that is computed by those is given an
@@ -20,12 +23,17 @@ from motley.plugins.adapters import rows_by_slot
 from motley.plugins.engine import F32
 from motley.plugins.mixture import I64, Sent, Slots, Terms, add_mixture, deal
 from motley.plugins.native.adapted import StepRows
+from motley.plugins.native.mixture import GatedExpert, GatedExperts
 from motley.plugins.native.rows import Action
+from motley.plugins.onnxruntime.kernels import Gate, QuantisedProduct
 from motley.plugins.onnxruntime.sessions import Store, Workshop, compute
 from motley.plugins.segments import cut_into_segments
 
 MOST_BOUND = 16
 """Rows of an expert that stay bound: as many as there are sequences in a step."""
+
+MOST_TOGETHER = 32
+"""Rows of a step whose experts one call computes. More would want large buffers, and leave little to gain."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,15 @@ class BoundMixture:
     compute: Terms
     asks: bool
     slots: Slots
+
+    def together(self) -> Action | None:
+        """One call that does the same for rows that have no adapters; None: there is none for these."""
+        if not isinstance(self.compute, LocalExperts) or not self.compute.as_one or len(self.x) > MOST_TOGETHER:
+            return None
+        (total,) = self.totals
+        base = self.begin[0][1] if self.begin else total
+        added = base if isinstance(base, np.ndarray) else None
+        return self.compute.as_one.bind(self.x, self.chosen, self.weights, added, total)
 
     def add(self) -> None:
         for total, value in self.begin:
@@ -79,6 +96,7 @@ class LocalExperts:
         self._experts = [_LocalExpert(expert, workshop, weights, store, adapted) for expert in experts]
         self.adapts = [adapt for expert in self._experts for adapt in expert.adapts]
         """What adapters add to the products of the experts."""
+        self.as_one = _as_one([expert.gated for expert in self._experts])
 
     def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[list[F32]]:
         if len(x) == 1:
@@ -101,6 +119,15 @@ class LocalExperts:
             yield self._experts[own.expert](rows)
 
 
+def _as_one(experts: Sequence[GatedExpert | None]) -> GatedExperts | None:
+    """All experts of a layer as one; None: they are not all usual, or not alike."""
+    usual = [expert for expert in experts if expert]
+    try:
+        return GatedExperts(usual) if len(usual) == len(experts) else None
+    except ValueError:  # a checkpoint may hold some of them in other formats
+        return None
+
+
 class _LocalExpert:
     """One expert: f32[N, D] -> f32[N, D], or several of these."""
 
@@ -111,6 +138,7 @@ class _LocalExpert:
         self._store = store
         self._adapted = adapted
         self.adapts = self._chain.adapts
+        self.gated = self._chain.gated
         self._bound: dict[int, tuple[list[Action], list[F32]]] = {}
         """By the number of rows."""
 
@@ -141,6 +169,14 @@ class Chain:
         self._segments = cut_into_segments(nodes, weights, self._results)
         self._parts = workshop.make(self._segments)
         self.adapts = [part.adapt for part in self._parts if part.adapt]
+
+    @property
+    def gated(self) -> GatedExpert | None:
+        """The expert without what adapters add, if it is a usual quantised one."""
+        match [(part.run, part.then) for part in self._parts if part.run or not part.adapt]:
+            case [(None, QuantisedProduct(first)), (None, Gate(up="") as gate), (None, QuantisedProduct(last))]:
+                return GatedExpert(first, gate.activation, last)
+        return None
 
     def run_for(self, count: int) -> int:
         """How many rows are run for so many: the runtime's kernels want even numbers."""

@@ -98,6 +98,24 @@ class QuantisedProduct:
         return self.matrix.bind(places[self.x], places[self.y])
 
 
+@dataclass(frozen=True)
+class Gate:
+    """What a gated MLP makes of gate and up, which lie side by side, or apart: a `Bind`.
+
+    Attributes:
+        gate, up, y: the names of its operands and result; no `up`: it lies beside the gate.
+        activation: as `motley.plugins.native.rows.ACTIVATIONS` has it.
+    """
+
+    gate: str
+    up: str
+    y: str
+    activation: str
+
+    def __call__(self, places: Mapping[str, Array]) -> Action:
+        return bind_gated(places[self.gate], places[self.y], self.activation, places[self.up] if self.up else None)
+
+
 def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
     """What computes an Adapted node, and the width of its operands and result by their names."""
     (x, product), (y,) = then.operands, then.results
@@ -229,8 +247,6 @@ def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, in
     (gate, *others), (y,) = then.operands, then.results
     attributes = attributes_of(then.node)
     columns, activation = attributes["columns"], attributes["activation"].decode()
-    if not others:
-        return lambda places: bind_gated(places[gate], places[y], activation), {gate: 2 * columns, y: columns}
-    (up,) = others
-    widths = dict.fromkeys((gate, up, y), columns)
-    return lambda places: bind_gated(places[gate], places[y], activation, places[up]), widths
+    (up,) = others or [""]
+    widths = {gate: columns if up else 2 * columns, y: columns} | ({up: columns} if up else {})
+    return Gate(gate, up, y, activation), widths
