@@ -21,7 +21,7 @@ from motley.daemon.models.reading import read_model
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span
 from motley.plugins.installed import load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
-from motley.plugins.onnxruntime.experts import _LocalExpert
+from motley.plugins.onnxruntime.experts import BoundMixture, _LocalExpert
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import (
     Case,
@@ -358,6 +358,22 @@ def test_a_token_runs_only_the_experts_that_it_has_chosen(tmp_path: Path, monkey
         ranks.decode([0], case.tokens[:1], [0])
         assert len(ran) == chosen * len(case.model.expert_layers)
         assert len(set(map(id, ran))) == len(ran)
+
+
+def test_one_call_computes_the_experts_of_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bits of experts that are computed one by one, as those of many rows are, and those of adapters."""
+    case = next(case for case in golden_cases() if str(case) == "gpt-oss")
+
+    def steps(folder: Path) -> list[F32]:
+        with session(case, folder, 2, quantisation="int4") as ranks:
+            return [ranks.step(case.tokens[:7], 0), *(ranks.step([token], 7 + i) for i, token in enumerate((5, 6, 7)))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundMixture, "together", lambda _: None)
+        apart = steps(tmp_path / "apart")
+    monkeypatch.setattr(BoundMixture, "add", lambda _: pytest.fail("an expert is computed by itself"))
+    for got, wanted in zip(steps(tmp_path / "together"), apart, strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 @pytest.mark.parametrize(("quantisation", "block"), [("fp32", 32), ("int8", 32), ("int4", 32), ("int4", 128)])
