@@ -1,5 +1,6 @@
 /* The kernels of matmul.c, of one level. */
 #define NEAR_BYTES (24 << 10) /* of activations: three quarters of any level-1 cache */
+#define ROWS_TOGETHER 8       /* of weights, by one token */
 #define PIECES 4              /* of a row: so many vectors have one in each four lanes */
 #define IN_ORDER __asm__ volatile("" ::: "memory") /* loads moved up would fill the registers */
 
@@ -101,11 +102,10 @@ ALWAYS void add_unit(const struct plan *plan, const struct weights *w, int64_t u
     else scale = load_floats(w->scales + block, plan->blocks - block);
     scale = permute(scale, w->which);
     if (k.zeros) zero = load_zeros(plan, w, block, whole, k);
-    if (whole) {
-        UNROLL for (int line = 0; line < size; line += 64) {
-            __builtin_prefetch(w->codes + at + line + plan->ahead.far, 0, 2);
-            __builtin_prefetch(w->codes + at + line + plan->ahead.near, 0, 3);
-        }
+    UNROLL for (int line = 0; line < size; line += 64) {
+        if (!whole && line >= left) break;
+        __builtin_prefetch(w->codes + at + line + plan->ahead.far, 0, 2);
+        __builtin_prefetch(w->codes + at + line + plan->ahead.near, 0, 3);
     }
     load_pieces(w->codes + at, left, k.words, packed);
     UNROLL for (int i = 0; i < k.words; i++) {
@@ -123,13 +123,17 @@ ALWAYS void add_unit(const struct plan *plan, const struct weights *w, int64_t u
     }
 }
 
+ALWAYS struct weights weights_of(const struct plan *plan, int64_t row, ints which, const struct kind k) {
+    const uint8_t *zeros = k.zeros ? plan->m.zeros + row * plan->zero_bytes : NULL;
+    return (struct weights){plan->m.codes + row * plan->row_bytes, zeros, plan->m.scales + row * plan->blocks, which};
+}
+
 /* Add the units in [begin, end) to the sums of a row of weights by `tokens` tokens, which are `kept` between calls; after
  * the last unit they go to y. */
 ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t begin, int64_t end,
                  floats kept[PARTS][MANY_TOKENS], ints which, const int tokens, const struct kind k) {
     const struct matmul *m = &plan->m;
-    const struct weights w = {m->codes + row * plan->row_bytes, k.zeros ? m->zeros + row * plan->zero_bytes : NULL,
-                              m->scales + row * plan->blocks, which};
+    const struct weights w = weights_of(plan, row, which, k);
     int64_t width;
     const uint8_t *values = token_units(plan, token, MANY_TOKENS, &width);
     const int64_t apart = width * TOKEN_UNIT(LANES, k.words * 8 / k.bits);
@@ -155,6 +159,32 @@ ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t be
         m->y[(token + t) * m->heads * m->rows + row] = totals[t] + (m->bias ? m->bias[row] : 0.f);
 }
 
+/* At most ROWS_TOGETHER rows of weights by one token. Their lanes are added together: in short rows that is much of the
+ * work. */
+ALWAYS void rows_by_token(const struct plan *plan, int64_t row, int64_t count, int64_t token, ints which,
+                          const struct kind k) {
+    const struct matmul *m = &plan->m;
+    int64_t width;
+    const uint8_t *values = token_units(plan, token, MANY_TOKENS, &width);
+    const int64_t apart = width * TOKEN_UNIT(LANES, k.words * 8 / k.bits), whole = plan->whole_units / PARTS * PARTS;
+    floats all[PARTS][TILE] = {0};
+    float totals[TILE];
+    for (int64_t n = 0; n < count; n++) {
+        const struct weights w = weights_of(plan, row + n, which, k);
+        floats sums[PARTS][1];
+        UNROLL for (int p = 0; p < PARTS; p++) sums[p][0] = (floats){0};
+        for (int64_t unit = 0; unit < whole; unit += PARTS)
+            UNROLL for (int p = 0; p < PARTS; p++)
+                add_unit(plan, &w, unit + p, values + (unit + p) * apart, sums[p], 1, 1, k);
+        for (int64_t unit = whole; unit < plan->units; unit++)
+            add_unit(plan, &w, unit, values + unit * apart, sums[unit % PARTS], 0, 1, k);
+        UNROLL for (int p = 0; p < PARTS; p++) all[p][n] = in_order(sums[p][0]);
+    }
+    add_lanes(all, ROWS_TOGETHER, totals);
+    for (int64_t n = 0; n < count; n++)
+        m->y[token * m->heads * m->rows + row + n] = totals[n] + (m->bias ? m->bias[row + n] : 0.f);
+}
+
 /* The next lines of what is read soon: `from` is in the first of the stretches that are left. */
 struct fetching {
     const struct stretch *stretch, *end;
@@ -178,14 +208,18 @@ ALWAYS void panel(const struct plan *plan, int64_t row, int64_t end, const struc
         const int64_t left = plan->m.tokens - token;
         const int tokens = left >= MANY_TOKENS ? MANY_TOKENS : left >= 4 ? 4 : left >= 2 ? 2 : 1;
         next = token + tokens;
-        for (int64_t begin = 0, stop; begin < plan->units; begin = stop) {
-            stop = begin + most < plan->units && tokens > 1 ? begin + most : plan->units;
+        for (int64_t n = row; n < end && tokens == 1; n += ROWS_TOGETHER) {
+            const int64_t count = end - n < ROWS_TOGETHER ? end - n : ROWS_TOGETHER;
+            fetch_soon(&soon, count * plan->soon_lines);
+            rows_by_token(plan, n, count, token, which, k);
+        }
+        for (int64_t begin = 0, stop; begin < plan->units && tokens > 1; begin = stop) {
+            stop = begin + most < plan->units ? begin + most : plan->units;
             for (int64_t n = row; n < end; n++) {
                 if (!begin) fetch_soon(&soon, plan->soon_lines);
                 if (tokens == MANY_TOKENS) tile(plan, n, token, begin, stop, kept[n - row], which, MANY_TOKENS, k);
                 else if (tokens == 4) tile(plan, n, token, begin, stop, kept[n - row], which, 4, k);
-                else if (tokens == 2) tile(plan, n, token, begin, stop, kept[n - row], which, 2, k);
-                else tile(plan, n, token, begin, stop, kept[n - row], which, 1, k);
+                else tile(plan, n, token, begin, stop, kept[n - row], which, 2, k);
             }
         }
     }
