@@ -2,7 +2,7 @@
 
 Where experts are two products with codes and a gate between them, as most quantised ones are, one call of a kernel
 computes all that few rows without adapters have chosen (`motley.plugins.native.mixture`): to go on from one small
-expert to the next takes Python as long as a third of reading it. Others are computed one by one. They are bound once to
+expert to the next takes Python as long as a fifth of reading it. Others are computed one by one. They are bound once to
 the same buffers for each small number of rows, as decoded tokens come in. One that is not chosen costs nothing but
 memory.
 

@@ -25,9 +25,10 @@ def matrix(random: np.random.Generator, rows: int, blocks: int, bits: int, more:
     """Random codes in blocks of 32, and with `more` zero points and a bias."""
     codes = random.integers(0, 256, (rows, blocks, 4 * bits), np.uint8)
     zeros = random.integers(0, 256, (rows, -(-blocks * bits // 8)), np.uint8)
-    scales, bias = normal(random, rows, blocks) / 64, normal(random, rows)
-    given = (zeros, bias) if more else (None, None)
-    return QuantisedMatrix(codes, scales, *given, bits, 32, POOLS[threads])
+    scales, bias = normal(random, rows, blocks), normal(random, rows)
+    scales /= 64
+    pool = POOLS[threads]
+    return QuantisedMatrix(codes, scales, zeros if more else None, bias if more else None, bits, 32, pool)
 
 
 def experts(
