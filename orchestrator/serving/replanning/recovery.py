@@ -254,7 +254,7 @@ class Recovery:
         session.forecast = None if experts else forecast_of(ranks, known.profiles, request, self._nodes, self._links)
         commands = session.assign(known.spec, session.profile, ranks, caches, self._clock(), experts, holders)
         names = ", ".join(dict.fromkeys(worker.node_name for worker in session.workers))
-        _log.info("session %s (%s) is loaded anew by %s, and then goes on", session.id, session.name, names)
+        _log.info("session %s (%s) is loaded anew (by %s), and then goes on", session.id, session.name, names)
         self._carrier.carry_out(session, commands)
 
     def _but(self, avoid: Container[str]) -> list[Node]:

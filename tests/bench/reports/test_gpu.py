@@ -23,10 +23,9 @@ BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
 
 @pytest.mark.parametrize("kind", gpu_speed.BITS)
-def test_products_are_timed_and_nothing_is_left(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_speed, "ROWS_AT_ONCE", (1, 8, 40))
+def test_products_are_timed_and_nothing_is_left(kind: str) -> None:
     driver = HostDriver()
-    took = gpu_speed.product_seconds(driver, kind, (16, 1024), launches=2)
+    took = gpu_speed.product_seconds(driver, kind, (16, 1024), launches=2, rows_at_once=(1, 8, 40))
     assert list(took) == [1, 8, 40]
     assert min(took.values()) > 0
     assert driver.live == 0

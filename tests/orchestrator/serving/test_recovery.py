@@ -69,11 +69,11 @@ async def test_the_log_says_what_becomes_of_a_session(
     assert said[0][1].startswith(
         f"{about} has lost a rank: node 'pc' (rank 0) has left: its daemon was ended there; {then}"
     )
-    assert said[1][1] == f"{about} is loaded anew by laptop and box, and then goes on"
+    assert said[1][1] == f"{about} is loaded anew (by laptop, box), and then goes on"
     assert said[2][1].startswith(
         f"{about} has lost a rank: node 'laptop' (rank 0) is lost: its connection ended; {then}"
     )
-    assert said[3][1] == f"{about} is loaded anew by box, and then goes on"
+    assert said[3][1] == f"{about} is loaded anew (by box), and then goes on"
     assert "node laptop is lost: its connection ended; it joins again by itself" in caplog.text
 
 
