@@ -1,4 +1,4 @@
-"""What the kernels in the ``.cu`` files are called with: their constants, rows of values and matrices on the device."""
+"""What the kernels in ``device`` are called with: their constants, rows of values and matrices on the device."""
 
 from __future__ import annotations
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from motley.transport.cuda.compiler import DEVICE
 
 Module = tuple[Path, ...]
+_FOLDER = Path(__file__).with_name("device")
 
 
 def _files(*names: str) -> Module:
-    return (DEVICE, *(Path(__file__).with_name(f"{name}.cu") for name in ("common", *names)))
+    return (DEVICE, *(_FOLDER / f"{name}.cu" for name in ("common", *names)))
 
 
 NODES = _files("row_source", "nodes", "caches", "adapting", "recurrent")
