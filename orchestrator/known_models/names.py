@@ -6,11 +6,15 @@ loses little and leaves room: int4 from four billion parameters on, int8 below.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from motley.orchestrator.known_models.shapes import SHAPES
 
 if TYPE_CHECKING:
     from motley.orchestrator.session_request import Quantisation, SessionRequest
@@ -78,6 +82,11 @@ def source_of(model: str) -> str:
 def short_name_of(model: str) -> str:
     """The short name of a model, which is named so or by its id on the hub; "": it has none."""
     return next((name for name, each in KNOWN.items() if model in (name, each.source)), "")
+
+
+def has_experts(name: str) -> bool:
+    """Whether the model of a short name has experts, of which each token needs some."""
+    return bool(re.search(r'"\w*experts": ([2-9]|\d\d)', json.dumps(SHAPES[name])))
 
 
 def perhaps_meant(model: str) -> str:

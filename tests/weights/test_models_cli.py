@@ -15,7 +15,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.on_hub import PACKED, Verdict, verdict
 from motley.daemon.models.packing_keys import read_packing
 from motley.daemon.weights.cache import ShareCache
-from motley.orchestrator.known_models.names import KNOWN, spelled_out
+from motley.orchestrator.known_models.names import KNOWN, has_experts, spelled_out
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.session_request import SessionRequest
 from tests.e2e.processes import BUNDLED, motley
@@ -131,6 +131,10 @@ def test_every_way_of_packing_that_is_judged_well_is_read(tmp_path: Path) -> Non
 
 def test_short_names() -> None:
     assert set(KNOWN) <= set(SHAPES)
+    assert {name for name in KNOWN if has_experts(name)} == {
+        *("deepseek-v3", "gemma-4-26b-a4b", "glm-4.7-flash", "kimi-k2", "minimax-m2", "mixtral-8x7b", "qwen3-30b-a3b"),
+        *("qwen3-next-80b-a3b", "qwen3.5-35b-a3b"),
+    }
     asked = spelled_out(SessionRequest("qwen3-8b", draft_model="qwen3-0.6b"), quantised=False)
     assert (asked.model, asked.name, asked.quantisation) == ("Qwen/Qwen3-8B-AWQ", "qwen3-8b", "stored")
     assert asked.draft_model == "Qwen/Qwen3-0.6B"

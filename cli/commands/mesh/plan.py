@@ -28,7 +28,7 @@ from motley.cli.typed.options import (
     by_node,
     parse_stages,
 )
-from motley.orchestrator.known_models.names import short_name_of, source_of
+from motley.orchestrator.known_models.names import has_experts, short_name_of, source_of
 
 KINDS = {
     "tensor": "every layer on all of them",
@@ -95,9 +95,9 @@ def plan(
         print(json.dumps(answer))
     else:
         if known:
+            experts = "; experts in the ranks' shares, not on nodes of their own" if has_experts(known) else ""
             results.print(
-                f"By the published sizes of {known} ({source_of(known)}): nothing was fetched; experts in the ranks'"
-                " shares, not on nodes of their own",
+                f"By the published sizes of {known} ({source_of(known)}): nothing was fetched{experts}",
                 soft_wrap=True,
             )
         show_plan(answer, requests)

@@ -285,7 +285,7 @@ async def test_what_fits(mesh: Any, new_node: Any) -> None:
     assert "motley chat tinyllama-1.1b" in out
     assert "as fast as people read (5 tokens per second), the largest first" in out
     status, out, err = await in_thread("plan", "qwen3-8b", "--url", mesh.orchestrator.http_url)
-    assert (status, "sizes of qwen3-8b (Qwen/Qwen3-8B-AWQ): nothing was fetched" in out) == (0, True), err
+    assert (status, "sizes of qwen3-8b (Qwen/Qwen3-8B-AWQ): nothing was fetched\n" in out) == (0, True), err
     assert (asked[-1].source, bool(asked[-1].config_json)) == ("", True)
     status, out, err = await in_thread("models", "fit", "mine", "tinyllama-1.1b", "--url", mesh.orchestrator.http_url)
     assert (status, "motley chat tinyllama-1.1b" in out) == (0, True), err
