@@ -43,6 +43,8 @@ PAIRED_S = 600.0
 STOPS = "`motley up` was ended there"
 CAME_BACK = f"{CONNECTION_ENDED}: it has come back on another"
 """The reason of a node whose machine has another connection now."""
+_NO_TROUBLE = {STOPS: logging.DEBUG, CAME_BACK: logging.INFO}
+"""How loudly it is told that a node is gone for such a reason, which asks for nothing."""
 HELLO_S = 10.0
 """A node that was let in says Hello this soon."""
 OUTBOX = 10_000
@@ -239,12 +241,9 @@ class Control(MeshServicer):
             writer.cancel()
             del self._streams[node.id]
             self._nodes.lose(node.id, stream.reason)
-            level = logging.DEBUG if stream.reason == STOPS else logging.INFO if node.left else logging.WARNING
-            hint = "; it joins again by itself, or by `motley join` there"
-            if node.left or stream.reason in (REVOKED, STOPS):
-                hint = ""
-            if stream.reason == CAME_BACK:
-                level, hint = logging.INFO, ""
+            level = _NO_TROUBLE.get(stream.reason, logging.INFO if node.left else logging.WARNING)
+            stays_away = not node.left and stream.reason not in (REVOKED, *_NO_TROUBLE)
+            hint = "; it joins again by itself, or by `motley join` there" if stays_away else ""
             _log.log(level, "node %s %s%s", node.name, what_became(node.lost), hint, extra={"node": node.name})
             self.listener.on_lost(node)
             stream.ended.set()

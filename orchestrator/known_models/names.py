@@ -14,8 +14,6 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from motley.orchestrator.known_models.shapes import SHAPES
-
 if TYPE_CHECKING:
     from motley.orchestrator.session_request import Quantisation, SessionRequest
 
@@ -86,6 +84,8 @@ def short_name_of(model: str) -> str:
 
 def has_experts(name: str) -> bool:
     """Whether the model of a short name has experts, of which each token needs some."""
+    from motley.orchestrator.known_models.shapes import SHAPES  # a long table, which most commands do without
+
     return bool(re.search(r'"\w*experts": ([2-9]|\d\d)', json.dumps(SHAPES[name])))
 
 

@@ -1,12 +1,11 @@
 """The GPU engine: a rank's graph as CUDA kernels on one stream, collectives included, in FP32.
 
-A step is submitted as a whole, node by node, and waited for once: the kernels in ``device``,
-and between them the collectives as `motley.transport.cuda` orders them. Products of few rows by 4- and 8-bit codes
-quantise the rows first, and have the bits that the CPU engine gives them. A table on the device says where each row
-finds its sequence, so rows of one step may be of any sequences. Steps that decode, which have one row of each sequence,
-are captured: those of equally many rows as one CUDA graph, host steps included, or as a graph between any two of these
-(`HostStep.SPLIT`). They are run from it for whichever sequences, where the driver allows that. Activations and
-sums are float32.
+A step is submitted as a whole, node by node, and waited for once: the kernels in ``device``, and between them the
+collectives as `motley.transport.cuda` orders them. Products of few rows by 4- and 8-bit codes quantise the rows first,
+and have the bits that the CPU engine gives them. A table on the device says where each row finds its sequence, so rows
+of one step may be of any sequences. Steps that decode, which have one row of each sequence, are captured: those of
+equally many rows as one CUDA graph, host steps included, or as a graph between any two of these (`HostStep.SPLIT`).
+They are run from it for whichever sequences, where the driver allows that. Activations and sums are float32.
 """
 
 from __future__ import annotations

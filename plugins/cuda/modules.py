@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from motley.plugins.cuda.kernels import CODED
+from motley.plugins.engine import CACHE_FORMATS
 from motley.transport.cuda.compiler import DEVICE
 
 Module = tuple[Path, ...]
@@ -24,11 +26,11 @@ NODES = _files("row_source", "nodes", "caches", "adapting", "recurrent")
 """All that is small."""
 FLOATS = _files("floats")
 """Products by matrices of floats."""
-CODES = {kind: _files("row_source", "quantised", f"quantised_{kind}") for kind in ("int4", "int8")}
+CODES = {kind: _files("row_source", "quantised", f"quantised_{kind}") for kind in CODED}
 """Products by codes, and what is quantised for them, by the kind of the matrix."""
 TILES = {kind: _files("row_source", "quantised", "tiles", f"tiles_{kind}") for kind in CODES}
 """Products by codes of more than a few tokens."""
-ATTENTION = {kept: _files("caches", "attention", f"attention_{kept}") for kept in ("fp32", "fp16", "int8")}
+ATTENTION = {kept: _files("caches", "attention", f"attention_{kept}") for kept in CACHE_FORMATS}
 """Attention, by what keys and values are kept as."""
 MODULES = (NODES, FLOATS, *CODES.values(), *TILES.values(), *ATTENTION.values())
 

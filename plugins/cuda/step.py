@@ -64,13 +64,10 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         y = self._result(node, matrix.outputs)
         bias = graph.address(node.input[2]) if len(node.input) > 2 else 0
         if (coded := matrix.coded) is not None:
-            kernel, threads = coded.product(matrix.outputs, count, bool(matrix.zeros))
+            quantise, source = coded.quantise(count), RowSource.of(x)
             graph.launch(
-                kernel,
-                threads,
-                pointer(
-                    self._quantised(node.input[0], RowSource.of(x), coded, coded.quantise(count), count, graph.max_rows)
-                ),
+                *coded.product(matrix.outputs, count, bool(matrix.zeros)),
+                pointer(self._quantised(node.input[0], source, coded, quantise, count, graph.max_rows)),
                 *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
                 *rows_of(y),

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .compiler import Capability, check_capability, compile_kernels
+from .early import EARLY, LaunchConfig
 from .errors import CudaError, DeviceLost, OutOfDeviceMemory
 from .library import driver_library
 
@@ -52,33 +53,6 @@ OTHER_CODE = (200, 209, 222)
 """Invalid image, no binary for this GPU, unsupported PTX: the driver does not take what the compiler made."""
 
 Handle = Any
-
-
-class LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute of cuda.h: one way in which a kernel is launched otherwise than usual."""
-
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("padding", ctypes.c_char * 4),
-        ("value", ctypes.c_int),
-        ("more", ctypes.c_char * 60),
-    )
-
-
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig of cuda.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint) for name in ("blocks", "blocks_y", "blocks_z", "threads", "threads_y", "threads_z")),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(LaunchAttribute)),
-        ("attributes_count", ctypes.c_uint),
-    )
-
-
-EARLY = LaunchAttribute(id=6, value=1)
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: as `Driver.launch` says."""
 
 
 class Pinned(NamedTuple):

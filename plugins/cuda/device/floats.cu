@@ -9,46 +9,45 @@ struct Matrix {
     int columns;
 };
 
-// A run is as many neighbouring weights as are read at once.
-struct Fp32Run {
-    static constexpr int RUN = 4;
+// A run is as many neighbouring weights as are read at once: 16 bytes of them...
+template <int BYTES>
+struct WholeRun {
+    static constexpr int RUN = 16 / BYTES;
     typedef uint4 Words;
     __device__ static Words read(const Matrix& m, i64 row, int first) {
-        return read_once(m.weights + 4 * (row * m.columns + first));
+        return read_once(m.weights + BYTES * (row * m.columns + first));
     }
+};
+
+// ...or one, where rows are no whole runs.
+template <class Number>
+struct OddRun {
+    static constexpr int RUN = 1;
+    typedef Number Words;
+    __device__ static Words read(const Matrix& m, i64 row, int first) {
+        return reinterpret_cast<const Number*>(m.weights)[row * m.columns + first];
+    }
+};
+
+struct Fp32Run : WholeRun<4> {
     __device__ static void decode(Words words, float* values) {
         values[0] = __uint_as_float(words.x), values[1] = __uint_as_float(words.y);
         values[2] = __uint_as_float(words.z), values[3] = __uint_as_float(words.w);
     }
 };
 
-struct OddFp32Run {  // where rows are no whole runs
-    static constexpr int RUN = 1;
-    typedef u32 Words;
-    __device__ static Words read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u32*>(m.weights)[row * m.columns + first];
-    }
+struct OddFp32Run : OddRun<u32> {
     __device__ static void decode(Words word, float* values) { values[0] = __uint_as_float(word); }
 };
 
-struct Fp16Run {
-    static constexpr int RUN = 8;
-    typedef uint4 Words;
-    __device__ static Words read(const Matrix& m, i64 row, int first) {
-        return read_once(m.weights + 2 * (row * m.columns + first));
-    }
+struct Fp16Run : WholeRun<2> {
     __device__ static void decode(Words words, float* values) {
         const u32 pairs[4] = {words.x, words.y, words.z, words.w};
         for (int i = 0; i < RUN; ++i) values[i] = half_to_float(u16(pairs[i / 2] >> 16 * (i % 2)));
     }
 };
 
-struct OddFp16Run {
-    static constexpr int RUN = 1;
-    typedef u16 Words;
-    __device__ static Words read(const Matrix& m, i64 row, int first) {
-        return reinterpret_cast<const u16*>(m.weights)[row * m.columns + first];
-    }
+struct OddFp16Run : OddRun<u16> {
     __device__ static void decode(Words word, float* values) { values[0] = half_to_float(word); }
 };
 

@@ -100,12 +100,11 @@ struct Column {
     }
 };
 
-// A gated DeltaNet's rows change states and read them: y: f32[rows, heads * values]. A thread per span, head and column.
-extern "C" __global__ void scan_delta(const float* mixed, int columns, const float* gates, int gates_stride,
-                                      const float* decay, const float* bias, float* states, float* scratch,
-                                      const Recurring* spans, float* y, int count, int heads, int group, int keys,
-                                      int values) {
-    wait_for_previous();
+// Has one row after the other of a span change a column of its head's state: `change` is given the span, the row's number in
+// it, the column, head and number of the column, and the head's rate of decay. A thread per span, head and column.
+template <class Change>
+__device__ inline void scan(const float* decay, float* states, float* scratch, const Recurring* spans, int count, int heads,
+                            int keys, int values, const Change& change) {
     const int i = int(thread_number() % values), head = int(thread_number() / values % heads);
     const i64 span = thread_number() / values / heads;
     if (span >= count) return;
@@ -114,24 +113,36 @@ extern "C" __global__ void scan_delta(const float* mixed, int columns, const flo
     const float rate = expf(decay[head]);
     for (i64 number = 0; number < own.count(); ++number) {
         if (number == own.sure) column.guess();
+        change(own, number, column.state, head, i, rate);
+    }
+}
+
+// A gated DeltaNet's rows change states and read them: y: f32[rows, heads * values].
+extern "C" __global__ void scan_delta(const float* mixed, int columns, const float* gates, int gates_stride,
+                                      const float* decay, const float* bias, float* states, float* scratch,
+                                      const Recurring* spans, float* y, int count, int heads, int group, int keys,
+                                      int values) {
+    wait_for_previous();
+    const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i, float rate) {
         const float *from = mixed + own.place(number) * columns, *gate = gates + own.place(number) * gates_stride;
         const float *q = from + head / group * keys, *k = q + heads / group * keys;
         const float v = from[2 * heads / group * keys + head * values + i];
         const float kept = expf(-(rate * softplus(gate[heads + head] + bias[head])));
         float found = 0;
 #pragma unroll 8
-        for (int key = 0; key < keys; ++key) found = fmaf(k[key], column.state[i64(key) * values], found);
+        for (int key = 0; key < keys; ++key) found = fmaf(k[key], column[i64(key) * values], found);
         const float delta = (v - found * kept) * sigmoid_of(gate[head]);
         found = 0;
 #pragma unroll 8
         for (int key = 0; key < keys; ++key) {
-            float* state = column.state + i64(key) * values;
+            float* state = column + i64(key) * values;
             const float now = fmaf(k[key], delta, *state * kept);
             *state = now;
             found = fmaf(q[key], now, found);
         }
         if (number >= own.before) y[(own.place(number) * heads + head) * values + i] = found;
-    }
+    };
+    scan(decay, states, scratch, spans, count, heads, keys, values, change);
 }
 
 // y = x / sqrt(mean(x^2) + epsilon) * gain * z * sigmoid(z) of each head of x, f32[rows, heads * width]; a warp per row and
@@ -150,20 +161,13 @@ extern "C" __global__ void norm_and_gate(const float* x, const float* gain, cons
         y[warp_number() * width + i] = from[i] * scale * gain[i] * (gate[i] * sigmoid_of(gate[i]));
 }
 
-// A state space's rows change states and read them: y: f32[rows, heads * values]. A thread per span, head and column.
+// A state space's rows change states and read them: y: f32[rows, heads * values].
 extern "C" __global__ void scan_space(const float* mixed, int columns, const float* gates, int gates_stride,
                                       const float* decay, const float* bias, const float* skip, float least, float most,
                                       float* states, float* scratch, const Recurring* spans, const float* z, int z_stride,
                                       float* y, int count, int heads, int group, int keys, int values) {
     wait_for_previous();
-    const int i = int(thread_number() % values), head = int(thread_number() / values % heads);
-    const i64 span = thread_number() / values / heads;
-    if (span >= count) return;
-    const Recurring own = spans[span];
-    Column column(own, states, scratch, head, heads, keys, values, i);
-    const float rate = expf(decay[head]);
-    for (i64 number = 0; number < own.count(); ++number) {
-        if (number == own.sure) column.guess();
+    const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i, float rate) {
         const i64 row = own.place(number);
         const float *from = mixed + row * columns, x = from[head * values + i];
         const float *b = from + heads * values + head / group * keys, *c = b + heads / group * keys;
@@ -172,15 +176,16 @@ extern "C" __global__ void scan_space(const float* mixed, int columns, const flo
         float found = 0;
 #pragma unroll 8
         for (int key = 0; key < keys; ++key) {
-            float* state = column.state + i64(key) * values;
+            float* state = column + i64(key) * values;
             const float now = fmaf(b[key], written, *state * kept);
             *state = now;
             found = fmaf(c[key], now, found);
         }
-        if (number < own.before) continue;
+        if (number < own.before) return;
         const float gate = z[row * z_stride + head * values + i];
         y[(row * heads + head) * values + i] = fmaf(skip[head], x, found) * (gate * sigmoid_of(gate));
-    }
+    };
+    scan(decay, states, scratch, spans, count, heads, keys, values, change);
 }
 
 // Has slots keep the rows that the convolution of what follows sees, f32[slots, reach - 1, columns], and the guesses, f32[slots,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from motley.transport.cuda import driver as module
+from motley.transport.cuda import early as layout
 from motley.transport.cuda.compiler import Capability
 from motley.transport.cuda.driver import LOST, CudaDriver, Driver
 from motley.transport.cuda.errors import CudaError, DeviceLost, OutOfDeviceMemory
@@ -222,16 +223,16 @@ def test_kernels_begin_early_where_gpu_and_driver_let_them() -> None:
 def test_how_a_kernel_begins_early_is_laid_out_as_in_cuda_h() -> None:
     bindings = pytest.importorskip("cuda.bindings.driver")
     early = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    assert int(early) == module.EARLY.id
+    assert int(early) == layout.EARLY.id
     attribute = bindings.CUlaunchAttribute()
     attribute.id, attribute.value.programmaticStreamSerializationAllowed = early, 1
-    size = ctypes.sizeof(module.LaunchAttribute)
-    assert ctypes.string_at(attribute.getPtr(), size) == bytes(module.EARLY)
+    size = ctypes.sizeof(layout.LaunchAttribute)
+    assert ctypes.string_at(attribute.getPtr(), size) == bytes(layout.EARLY)
     config = bindings.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = 3, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 64, 1, 1
     config.hStream, config.numAttrs = 5, 0
-    ours = module.LaunchConfig(3, 1, 1, 64, 1, 1, 0, 5, None, 0)
+    ours = layout.LaunchConfig(3, 1, 1, 64, 1, 1, 0, 5, None, 0)
     assert ctypes.string_at(config.getPtr(), ctypes.sizeof(ours)) == bytes(ours)
 
 
