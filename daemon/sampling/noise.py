@@ -20,6 +20,11 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def state_of(seed: int, step: int, token: int) -> int:
+    """What the noise of a token is mixed of, from 0 to 2^64 - 1; of the token after it, it is `_GOLDEN` more."""
+    return (_mix(_mix(seed + _GOLDEN) + step * _GOLDEN) + token * _GOLDEN) & _MASK
+
+
 def gumbel(seed: int, step: int, ids: Ids) -> F64:
     """Standard Gumbel noise of the given tokens, f64[n]: a function of (seed, step, id), whatever else is asked.
 
@@ -28,7 +33,7 @@ def gumbel(seed: int, step: int, ids: Ids) -> F64:
     """
     state = ids.astype(np.uint64)
     state *= np.uint64(_GOLDEN)
-    state += np.uint64(_mix(_mix(seed + _GOLDEN) + step * _GOLDEN))
+    state += np.uint64(state_of(seed, step, 0))
     for shift, factor in _MIXER:
         state ^= state >> np.uint64(shift)
         state *= np.uint64(factor)

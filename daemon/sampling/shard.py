@@ -8,13 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.sampling.masses import log_sums_exp
-from motley.daemon.sampling.noise import Ids, gumbel
+from motley.daemon.sampling.noise import F64, Ids, gumbel, state_of
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.summary import Summary
 from motley.plugins.engine import F32
+from motley.plugins.native.sampling import contenders
 
-_BLOCK = 8192
-"""Rows that get their noise at a time, so that temporaries stay in the cache and in the allocator's free lists."""
+_SAMPLE = 256
+"""Rows whose scores in a draw tell how high the winner's must be: so few others then contend that these cost less."""
+_GROUP = 256
+"""Rows whose greatest value stands for them: where so many of these reach a threshold, as many rows do."""
 
 
 class ShardSampler:
@@ -117,7 +120,7 @@ class ShardSampler:
         if params.greedy or params.truncated:
             rows = _best(adjusted, 1 if params.greedy else want, first)
         else:
-            rows = self._noisiest(adjusted, step)
+            rows = self._noisiest(adjusted, step, first)
         summary = Summary(
             offset=self._offset,
             rows=self._size,
@@ -150,19 +153,18 @@ class ShardSampler:
         adjusted[self._bias_rows] += self._bias
         return adjusted
 
-    def _noisiest(self, adjusted: F32, step: int) -> Ids:
-        """The one row that wins the Gumbel-max draw of this slice."""
+    def _noisiest(self, adjusted: F32, step: int, first: int) -> Ids:
+        """The one row that wins the Gumbel-max draw of this slice; `first` has the greatest logit."""
         params = self._params
-        best, best_score = 0, -np.inf
-        for start in range(0, self._size, _BLOCK):
-            block = adjusted[start : start + _BLOCK].astype(np.float64)
-            ids = np.arange(start, start + len(block)) + self._offset
-            block /= params.temperature
-            block += gumbel(params.seed, step, ids)
-            row = int(np.argmax(block))
-            if block[row] > best_score:
-                best, best_score = start + row, float(block[row])
-        return np.array([best])
+
+        def scores(rows: Ids) -> F64:
+            return adjusted[rows].astype(np.float64) / params.temperature + gumbel(params.seed, step, rows + self._offset)
+
+        if adjusted[first] == -np.inf:
+            return np.array([first])
+        least = float(scores(np.append(np.arange(min(_SAMPLE, self._size)), first)).max())
+        rows = contenders(adjusted, params.temperature, least, state_of(params.seed, step, self._offset)).astype(np.int64)
+        return rows[[np.argmax(scores(rows))]]
 
 
 def _best(values: F32, want: int, first: int) -> Ids:
@@ -171,10 +173,20 @@ def _best(values: F32, want: int, first: int) -> Ids:
         return np.array([first])
     if want == 0:
         return np.zeros(0, np.int64)
-    rows = np.arange(len(values))
-    if want < len(values):
-        threshold = np.partition(values, len(values) - want)[len(values) - want]
-        rows = np.flatnonzero(values >= threshold)
-        if threshold == -np.inf:  # fewer may be chosen; one that may not says so
-            rows = np.append(np.flatnonzero(values > threshold), np.argmin(values))
+    threshold = _reached(values, want) if want < len(values) else np.float32(-np.inf)
+    rows = np.flatnonzero(values >= threshold)
+    if threshold == -np.inf and want < len(values):  # fewer may be chosen; one that may not says so
+        rows = np.append(np.flatnonzero(values > threshold), np.argmin(values))
     return rows[np.argsort(-values[rows], kind="stable")[:want]]
+
+
+def _reached(values: F32, want: int) -> np.float32:
+    """A value that `want` values reach, or more, but not many more: fewer than there are values."""
+    groups = len(values) // _GROUP
+    if groups > 4 * want:
+        peaks = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+        threshold: np.float32 = np.partition(peaks, groups - want)[groups - want]
+        if threshold > -np.inf:
+            return threshold
+    exact: np.float32 = np.partition(values, len(values) - want)[len(values) - want]
+    return exact

@@ -32,6 +32,8 @@
 #include "state_space_kernel.h"
 #include "convolution_kernel.h"
 #include "codes_kernel.h"
+#include "sampling_kernel.h"
 
 #define KERNELS {LANES,        quantise, multiply, normalise, gate,        mix,               adapt_down,       adapt_up, cache_rows, \
-                 turn_queries, attend,   combine,  encode,    recur_delta, recur_state_space, recur_convolution}
+                 turn_queries, attend,   combine,  encode,    contend,     add_masses,        recur_delta, \
+                 recur_state_space, recur_convolution}

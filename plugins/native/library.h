@@ -8,6 +8,7 @@
 #include "mixture.h"
 #include "recurrent.h"
 #include "rows.h"
+#include "sampling.h"
 
 #ifdef _WIN32
 #define EXPORT __declspec(dllexport)
@@ -29,6 +30,8 @@ struct kernels {
     void (*attend)(const struct piece *now, int64_t stretch, int64_t kv_head);
     void (*combine)(const struct piece *now, int64_t chunk);
     void (*encode)(const struct encoding *e);
+    int64_t (*contend)(const struct draw *draw);
+    void (*add_masses)(const struct masses *masses);
     void (*recur_delta)(const struct recurring *now, int64_t head);
     void (*recur_state_space)(const struct recurring *now, int64_t head);
     void (*recur_convolution)(const struct recurring *now, int64_t job);

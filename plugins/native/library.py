@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,33 @@ class Encoding(ctypes.Structure):
         ("blocks", c_int64),
         ("block", c_int32),
         ("bits", c_int32),
+    )
+
+
+class Draw(ctypes.Structure):
+    """``struct draw`` of sampling.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("contenders", c_void_p),
+        ("tokens", c_int64),
+        ("state", c_uint64),
+        ("temperature", c_double),
+        ("least", c_double),
+    )
+
+
+class Masses(ctypes.Structure):
+    """``struct masses`` of sampling.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("starts", c_void_p),
+        ("peaks", c_void_p),
+        ("sums", c_void_p),
+        ("tokens", c_int64),
+        ("stretches", c_int64),
+        ("temperature", c_double),
     )
 
 
@@ -303,9 +330,9 @@ STRUCTS = (
     *(Matmul, Norm, Gated, Mixture, Table, Span, SpanList, Tier, Attention, Question),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
-    Encoding,
+    *(Encoding, Draw, Masses),
 )
-INTERFACE = (16, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (17, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -330,6 +357,8 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("prepare_recurrent", [POINTER(Recurrent)], c_int32),
     ("recurrent", [POINTER(Recurrent)], c_int32),
     ("encode", [POINTER(Encoding)], None),
+    ("contenders", [POINTER(Draw)], c_int64),
+    ("masses", [POINTER(Masses)], None),
     ("guard", [c_void_p, c_int64], c_int32),
     ("is_broken", [c_int32], c_int32),
     ("unguard", [c_int32], None),

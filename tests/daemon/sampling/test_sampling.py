@@ -140,6 +140,18 @@ def test_every_split_chooses_what_the_whole_vocabulary_would(data: st.DataObject
         output.append(chosen)
 
 
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("few", [False, True], ids=["all allowed", "few allowed"])
+@pytest.mark.parametrize("chosen_from", [{"top_k": 2}, {"top_k": 8, "top_p": 0.7}, {"min_p": 0.05}, {}], ids=str)
+def test_large_slices_choose_likewise(chosen_from: dict[str, float], few: bool, ties: bool) -> None:
+    params = SamplingParams(temperature=1.0, seed=3, **chosen_from)  # type: ignore[arg-type]
+    for step in range(6):
+        logits = some_logits(step, 12000, 3.0, ties)
+        allowed = np.arange(12000) % 7 == 5 if not few else np.isin(np.arange(12000), [1, 2999, 9000])
+        ranks = Ranks(params, 12000, [9000], [])
+        assert ranks.sample(logits, step, None, allowed).token == plain(logits, params, step, [], [], allowed)
+
+
 @pytest.mark.parametrize(
     "params",
     [
