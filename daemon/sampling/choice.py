@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 import numpy as np
 
 from motley.daemon.sampling.masses import log_sum_exp
-from motley.daemon.sampling.noise import F64, Ids, gumbel
+from motley.daemon.sampling.noise import F64, Ids, gumbel, noise_of
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.summary import Summary, SummaryError
 
 _SLACK = 1e-9
 """What is taken off the mass that top-p asks for, so that a natural boundary, such as two of four equal tokens at
 top_p = 0.5, is not decided by how sums are rounded (by about 1e-15)."""
+
+
+_NOTHING = "every logit is -inf: no token can be chosen; check logit_bias and the weights"
 
 
 class LogitsError(ArithmeticError):
@@ -58,12 +61,14 @@ def choose(summaries: Sequence[bytes], params: SamplingParams, step: int) -> Cho
     """
     shards = [Summary.decode(data) for data in summaries]
     _check(shards)
+    if (params.greedy or not params.truncated) and not params.logprobs:
+        return _best_of_one_each(shards, params, step)
     ids = np.concatenate([shard.ids for shard in shards])
     logits = np.concatenate([shard.logits for shard in shards]).astype(np.float64)
     order = np.lexsort((ids, -logits))
     ids, logits = ids[order], logits[order]
     if not len(ids) or logits[0] == -np.inf:
-        raise LogitsError("every logit is -inf: no token can be chosen; check logit_bias and the weights")
+        raise LogitsError(_NOTHING)
 
     winner = 0
     if not params.greedy:
@@ -88,6 +93,18 @@ def choose(summaries: Sequence[bytes], params: SamplingParams, step: int) -> Cho
     best = np.lexsort((top_ids, -top_raw))[: params.top_logprobs]
     top = tuple((int(top_ids[i]), float(top_raw[i]) - total) for i in best if top_raw[i] > -np.inf)
     return Choice(token, float(raw) - total, top)
+
+
+def _best_of_one_each(shards: Sequence[Summary], params: SamplingParams, step: int) -> Choice:
+    """The choice where each rank has told the one token that its slice chooses; errors as `choose`."""
+    candidates = [(shard.logits.item(), shard.ids.item()) for shard in shards if len(shard.ids)]
+    if max(candidates, default=(-inf, 0))[0] == -inf:
+        raise LogitsError(_NOTHING)
+    if not params.greedy and len(candidates) > 1:
+        candidates = [
+            (logit / params.temperature + noise_of(params.seed, step, token), token) for logit, token in candidates
+        ]
+    return Choice(max(candidates, key=lambda each: (each[0], -each[1]))[1])
 
 
 def _check(shards: Sequence[Summary]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +25,11 @@ def _mix(value: int) -> int:
 def state_of(seed: int, step: int, token: int) -> int:
     """What the noise of a token is mixed of, from 0 to 2^64 - 1; of the token after it, it is `_GOLDEN` more."""
     return (_mix(_mix(seed + _GOLDEN) + step * _GOLDEN) + token * _GOLDEN) & _MASK
+
+
+def noise_of(seed: int, step: int, token: int) -> float:
+    """What `gumbel` gives for a single token, but for the last bit of a logarithm."""
+    return -log(-log(((_mix(state_of(seed, step, token)) >> 12) + 0.5) * 2.0**-52))
 
 
 def gumbel(seed: int, step: int, ids: Ids) -> F64:

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.sampling.masses import log_sums_exp
-from motley.daemon.sampling.noise import F64, Ids, gumbel, state_of
+from motley.daemon.sampling.noise import F64, Ids, gumbel, noise_of, state_of
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.summary import Summary
 from motley.plugins.engine import F32
 from motley.plugins.native.sampling import contenders
 
-_SAMPLE = 256
-"""Rows whose scores in a draw tell how high the winner's must be: so few others then contend that these cost less."""
+_MANY = 1024
+"""Rows that are more than is worth while to score in a draw: the best of some of them leaves fewer."""
 _GROUP = 256
 """Rows whose greatest value stands for them: where so many of these reach a threshold, as many rows do."""
 
@@ -155,16 +155,23 @@ class ShardSampler:
 
     def _noisiest(self, adjusted: F32, step: int, first: int) -> Ids:
         """The one row that wins the Gumbel-max draw of this slice; `first` has the greatest logit."""
-        params = self._params
+        seed, temperature = self._params.seed, self._params.temperature
 
         def scores(rows: Ids) -> F64:
-            return adjusted[rows].astype(np.float64) / params.temperature + gumbel(params.seed, step, rows + self._offset)
+            return adjusted[rows] / np.float64(temperature) + gumbel(seed, step, rows + self._offset)
 
         if adjusted[first] == -np.inf:
             return np.array([first])
-        least = float(scores(np.append(np.arange(min(_SAMPLE, self._size)), first)).max())
-        rows = contenders(adjusted, params.temperature, least, state_of(params.seed, step, self._offset)).astype(np.int64)
-        return rows[[np.argmax(scores(rows))]]
+        state = state_of(seed, step, self._offset)
+        rows = contenders(adjusted, temperature, self._score(adjusted, first, step), state)
+        while len(rows) > _MANY:  # the logits are much the same: the noise decides
+            rows = contenders(adjusted, temperature, float(scores(rows[: _MANY // 4]).max()), state)
+        return rows[[np.argmax(scores(rows))]] if len(rows) > 1 else rows
+
+    def _score(self, adjusted: F32, row: int, step: int) -> float:
+        """Of one row in a draw."""
+        noise = noise_of(self._params.seed, step, row + self._offset)
+        return float(adjusted[row]) / self._params.temperature + noise
 
 
 def _best(values: F32, want: int, first: int) -> Ids:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from .library import F32, Draw, Masses, address, library
 
 
-def contenders(logits: F32, temperature: float, least: float, state: int) -> npt.NDArray[np.int32]:
-    """The tokens that may win a draw by Gumbel noise, i32[n], ascending: all others have a lower score than `least`.
+def contenders(logits: F32, temperature: float, least: float, state: int) -> npt.NDArray[np.int64]:
+    """The tokens that may win a draw by Gumbel noise, i64[n], ascending: all others have a lower score than `least`.
 
     Args:
         logits: f32[V].
@@ -33,7 +33,7 @@ def contenders(logits: F32, temperature: float, least: float, state: int) -> npt
         temperature=temperature,
         least=least,
     )
-    return rows[: library().motley_contenders(ctypes.byref(draw))]
+    return rows[: library().motley_contenders(ctypes.byref(draw))].astype(np.int64)
 
 
 def masses(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.sampling.choice import Choice, LogitsError, NeedMore, choose, initial_want
-from motley.daemon.sampling.noise import gumbel
+from motley.daemon.sampling.noise import gumbel, noise_of
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
 from motley.daemon.sampling.summary import SummaryError
@@ -150,6 +150,21 @@ def test_large_slices_choose_likewise(chosen_from: dict[str, float], few: bool, 
         allowed = np.arange(12000) % 7 == 5 if not few else np.isin(np.arange(12000), [1, 2999, 9000])
         ranks = Ranks(params, 12000, [9000], [])
         assert ranks.sample(logits, step, None, allowed).token == plain(logits, params, step, [], [], allowed)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_where_all_tokens_are_alike_the_noise_decides(spread: float) -> None:
+    logits = some_logits(1, 12000, spread, ties=False)
+    for step in range(5):
+        params = SamplingParams(temperature=1.0, seed=step)
+        assert Ranks(params, 12000, [9000], []).sample(logits, step).token == plain(logits, params, step, [], [])
+
+
+@given(seed=st.integers(0, 2**64 - 1), step=st.integers(0, 2**31), token=st.integers(0, 2**20))
+def test_the_noise_of_one_token_is_that_which_it_has_among_others(seed: int, step: int, token: int) -> None:
+    np.testing.assert_allclose(
+        noise_of(seed, step, token), gumbel(seed, step, np.array([token]))[0], rtol=1e-14, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize(
