@@ -206,8 +206,8 @@ def speed(model: Path, quantisation: str, ranks: Sequence[tuple[str, float]], th
 
     Returns:
         ``p50`` of a token; ``compute``, ``wire``, ``wait`` and ``lead`` of the mean one, over all ranks;
-        ``weights_mb``, read for it by all of them (1e6 bytes); ``prompt_per_s``, tokens of a prompt of `LONG`; and
-        ``per_s``, tokens of so many requests at once.
+        ``weights_mb``, read for it by all of them (1e6 bytes); ``prompt_per_s``, tokens of a prompt of `LONG`;
+        ``per_s``, tokens of so many requests at once, and ``step_ms``, what a step of all of these is made of.
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed.
@@ -241,4 +241,5 @@ async def _speed(spec: MeshSpec) -> Mapping[str, Any]:
         "weights_mb": report.weights_mb_per_token,
         "prompt_per_s": max(each.prefill_tokens_per_s for each in prompts),
         "per_s": {each.requests: each.tokens_per_s for each in together},
+        "step_ms": {each.requests: each.step_ms for each in together},
     }

@@ -4,7 +4,7 @@ The physics: decoding one token reads every weight of every share once, but of e
 and the caches and states of its sequence, so it takes at least ``these bytes / read bandwidth of the cores that read
 them``: the bound (`motley.bench.measurements.speed.token_reads`). Ranks work side by side and wait for the slowest at
 each of the ``2 * layers`` all-reduces of a token: what a token takes is ``compute + wire + wait`` on every rank, and
-what the leader needs to choose the token and to tell the others.
+what lies between two computed steps: ranks tell of their logits, the leader chooses the token and tells the others.
 
 The bandwidth is measured in the same run, by as many cores at once as the ranks use, over as many bytes as a token
 reads, so that a large cache serves both alike, right before and right after the timed tokens; the larger counts, so
@@ -111,16 +111,16 @@ class LatencyReport:
     def mean_parts(self, rank: int | None = None) -> dict[str, float]:
         """What the mean token is made of, ms, on one rank or over all of them.
 
-        ``lead`` is the rest: the leader chooses the token and announces the next step.
+        ``lead`` is the rest: ranks tell of their logits, the leader chooses the token and announces the next step.
         """
         of = asdict(self) if rank is None else self.per_rank[rank]
-        return _with_lead({part: of[part] for part in PARTS}, self.ms_per_token["mean"])
+        return with_lead({part: of[part] for part in PARTS}, self.ms_per_token["mean"])
 
     def token_parts(self, rank: int) -> list[dict[str, float]]:
         """What every token is made of on a rank, as `mean_parts`."""
         parts = self.timeline.ranks[rank]
         return [
-            _with_lead({part: parts[part][token] for part in PARTS}, step_ms)
+            with_lead({part: parts[part][token] for part in PARTS}, step_ms)
             for token, step_ms in enumerate(self.timeline.step_ms)
         ]
 
@@ -129,7 +129,8 @@ class LatencyReport:
         return asdict(self)
 
 
-def _with_lead(parts: dict[str, float], whole: float) -> dict[str, float]:
+def with_lead(parts: dict[str, float], whole: float) -> dict[str, float]:
+    """`PARTS` of a step by short names, and ``lead``, what is left of the whole; all in ms."""
     lead = max(0.0, whole - sum(parts.values()))
     return {**{part.removesuffix("_ms"): value for part, value in parts.items()}, "lead": lead}
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from motley.bench.measurements.speed.latency import WARM_UP
+from motley.bench.measurements.speed.latency import PARTS, WARM_UP, with_lead
 from motley.bench.meshes.local_mesh import LocalMesh, MeshError, MeshSpec, Progress
 from motley.protocol import mesh_pb2 as pb
 
@@ -25,13 +25,16 @@ class Throughput:
     Attributes:
         tokens_per_s: of all requests together, while all are being answered.
         x_one: that over what one request gets.
-        ms_per_token: how long each waits for its next one.
+        ms_per_token: how long each waits for its next one: a step.
+        step_ms: what a step of all of them is made of, ms, the mean over ranks: ``compute``, ``wire``, ``wait`` and, as
+            what is left of it, ``lead``, in which tokens are chosen and told.
     """
 
     requests: int
     tokens_per_s: float
     x_one: float
     ms_per_token: float
+    step_ms: Mapping[str, float]
     cache_format: str
 
 
@@ -60,11 +63,23 @@ async def throughput_of(
     rng = np.random.default_rng(0)
     rows: list[Throughput] = []
     for count in requests:
+        before = list(mesh.timing)
         rate = await answer_at_once(mesh, rng.integers(0, vocabulary, (count, prompt)).tolist(), tokens)
         alone = rows[0].tokens_per_s / rows[0].x_one if rows else rate
-        each_ms = round(1e3 * count / rate, 2)
-        rows.append(Throughput(count, round(rate, 2), round(rate / alone, 2), each_ms, mesh.spec.cache_format))
+        whole_ms = 1e3 * count / rate
+        of_ranks = [_spent_ms(first, last, count) for first, last in zip(before, mesh.timing, strict=True)]
+        parts = with_lead({part: float(np.mean([own[part] for own in of_ranks])) for part in PARTS}, whole_ms)
+        step_ms = {part: round(value, 3) for part, value in parts.items()}
+        told = round(rate, 2), round(rate / alone, 2), round(whole_ms, 2)
+        rows.append(Throughput(count, *told, step_ms, mesh.spec.cache_format))
     return rows
+
+
+def _spent_ms(before: pb.Timing, after: pb.Timing, count: int) -> dict[str, float]:
+    """What a rank's mean step of `count` requests was made of, by `PARTS`."""
+    steps = max(1, after.tokens - before.tokens) / count
+    seconds = after.compute_s - before.compute_s, after.wire_s - before.wire_s, after.wait_s - before.wait_s
+    return {part: 1e3 * each / steps for part, each in zip(PARTS, seconds, strict=True)}
 
 
 async def answer_at_once(

@@ -64,9 +64,14 @@ def show_latency(report: LatencyReport) -> None:
 def show_throughput(rows: Sequence[Throughput]) -> None:
     """A row for each number of requests that were answered at once."""
     cells = [
-        [str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.x_one:.2f}", f"{row.ms_per_token:.1f}"] for row in rows
+        [
+            *(str(row.requests), f"{row.tokens_per_s:.1f}", f"{row.x_one:.2f}", f"{row.ms_per_token:.1f}"),
+            " + ".join(f"{each:.1f}" for each in row.step_ms.values()),
+        ]
+        for row in rows
     ]
-    console.print(table(["requests", "tokens/s", "x one", "ms per token of each"], cells))
+    of_these = " + ".join(rows[0].step_ms)
+    console.print(table(["requests", "tokens/s", "x one", "ms per token of each", of_these], cells))
 
 
 def show_adapters(rows: Sequence[Adapted]) -> None:

@@ -24,6 +24,8 @@ def test_requests_together_and_alone(engine: str) -> None:
     assert [row["requests"] for row in rows] == [1, 3]
     assert rows[0]["x_one"] == 1
     for row in rows:
-        assert row.keys() == {"requests", "tokens_per_s", "x_one", "ms_per_token", "cache_format"}
+        assert row.keys() == {"requests", "tokens_per_s", "x_one", "ms_per_token", "step_ms", "cache_format"}
         assert row["cache_format"] == "int8"
         assert row["ms_per_token"] == pytest.approx(1e3 * row["requests"] / row["tokens_per_s"], rel=0.02)
+        assert row["step_ms"].keys() == {"compute", "wire", "wait", "lead"}
+        assert row["step_ms"]["compute"] > 0
