@@ -39,9 +39,18 @@ class Throughput:
 
 
 async def measure_throughput(
-    spec: MeshSpec, requests: Sequence[int], prompt: int, tokens: int, vocabulary: int, progress: Progress | None = None
+    spec: MeshSpec,
+    requests: Sequence[int],
+    prompt: int,
+    tokens: int,
+    vocabulary: int,
+    progress: Progress | None = None,
+    sampling: pb.Sampling | None = None,
 ) -> list[Throughput]:
     """Start the ranks, warm up, then have each number of requests answered at once, with random prompts.
+
+    Args:
+        sampling: how tokens are chosen; None: greedily.
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
@@ -49,13 +58,18 @@ async def measure_throughput(
     """
     async with LocalMesh(spec, progress) as mesh:
         await mesh.decode(np.random.default_rng(1).integers(0, vocabulary, prompt).tolist(), WARM_UP)
-        return await throughput_of(mesh, requests, prompt, tokens, vocabulary)
+        return await throughput_of(mesh, requests, prompt, tokens, vocabulary, sampling)
 
 
 async def throughput_of(
-    mesh: LocalMesh, requests: Sequence[int], prompt: int, tokens: int, vocabulary: int
+    mesh: LocalMesh,
+    requests: Sequence[int],
+    prompt: int,
+    tokens: int,
+    vocabulary: int,
+    sampling: pb.Sampling | None = None,
 ) -> list[Throughput]:
-    """Have each number of requests answered at once by a mesh that is warm.
+    """Have each number of requests answered at once by a mesh that is warm; `sampling` as in `measure_throughput`.
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
@@ -64,7 +78,8 @@ async def throughput_of(
     rows: list[Throughput] = []
     for count in requests:
         before = list(mesh.timing)
-        rate = await answer_at_once(mesh, rng.integers(0, vocabulary, (count, prompt)).tolist(), tokens)
+        prompts = rng.integers(0, vocabulary, (count, prompt)).tolist()
+        rate = await answer_at_once(mesh, prompts, tokens, sampling=sampling)
         alone = rows[0].tokens_per_s / rows[0].x_one if rows else rate
         whole_ms = 1e3 * count / rate
         of_ranks = [_spent_ms(first, last, count) for first, last in zip(before, mesh.timing, strict=True)]
@@ -87,12 +102,14 @@ async def answer_at_once(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     adapters: Sequence[pb.Adapter | None] | None = None,
+    sampling: pb.Sampling | None = None,
 ) -> float:
     """Have all prompts answered at once; tokens per second while all of them are.
 
     Args:
         tokens: of each answer.
         adapters: of each request; None: none has any.
+        sampling: of all requests; None: greedy.
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed, or the answers are too short to overlap.
@@ -100,7 +117,7 @@ async def answer_at_once(
     times: list[list[float]] = [[] for _ in prompts]
 
     async def one(prompt: Sequence[int], adapter: pb.Adapter | None, heard: list[float]) -> None:
-        await mesh.decode(prompt, tokens, heard=lambda: heard.append(time.perf_counter()), adapter=adapter)
+        await mesh.decode(prompt, tokens, sampling, heard=lambda: heard.append(time.perf_counter()), adapter=adapter)
 
     await asyncio.gather(*map(one, prompts, adapters or [None] * len(prompts), times))
     begin, end = max(own[0] for own in times), min(own[-1] for own in times)

@@ -40,6 +40,8 @@ def throughput(
     engine: EngineName = "onnxruntime",
     cache_format: CacheFormats = None,
     exact: Exact = False,
+    temperature: Annotated[float, typer.Option(min=0, help="Draw tokens at it; 0: take the likeliest.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw from the likeliest that sum up to this.")] = 1.0,
     one_wave: Annotated[
         bool,
         typer.Option("--one-wave", help="Compute no step in halves, one beside the sums of the other: to compare."),
@@ -51,6 +53,7 @@ def throughput(
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
     from motley.daemon.weights.hub import resolve
+    from motley.protocol import mesh_pb2 as pb
 
     counts, staged = parse_counts("--requests", requests, at_most=64), parse_stage_layers(stages)
     folder = resolve(str(model), None)
@@ -71,8 +74,9 @@ def throughput(
         one_wave=one_wave,
         stages=staged,
     )
+    sampling = pb.Sampling(temperature=temperature, top_p=top_p, repetition_penalty=1.0)
     with loading_bars() as progress:
-        rows = run(measure_throughput(spec, counts, prompt_tokens, tokens, vocabulary, progress.advance_to))
+        rows = run(measure_throughput(spec, counts, prompt_tokens, tokens, vocabulary, progress.advance_to, sampling))
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
     else:

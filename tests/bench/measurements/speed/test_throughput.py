@@ -17,7 +17,7 @@ BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 @pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("reference", marks=pytest.mark.soak)])
 def test_requests_together_and_alone(engine: str) -> None:
     options = ["--ranks", "2", "--requests", "1,3", "--tokens", "24", "--prompt-tokens", "5", "--engine", engine]
-    options += ["--cache-format", "int8", "--one-wave"]
+    options += ["--cache-format", "int8", "--one-wave", "--temperature", "0.9", "--top-p", "0.95"]
     result = CliRunner().invoke(app, ["bench", "throughput", "--model", str(BUNDLED), *options, "--json"])
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
