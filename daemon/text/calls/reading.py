@@ -47,18 +47,23 @@ class CallReader(Protocol):
 
 
 class JsonCall:
-    """Reads a call that is a JSON object, ``{"name": ..., "arguments": {...}}``, or whose arguments follow its name."""
+    """Reads a call that is a JSON object, ``{"name": ..., "arguments": {...}}``.
 
-    _HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-    """A call up to its arguments, as models write it."""
+    Args:
+        form: has the names of both members; arguments may also be called as most models call them.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, form: CallFormat) -> None:
+        names: list[str] = _MEMBER.findall(form.before) if form.is_json else ["name", "arguments"]
+        self._name, self._arguments = names[0], [*names[1:], "arguments", "parameters"]
+        either = "|".join(self._arguments)
+        self._head = re.compile(rf'\{{\s*"{self._name}"\s*:\s*({_TEXT})\s*,\s*"(?:{either})"\s*:\s*(?=\{{)')
         self._scan = _Nested()
         self._told = -1
         """Characters up to which the arguments have been told; -1: they have not begun."""
 
     def look(self, text: str) -> Iterator[Found]:
-        if self._told < 0 and (head := self._HEAD.match(text)):
+        if self._told < 0 and (head := self._head.match(text)):
             self._told = head.end()
             yield Named(json.loads(head[1]))
         inner, end = self._scan.look(text, self._told)
@@ -70,25 +75,31 @@ class JsonCall:
         if self._told >= 0:
             yield Ended(end)
         else:
-            yield from _unusual(text[:end])
+            yield from self._unusual(text[:end])
 
     def rest(self, text: str) -> str:
         return text[self._told :] if self._told >= 0 else ""
 
+    def _unusual(self, text: str) -> Iterator[Found]:
+        """A whole call that is not written as usual, or what only looks like one."""
+        try:
+            call = json.loads(text)
+            name = call[self._name]
+            arguments: object = next((call[key] for key in self._arguments if key in call), {})
+        except (ValueError, LookupError, RecursionError):
+            name = arguments = None
+        if not isinstance(name, str) or not isinstance(arguments, dict | str):
+            yield Ended(len(text), is_call=False)
+            return
+        yield Named(name)
+        yield arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        yield Ended(len(text))
 
-def _unusual(text: str) -> Iterator[Found]:
-    """A whole call that is not written as usual, or what only looks like one."""
-    try:
-        call = json.loads(text)
-        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
-    except (ValueError, LookupError):
-        name = arguments = None
-    if not isinstance(name, str) or not isinstance(arguments, dict | str):
-        yield Ended(len(text), is_call=False)
-        return
-    yield Named(name)
-    yield arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    yield Ended(len(text))
+
+_MEMBER = re.compile(r'"(\w+)": ')
+"""The name of a member of a call."""
+_TEXT = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+"""A text as JSON has it."""
 
 
 class NamedCall:
@@ -304,7 +315,7 @@ def reader_of(form: CallFormat, begun: str, schemas: Mapping[str, Mapping[str, A
         schemas: of the arguments, by the name of the tool.
     """
     if form.is_json or begun.startswith("{"):
-        return JsonCall()
+        return JsonCall(form)
     tagged = form.parameters is not None and not form.parameters.quote
     return TaggedCall(form, schemas) if tagged else NamedCall(form, schemas)
 

@@ -335,6 +335,11 @@ def test_an_answer_is_taken_apart_however_it_is_cut(
     assert taken(calls, list(text), marks) == expected
 
 
+@pytest.mark.parametrize("call", ['{"name": "a\\q", "arguments": {}}', '{"x": ' + "[" * 5000 + "]" * 5000 + "}"])
+def test_what_python_cannot_read_is_no_call(call: str) -> None:
+    assert taken(HERMES, [f"<tool_call>{call}"]) == taken(HERMES, ["<tool_call>", *call]) == (call, "", [])
+
+
 def test_a_prompt_may_have_begun_the_thoughts() -> None:
     assert taken(None, ["well", "</thi", "nk>\n\nyes"], THINK, True) == ("yes", "well", [])
 
