@@ -12,11 +12,12 @@ from typing import Any
 
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
 from motley.daemon.text.answer_parts import AnswerParts, thought_marks
-from motley.daemon.text.calls.formats import call_format
+from motley.daemon.text.calls.formats import call_format, knows_tools
 from motley.daemon.text.calls.values import mapping_of
 from motley.daemon.text.harmony import MARKS, ChannelParts, has_channels
 from motley.daemon.text.kept_to import KeptToError, constraint_of
 from motley.daemon.text.messages import ChatError
+from motley.daemon.text.response_parts import ResponseParts
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
 from motley.daemon.text.templates import ASKED_AT
@@ -25,6 +26,9 @@ from motley.protocol import WHETHER_TO_THINK
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from motley.protocol.wording import counted
+
+_BEGUN_WITHIN = 256
+"""Tokens at a prompt's end in which its answer may begin."""
 
 
 class RequestError(Exception):
@@ -65,11 +69,14 @@ class Generation:
             _check_length(len(self._prompt), context)
         self._stop_tokens = frozenset() if request.ignore_eos else tokenizer.stop_tokens
         _check(request, tokenizer)
-        self._parts, self._marks = _parts(request, tokenizer, self._prompt)
+        parts, self._marks = _parts(request, tokenizer, self._prompt)
+        self._parts: AnswerParts | ChannelParts | ResponseParts | None = parts
         try:
-            self._constraint = constraint_of(request, tokenizer, self._parts)
+            self._constraint = constraint_of(request, tokenizer, parts)
         except KeptToError as error:
             raise RequestError("invalid_request", str(error), error.param) from error
+        if self._constraint is None and _reads_itself(request, tokenizer):
+            self._parts, self._marks = _own_parts(request, tokenizer, self._prompt)
         self.words = tokenizer.words if self._constraint else None
         if request.sampling.logprobs:
             tokenizer.token_bytes(self._prompt[0])  # the first takes a while, which is none for where tokens come
@@ -287,7 +294,8 @@ def _check_length(prompt: int, context: int) -> None:
 def _parts(
     request: pb.Generate, tokenizer: Tokenizer, prompt: Sequence[int]
 ) -> tuple[AnswerParts | ChannelParts | None, Mapping[int, str]]:
-    """What takes the answer apart, and the special tokens that it goes by; None: there is but one part."""
+    """What takes the answer apart by what stands in the chat template, and the special tokens that it goes by; None:
+    there is but one part."""
     if tokenizer.template is None or request.WhichOneof("input") != "messages_json":
         return None, {}
     source = tokenizer.template.source
@@ -300,11 +308,36 @@ def _parts(
     marks = tokenizer.marks([*([thoughts.begin, thoughts.end] if thoughts else []), *(calls.marks if calls else [])])
     ending = "".join(marks.get(token, "") or tokenizer.token_text(token) for token in prompt[-16:]).rstrip()
     thinking = thoughts is not None and ending.removesuffix(thoughts.title.rstrip()).endswith(thoughts.begin)
-    schemas = {
+    return AnswerParts(calls, thoughts, thinking, _schemas(request)), marks
+
+
+def _reads_itself(request: pb.Generate, tokenizer: Tokenizer) -> bool:
+    """Whether an answer is taken apart by the model's own response template.
+
+    One that is kept to something is not, as it is written by what stands in the chat template; nor is one that may call
+    tools of which either template does not know.
+    """
+    response, template = tokenizer.response_template, tokenizer.template
+    if response is None or template is None or request.WhichOneof("input") != "messages_json":
+        return False
+    return not request.tools_json or (response.has_calls and knows_tools(template.source))
+
+
+def _own_parts(
+    request: pb.Generate, tokenizer: Tokenizer, prompt: Sequence[int]
+) -> tuple[ResponseParts, Mapping[int, str]]:
+    """As `_parts`, by the model's own response template, which may go by any special token."""
+    assert tokenizer.response_template is not None, "it reads itself"
+    ending = tokenizer.decode(prompt[-_BEGUN_WITHIN:], with_special=True)
+    return ResponseParts(tokenizer.response_template, ending, _schemas(request)), tokenizer.special_texts
+
+
+def _schemas(request: pb.Generate) -> dict[str, Mapping[str, Any]]:
+    """Of the arguments of the tools that a request has, by their names."""
+    return {
         tool["function"]["name"]: mapping_of(mapping_of(tool["function"].get("parameters")).get("properties"))
         for tool in json.loads(request.tools_json or "[]")
     }
-    return AnswerParts(calls, thoughts, thinking, schemas), marks
 
 
 def _check(request: pb.Generate, tokenizer: Tokenizer) -> None:

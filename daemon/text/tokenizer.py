@@ -17,6 +17,7 @@ from llguidance import LLTokenizer
 
 from motley.daemon.text.calls.formats import knows_tools, wants_arguments_as_text
 from motley.daemon.text.messages import Chat, ChatError, check_messages, with_arguments_as_text
+from motley.daemon.text.response_template import InvalidResponseTemplate, ResponseTemplate, read_response_template
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.text.told_tools import with_told_tools
 from motley.daemon.text.tool_results import Way, first_that_tells, has_results, ways
@@ -50,6 +51,8 @@ class Tokenizer:
         stop_tokens: ids that end an answer, of all files that name any.
         special_tokens: ids that decode to nothing.
         template: what writes chats; None: the model is a base model, which knows none.
+        response_template: what takes answers apart; None: the model's files have none that can be used.
+        notice: what whoever starts a session should know of these files; empty: nothing.
     """
 
     def __init__(
@@ -61,13 +64,15 @@ class Tokenizer:
         special: Mapping[str, str] | None = None,
         add_bos: bool | None = None,
         template: ChatWriter | None = None,
+        response_template: ResponseTemplate | None = None,
+        notice: str = "",
     ) -> None:
         """
         Args:
             backend: what turns text into tokens; its truncation and padding are switched off.
             special: the texts of ``bos_token``, ``eos_token``, ..., as chat templates call them.
             add_bos: whether raw text begins with ``bos_token``; None: as the backend's post-processor has it.
-            template: of chats, see the attribute.
+            template, response_template, notice: see the attributes.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -76,6 +81,8 @@ class Tokenizer:
         self._backend = backend
         self._special = dict(special or {})
         self.template = template
+        self.response_template = response_template
+        self.notice = notice
         self._results: Way | None = None
         """How the template takes what calls of tools came to; None: nobody has asked yet."""
         self._post_process = add_bos is None
@@ -125,6 +132,7 @@ class Tokenizer:
         if (end := backend.token_to_id(special.get("eos_token", ""))) is not None:
             stop.add(end)
         add_bos = settings.get("add_bos_token")
+        response_template, notice = _load_response_template(folder / "tokenizer_config.json", settings)
         return cls(
             backend,
             vocabulary=vocabulary if rows is None else min(vocabulary, rows),
@@ -132,6 +140,8 @@ class Tokenizer:
             special=special,
             add_bos=add_bos if isinstance(add_bos, bool) else None,
             template=_load_template(folder, settings),
+            response_template=response_template,
+            notice=notice,
         )
 
     @property
@@ -212,9 +222,19 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special tokens left out."""
-        return self._decode(ids, True)
+    @property
+    def special_texts(self) -> dict[int, str]:
+        """The texts of the special tokens, by id."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token: added[token].content for token in self.special_tokens}
+
+    def decode(self, ids: Sequence[int], with_special: bool = False) -> str:
+        """The text of ids.
+
+        Args:
+            with_special: whether special tokens are in it.
+        """
+        return self._decode(ids, not with_special)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token in the middle of a text: with its leading space, special tokens by name. The first
@@ -354,3 +374,17 @@ def _load_template(folder: Path, settings: Mapping[str, Any]) -> ChatTemplate | 
         return ChatTemplate(source)
     except InvalidTemplate as error:
         raise TokenizerError(f"{path}: the chat template is not valid: {error}") from error
+
+
+def _load_response_template(path: Path, settings: Mapping[str, Any]) -> tuple[ResponseTemplate | None, str]:
+    """How a model's answers are taken apart, if that is said and can be used, and what is to be told of it."""
+    if (written := settings.get("response_template")) is None:
+        return None, ""
+    try:
+        template = read_response_template(written)
+    except InvalidResponseTemplate as error:
+        instead = "answers are taken apart by what stands in the chat template"
+        return None, f"{path}: response_template is not used, {instead}: {error}"
+    if template.left_out:
+        return template, f"{path}: answers have no place for these fields of response_template: {template.left_out}"
+    return template, ""

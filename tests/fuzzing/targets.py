@@ -15,6 +15,8 @@ from motley.daemon.models.reading import describe
 from motley.daemon.rank import steps
 from motley.daemon.text.answer_parts import THINK, AnswerParts
 from motley.daemon.text.calls.formats import FORMATS
+from motley.daemon.text.response_parts import ResponseParts
+from motley.daemon.text.response_template import read_response_template
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SINGLE, SafetensorsCheckpoint
@@ -106,6 +108,17 @@ def answers(data: bytes) -> None:
         assert arguments == same
 
 
+def response_template(data: bytes) -> None:
+    """What a model's files say of how its answers are taken apart; the bytes are an answer, too."""
+    try:
+        template = read_response_template(json.loads(data))
+    except (ValueError, RecursionError):
+        return
+    parts = ResponseParts(template)
+    for _ in (*parts.push(data.decode("utf-8", "replace")), *parts.flush()):
+        pass
+
+
 def _parts(form: Any, pieces: Sequence[str]) -> Any:
     parts = AnswerParts(form, THINK, False, {"f": {}})
     for piece in pieces:
@@ -124,5 +137,15 @@ _KEPT: list[TemporaryDirectory[str]] = []
 """Removed when the process ends."""
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (frames, handshake, step_messages, requests, model_config, safetensors, gguf, answers)
+    for target in (
+        frames,
+        handshake,
+        step_messages,
+        requests,
+        model_config,
+        safetensors,
+        gguf,
+        answers,
+        response_template,
+    )
 }

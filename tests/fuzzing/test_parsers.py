@@ -16,6 +16,7 @@ import pytest
 
 from motley.daemon.rank.steps import Open, SpanPlan, Step
 from motley.transport.links.wire import Handshake, Header, Membership, Op, Purpose
+from tests.daemon.text.response_cases import TEMPLATES
 from tests.e2e.faces.test_fuzzing import BODIES, KEYS
 from tests.fuzzing.targets import TARGETS
 from tests.models.cases import GOLDEN
@@ -47,6 +48,8 @@ def seeds(name: str, folder: Path) -> Sequence[bytes]:
             return [json.dumps(body).encode() for body in BODIES.values()]
         case "model_config":
             return configs
+        case "response_template":
+            return [json.dumps(written).encode() for written in TEMPLATES.values()]
         case "safetensors":
             header = json.dumps({"a": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}}).encode()
             return [len(header).to_bytes(8, "little") + header + bytes(8)]

@@ -222,6 +222,8 @@ class Ranks:
                         if tokenizer.template is not None:
                             rank.template = await asyncio.to_thread(TemplateApart, tokenizer.template)
                             tokenizer.template = rank.template
+                        if tokenizer.notice:
+                            logger.warning("session %s: %s", command.session, tokenizer.notice)
                         rank.tokenizer = tokenizer
                     rank.ready = rank.ready or body == "ready"
                     self._rank_event(rank, rank.event(**{body: getattr(event, body)}))

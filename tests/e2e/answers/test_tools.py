@@ -122,6 +122,38 @@ async def test_thoughts_come_apart_from_what_is_said(there: Mesh, tmp_path: Path
         assert not "".join(piece.content or "" for piece in pieces)
 
 
+async def test_a_model_s_own_template_takes_answers_apart_in_all_apis(there: Mesh, tmp_path: Path) -> None:
+    """By it, this one's first word is a thought, of which its chat template knows nothing."""
+    import anthropic
+    import openai
+
+    model = chatting_model(tmp_path)
+    raw: dict[str, Any] = {"content_args": {"strip": False}}
+    fields = {"thinking": {"open_pattern": "^", "close": " ", **raw}, "content": raw}
+    settings = model / "tokenizer_config.json"
+    written = json.loads(settings.read_text()) | {"response_template": {"start_anchor": "Go!\n", "fields": fields}}
+    settings.write_text(json.dumps(written))
+    await there.session(model=str(model), name="own", nodes=["a", "b"], shares=[1, 1])
+    chat: dict[str, Any] = {"model": "own", "messages": [{"role": "user", "content": "Go!"}], "max_tokens": 24}
+    async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
+        raw_text = await client.completions.create(model="own", prompt="user: Go!\n", max_tokens=24, temperature=0)
+        thought, _, said = raw_text.choices[0].text.partition(" ")
+        assert thought
+        assert said
+        message = (await client.chat.completions.create(**chat, temperature=0)).choices[0].message
+        assert (message.reasoning_content, message.content) == (thought, said)
+        stream = await client.chat.completions.create(**chat, temperature=0, stream=True)
+        pieces = [chunk.choices[0].delta async for chunk in stream]
+        assert "".join(getattr(piece, "reasoning_content", None) or "" for piece in pieces) == thought
+        assert "".join(piece.content or "" for piece in pieces) == said
+        response = await client.responses.create(model="own", input="Go!", max_output_tokens=24, temperature=0)
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+        assert response.output_text == said
+    async with anthropic.AsyncAnthropic(base_url=there.url, api_key="unused", max_retries=0) as talker:
+        (block,) = (await talker.messages.create(**chat, extra_body={"temperature": 0})).content
+        assert block.text == said, "thoughts are told to those who ask for them"
+
+
 async def test_anthropic_s_client_calls_tools(there: Mesh, tmp_path: Path) -> None:
     """The same session, text for text, as OpenAI's does; streamed, counted, and kept to the tool's schema.
 

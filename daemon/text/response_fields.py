@@ -1,0 +1,251 @@
+"""Reading what a field of a response template has, as it comes; see `motley.daemon.text.response_parts`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from motley.daemon.text.answer_parts import AnswerParts, Part, begun_call
+from motley.daemon.text.calls.notation import NotedArguments
+from motley.daemon.text.calls.values import as_json, types_of
+from motley.daemon.text.response_template import (
+    BEGIN,
+    PATIENCE_S,
+    CallsWithin,
+    Lines,
+    NamedByOpening,
+    Tags,
+    ValueParser,
+    compiled,
+)
+from motley.protocol import mesh_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""Of tools' arguments, by the name of a tool."""
+
+
+class FieldReader(Protocol):
+    """Reads one occurrence of a field."""
+
+    @property
+    def called(self) -> int:
+        """Calls in it that have begun."""
+
+    @property
+    def complete(self) -> int:
+        """Those of them that have ended."""
+
+    def push(self, text: str) -> Iterator[Part]:
+        """The parts that are certain with this text."""
+
+    def close(self) -> Iterator[Part]:
+        """What is left, as no more text will come."""
+
+
+class LeftOut:
+    """Reads what an answer has no place for."""
+
+    called = complete = 0
+
+    def push(self, text: str) -> Iterator[Part]:
+        yield from ()
+
+    def close(self) -> Iterator[Part]:
+        yield from ()
+
+
+class Text:
+    """Reads what is said or thought.
+
+    Args:
+        kind: ``content`` or ``reasoning``.
+        strip: whether whitespace at both ends is left out.
+        before: stands before the first word.
+    """
+
+    called = complete = 0
+
+    def __init__(self, kind: str, strip: bool, before: str) -> None:
+        self._kind, self._before = kind, before
+        self._text = _Text(strip)
+
+    def push(self, text: str) -> Iterator[Part]:
+        if said := self._text.push(text):
+            said, self._before = self._before + said, ""
+            yield Part(content=said) if self._kind == "content" else Part(reasoning=said)
+
+    def close(self) -> Iterator[Part]:
+        yield from ()
+
+
+class Calls:
+    """Reads calls that are whole, names among them.
+
+    Args:
+        index: of the first of them.
+    """
+
+    def __init__(self, calls: CallsWithin, index: int, schemas: Schemas) -> None:
+        self._parts = AnswerParts(calls.form, None, False, schemas)
+        self._index = index
+        for _ in self._parts.push(BEGIN):
+            pass  # it is but a mark
+
+    @property
+    def called(self) -> int:
+        return self._parts.called
+
+    @property
+    def complete(self) -> int:
+        return self._parts.complete
+
+    def push(self, text: str) -> Iterator[Part]:
+        yield from self._counted(self._parts.push(text))
+
+    def close(self) -> Iterator[Part]:
+        yield from self._counted(self._parts.flush())
+
+    def _counted(self, parts: Iterator[Part]) -> Iterator[Part]:
+        for part in parts:
+            if part.call is not None:
+                part.call.index += self._index
+            yield part
+
+
+class NamedCall:
+    """Reads the arguments of a call whose name is known.
+
+    Args:
+        called: what the model calls the call; empty: nothing.
+    """
+
+    def __init__(self, calls: NamedByOpening, name: str, called: str, index: int, schemas: Schemas) -> None:
+        self._begun = begun_call(index, name, called)
+        self._index = index
+        self._arguments = _reader_of(calls, schemas.get(name, {}))
+        self.called = self.complete = 0
+
+    def push(self, text: str) -> Iterator[Part]:
+        if not self.called:
+            self.called = 1
+            yield self._begun
+        yield from self._piece(self._arguments.push(text))
+
+    def close(self) -> Iterator[Part]:
+        yield from self.push("")
+        yield from self._piece(self._arguments.close())
+        self.complete = 1
+
+    def _piece(self, arguments: str) -> Iterator[Part]:
+        if arguments:
+            yield Part(call=pb.CallPiece(index=self._index, arguments=arguments))
+
+
+class _Arguments(Protocol):
+    """Makes JSON of arguments as a model writes them."""
+
+    def push(self, text: str) -> str:
+        """What is certain with this text."""
+
+    def close(self) -> str:
+        """What is left."""
+
+
+def _reader_of(calls: NamedByOpening, schemas: Mapping[str, Any]) -> _Arguments:
+    match calls.written:
+        case "json":
+            return _Text(strip=True)
+        case "noted":
+            return _Noted(schemas)
+        case written:
+            return _AtEnd(written, schemas)
+
+
+class _Text:
+    """A text as it is, but for whitespace at its ends."""
+
+    def __init__(self, strip: bool) -> None:
+        self._strip, self._begun, self._space = strip, False, ""
+
+    def push(self, text: str) -> str:
+        if not self._strip:
+            return text
+        text = self._space + text if self._begun else text.lstrip()
+        told = text.rstrip()
+        self._space, self._begun = text[len(told) :], bool(told) or self._begun
+        return told
+
+    def close(self) -> str:
+        return ""
+
+
+class _Noted:
+    """JSON whose names and texts are written otherwise; what is no object is told as it is."""
+
+    def __init__(self, schemas: Mapping[str, Any]) -> None:
+        self._schemas, self._body = schemas, ""
+        self._reader: NotedArguments | None = None
+
+    def push(self, text: str) -> str:
+        self._body += text
+        if self._reader is None and self._body.lstrip().startswith("{"):
+            self._reader = NotedArguments(self._schemas, self._body.index("{") + 1, "")
+        return self._reader.look(self._body)[0] if self._reader else ""
+
+    def close(self) -> str:
+        return self._reader.look(self._body, last=True)[0] if self._reader else self._body.strip()
+
+
+class _AtEnd:
+    """Arguments in tags or on lines, which are told when they are whole."""
+
+    def __init__(self, written: Tags | Lines, schemas: Mapping[str, Any]) -> None:
+        self._written, self._schemas, self._body = written, schemas, ""
+
+    def push(self, text: str) -> str:
+        self._body += text
+        return ""
+
+    def close(self) -> str:
+        written, found = self._written, dict[str, list[str]]()
+        pairs = _in_tags(written, self._body) if isinstance(written, Tags) else _on_lines(written, self._body)
+        for key, text in pairs:
+            found.setdefault(key, []).append(_value(text, written.value_parser, self._schemas.get(key)))
+        several = isinstance(written, Tags) and written.merge_duplicates
+        members = (
+            f"{json.dumps(key, ensure_ascii=False)}: "
+            + (f"[{', '.join(values)}]" if several and len(values) > 1 else values[-1])
+            for key, values in found.items()
+        )
+        return f"{{{', '.join(members)}}}"
+
+
+def _in_tags(tags: Tags, text: str) -> Iterator[tuple[str, str]]:
+    try:
+        for tag in compiled(tags.tag_pattern, "").finditer(text, timeout=PATIENCE_S):
+            yield tag["key"] or "", tag["value"] or ""
+    except TimeoutError:
+        logger.warning("the model's response_template: tag_pattern takes too long, so a call has lost arguments")
+
+
+def _on_lines(lines: Lines, text: str) -> Iterator[tuple[str, str]]:
+    for line in text.split(lines.line_sep):
+        key, found, value = line.partition(lines.kv_sep)
+        if found:
+            yield (key.strip(), value.strip()) if lines.strip else (key, value)
+
+
+def _value(text: str, parser: ValueParser | None, schema: object) -> str:
+    """A value as JSON. The tool's schema tells best what it is."""
+    if parser is not None and parser.args.get("strip", True):
+        text = text.strip()
+    kind = parser.name if parser else "text"
+    if types_of(schema) or kind in ("json", "int", "float"):
+        return as_json(text, schema)
+    if kind == "bool":
+        return json.dumps(text.lower() in ("true", "1"))
+    return json.dumps(text, ensure_ascii=False)
