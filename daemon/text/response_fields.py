@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 from motley.daemon.text.answer_parts import AnswerParts, Part, begun_call
 from motley.daemon.text.calls.notation import NotedArguments
 from motley.daemon.text.calls.values import as_json, types_of
 from motley.daemon.text.response_template import (
     BEGIN,
-    PATIENCE_S,
     CallsWithin,
     Lines,
     NamedByOpening,
@@ -28,6 +28,35 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """Of tools' arguments, by the name of a tool."""
 
 
+PATIENCE_S, _PATIENCE_S_PER_CHARACTER = 0.2, 50e-6
+"""What patterns may take of a processor's time at once, and anew with every character that a model writes; usual ones
+take microseconds."""
+Result = TypeVar("Result")
+
+
+class Patience:
+    """The time that is left for an answer's patterns, which are a stranger's."""
+
+    def __init__(self) -> None:
+        self._left = PATIENCE_S
+
+    def grant(self, characters: int) -> None:
+        """Give more, as so many characters have come."""
+        self._left = min(PATIENCE_S, self._left + _PATIENCE_S_PER_CHARACTER * characters)
+
+    def __call__(self, look: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
+        """What a method of a pattern finds.
+
+        Raises:
+            TimeoutError: it takes longer than is left.
+        """
+        begun = time.thread_time()
+        try:
+            return look(*arguments, **options, timeout=max(0.0, self._left))
+        finally:
+            self._left -= time.thread_time() - begun
+
+
 class FieldReader(Protocol):
     """Reads one occurrence of a field."""
 
@@ -38,6 +67,10 @@ class FieldReader(Protocol):
     @property
     def complete(self) -> int:
         """Those of them that have ended."""
+
+    @property
+    def told(self) -> bool:
+        """Whether something of a text has been told."""
 
     def push(self, text: str) -> Iterator[Part]:
         """The parts that are certain with this text."""
@@ -50,6 +83,7 @@ class LeftOut:
     """Reads what an answer has no place for."""
 
     called = complete = 0
+    told = False
 
     def push(self, text: str) -> Iterator[Part]:
         yield from ()
@@ -72,10 +106,11 @@ class Text:
     def __init__(self, kind: str, strip: bool, before: str) -> None:
         self._kind, self._before = kind, before
         self._text = _Text(strip)
+        self.told = False
 
     def push(self, text: str) -> Iterator[Part]:
         if said := self._text.push(text):
-            said, self._before = self._before + said, ""
+            said, self._before, self.told = self._before + said, "", True
             yield Part(content=said) if self._kind == "content" else Part(reasoning=said)
 
     def close(self) -> Iterator[Part]:
@@ -88,6 +123,8 @@ class Calls:
     Args:
         index: of the first of them.
     """
+
+    told = False
 
     def __init__(self, calls: CallsWithin, index: int, schemas: Schemas) -> None:
         self._parts = AnswerParts(calls.form, None, False, schemas)
@@ -123,10 +160,14 @@ class NamedCall:
         called: what the model calls the call; empty: nothing.
     """
 
-    def __init__(self, calls: NamedByOpening, name: str, called: str, index: int, schemas: Schemas) -> None:
+    told = False
+
+    def __init__(
+        self, calls: NamedByOpening, name: str, called: str, index: int, schemas: Schemas, patience: Patience
+    ) -> None:
         self._begun = begun_call(index, name, called)
         self._index = index
-        self._arguments = _reader_of(calls, schemas.get(name, {}))
+        self._arguments = _reader_of(calls, schemas.get(name, {}), patience)
         self.called = self.complete = 0
 
     def push(self, text: str) -> Iterator[Part]:
@@ -155,14 +196,14 @@ class _Arguments(Protocol):
         """What is left."""
 
 
-def _reader_of(calls: NamedByOpening, schemas: Mapping[str, Any]) -> _Arguments:
+def _reader_of(calls: NamedByOpening, schemas: Mapping[str, Any], patience: Patience) -> _Arguments:
     match calls.written:
         case "json":
             return _Text(strip=True)
         case "noted":
             return _Noted(schemas)
         case written:
-            return _AtEnd(written, schemas)
+            return _AtEnd(written, schemas, patience)
 
 
 class _Text:
@@ -203,8 +244,8 @@ class _Noted:
 class _AtEnd:
     """Arguments in tags or on lines, which are told when they are whole."""
 
-    def __init__(self, written: Tags | Lines, schemas: Mapping[str, Any]) -> None:
-        self._written, self._schemas, self._body = written, schemas, ""
+    def __init__(self, written: Tags | Lines, schemas: Mapping[str, Any], patience: Patience) -> None:
+        self._written, self._schemas, self._patience, self._body = written, schemas, patience, ""
 
     def push(self, text: str) -> str:
         self._body += text
@@ -212,7 +253,10 @@ class _AtEnd:
 
     def close(self) -> str:
         written, found = self._written, dict[str, list[str]]()
-        pairs = _in_tags(written, self._body) if isinstance(written, Tags) else _on_lines(written, self._body)
+        if isinstance(written, Tags):
+            pairs = _in_tags(written, self._body, self._patience)
+        else:
+            pairs = _on_lines(written, self._body)
         for key, text in pairs:
             found.setdefault(key, []).append(_value(text, written.value_parser, self._schemas.get(key)))
         several = isinstance(written, Tags) and written.merge_duplicates
@@ -224,19 +268,20 @@ class _AtEnd:
         return f"{{{', '.join(members)}}}"
 
 
-def _in_tags(tags: Tags, text: str) -> Iterator[tuple[str, str]]:
+def _in_tags(tags: Tags, text: str, patience: Patience) -> list[tuple[str, str]]:
+    pattern = compiled(tags.tag_pattern, "")
     try:
-        for tag in compiled(tags.tag_pattern, "").finditer(text, timeout=PATIENCE_S):
-            yield tag["key"] or "", tag["value"] or ""
+        found = patience(lambda **options: list(pattern.finditer(text, **options)))
     except TimeoutError:
-        logger.warning("the model's response_template: tag_pattern takes too long, so a call has lost arguments")
+        logger.warning("the model's response_template: tag_pattern takes too long, so a call has lost its arguments")
+        found = []
+    return [(tag["key"] or "", tag["value"] or "") for tag in found]
 
 
-def _on_lines(lines: Lines, text: str) -> Iterator[tuple[str, str]]:
-    for line in text.split(lines.line_sep):
-        key, found, value = line.partition(lines.kv_sep)
-        if found:
-            yield (key.strip(), value.strip()) if lines.strip else (key, value)
+def _on_lines(lines: Lines, text: str) -> list[tuple[str, str]]:
+    parted = [line.partition(lines.kv_sep) for line in text.split(lines.line_sep)]
+    pairs = [(key, value) for key, found, value in parted if found]
+    return [(key.strip(), value.strip()) for key, value in pairs] if lines.strip else pairs
 
 
 def _value(text: str, parser: ValueParser | None, schema: object) -> str:

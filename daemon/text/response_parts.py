@@ -9,16 +9,14 @@ as a text, or with the arguments that it has.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import regex
 
 from motley.daemon.text.answer_parts import NO_SCHEMAS, Part
-from motley.daemon.text.response_fields import Calls, FieldReader, LeftOut, NamedCall, Schemas, Text
+from motley.daemon.text.response_fields import Calls, FieldReader, LeftOut, NamedCall, Patience, Schemas, Text
 from motley.daemon.text.response_template import (
-    PATIENCE_S,
     CallsWithin,
     Delimiter,
     NamedByOpening,
@@ -28,8 +26,6 @@ from motley.daemon.text.response_template import (
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S_PER_CHARACTER = 50e-6
-"""What patterns may take anew with every character that the model writes."""
 _BEHIND = 1024
 """Characters that patterns can look back."""
 _AHEAD = 32
@@ -60,15 +56,27 @@ class ResponseParts:
         """The text, and how much of it has been read."""
         self._empty = -1
         """Where the latest delimiter without characters was: a place has one, else there would be no end of them."""
-        self._said: set[str] = set()
-        """Fields that have occurred."""
+        self._reading = ""
+        """The field that it reads."""
+        self._said: dict[str, bool] = {}
+        """Fields that have occurred, and whether something of them has been told."""
         self._aside = ""
         """What is outside of all fields, as long as none has occurred."""
         self._called = self._ended = 0
         """Calls in what has been read; those of them that have ended."""
-        self._patience = PATIENCE_S
-        for _ in self.push(_begun(template.start.pattern, prompt)):
+        self._patience = Patience()
+        for _ in self.push(self._begun(template.start, prompt)):
             pass  # the model has not written it
+        self._said.clear()
+        self._aside = ""
+
+    def _begun(self, start: Delimiter, prompt: str) -> str:
+        """What a prompt has of the answer."""
+        try:
+            starts = self._patience(lambda **options: [*start.pattern.finditer(prompt, **options)])
+        except TimeoutError:
+            return ""
+        return prompt[starts[-1].end() :] if starts else ""
 
     @property
     def complete(self) -> int:
@@ -78,7 +86,7 @@ class ResponseParts:
     def push(self, text: str) -> Iterator[Part]:
         """The parts that are certain with this text."""
         self._held += text
-        self._patience = min(PATIENCE_S, self._patience + _PATIENCE_S_PER_CHARACTER * len(text))
+        self._patience.grant(len(text))
         yield from self._read(last=False)
         if (gone := self._at - _BEHIND) > _BEHIND:
             self._held, self._at, self._empty = self._held[gone:], _BEHIND, self._empty - gone
@@ -121,18 +129,19 @@ class ResponseParts:
             yield from self._reader.close()
             self._called += self._reader.called
             self._ended += self._reader.complete
+            self._said[self._reading] = self._said.get(self._reading, False) or self._reader.told
             self._reader = None
 
     def _reader_of(self, field: ResponseField, opening: regex.Match[str] | None) -> FieldReader:
-        before = field.between if field.name in self._said else ""
-        self._said.add(field.name)
+        self._reading = field.name
         match field.calls:
             case NamedByOpening() as calls:
                 assert opening is not None, "it has the name"
                 name, called = (opening[group] or "" if group else "" for group in (calls.name, calls.id))
-                return NamedCall(calls, name.strip(), called.strip(), self._called, self._schemas)
+                return NamedCall(calls, name.strip(), called.strip(), self._called, self._schemas, self._patience)
             case CallsWithin() as calls:
                 return Calls(calls, self._called, self._schemas)
+        before = field.between if self._said.get(field.name) else ""
         return Text(field.kind, field.strip, before) if field.kind else LeftOut()
 
     def _next(self, last: bool) -> tuple[Found | None, int]:
@@ -164,37 +173,25 @@ class ResponseParts:
             yield field.close, None
 
     def _search(self, delimiter: Delimiter, last: bool) -> regex.Match[str] | None:
-        match = self._patiently(delimiter, self._at, last)
+        """The next place of a delimiter, or of what may become one; a `TimeoutError` as `Patience` has it."""
+        search = delimiter.pattern.search
+        match = self._patience(search, self._held, self._at, partial=not last)
         if match is not None and not match.partial and match.start() == match.end() == self._empty:
-            match = self._patiently(delimiter, self._at + 1, last)
+            match = self._patience(search, self._held, self._at + 1, partial=not last)
         return match
-
-    def _patiently(self, delimiter: Delimiter, at: int, last: bool) -> regex.Match[str] | None:
-        """Search for a delimiter, or for what may become one.
-
-        Raises:
-            TimeoutError: patterns have had all the time that they may take.
-        """
-        begun = time.thread_time()
-        try:
-            return delimiter.pattern.search(self._held, at, partial=not last, timeout=max(0.0, self._patience))
-        finally:
-            self._patience -= time.thread_time() - begun
 
     def _may_grow(self, delimiter: Delimiter, match: regex.Match[str]) -> bool:
         """Whether a delimiter that stands there could be another one when more text comes."""
-        start, end, pattern, patience = match.start(), len(self._held), delimiter.pattern, max(0.0, self._patience)
+        start, end, pattern = match.start(), len(self._held), delimiter.pattern
         if delimiter.texts:
             rest = self._held[start : start + len(delimiter.texts[0])]
             return any(len(text) > len(rest) and text.startswith(rest) for text in delimiter.texts)
         if match.end() == end:
             return True
-        if end - match.end() < _AHEAD and delimiter.pattern.fullmatch(
-            self._held, start, partial=True, timeout=patience
-        ):
+        if end - match.end() < _AHEAD and self._patience(pattern.fullmatch, self._held, start, partial=True):
             return True
         # What has `$`, or looks ahead, may have seen where the text ends as yet.
-        longer = pattern.match(self._held + "\0", start, timeout=patience)
+        longer = self._patience(pattern.match, self._held + "\0", start)
         return longer is None or longer.span() != match.span() or longer.groupdict() != match.groupdict()
 
     def _give_up(self) -> None:
@@ -207,12 +204,3 @@ class ResponseParts:
         self._fields = ()
         self._field = self._field and replace(self._field, close=None)
         self._implicit = self._implicit and replace(self._implicit, close=None)
-
-
-def _begun(start: regex.Pattern[str], prompt: str) -> str:
-    """What a prompt has of the answer."""
-    try:
-        ends = [match.end() for match in start.finditer(prompt, timeout=PATIENCE_S)]
-    except TimeoutError:
-        ends = []
-    return prompt[ends[-1] :] if ends else ""

@@ -2,7 +2,7 @@
 transformers has it since 5.13 (https://huggingface.co/docs/transformers/main/chat_response_parsing).
 
 A template names fields, each with what opens and closes it (texts, or patterns), and how what stands between is read.
-It comes from strangers, and so do its patterns: `motley.daemon.text.response_parts` bounds the time that they take.
+It comes from strangers, and so do its patterns, whose time `motley.daemon.text.response_fields.Patience` bounds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from motley.daemon.text.calls.formats import LFM2, CallFormat
 KINDS = {"content": "content", "thinking": "reasoning", "reasoning": "reasoning", "reasoning_content": "reasoning"}
 """Fields that are texts, and what they are of an answer."""
 CALLS = "tool_calls"
-PATIENCE_S = 0.2
-"""Patterns may take so many seconds at once; usual ones take microseconds."""
 _LONGEST_PATTERN = 1000
 _MOST_REPEATS = 10_000
 """The product of all counts in a pattern: the library writes repetitions out."""

@@ -148,6 +148,7 @@ def test_schemas_tell_what_values_are() -> None:
     [
         ("qwen3", "One.<tool_call>{}</tool_call>Two.", ("One.{}\n\nTwo.", "", [])),
         ("qwen3", "<think>a</think><think>b</think>", ("", "a\n\nb", [])),
+        ("qwen3", "<think> </think>\n<think>b</think>\n\n<tool_call>{}</tool_call>\nc", ("{}c", "b", [])),
         ("qwen3", '<tool_call>{"name": "f", "arguments": {"a', ("", "", [("f", '{"a')])),
         ("qwen3.5", "<tool_call><function=f><parameter=a>x</parameter><parameter", ("", "", [("f", '{"a": "x"}')])),
         ("qwen3-coder", " Well.<think>Hm", ("Well.", "Hm", [])),
@@ -265,11 +266,30 @@ def test_patterns_that_never_end_are_given_up(pattern: str, key: str, caplog: py
     assert "takes too long" in caplog.text or "take too long" in caplog.text
 
 
+def test_patterns_have_a_deadline_for_a_whole_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Of these searches each takes milliseconds."""
+    evil = {"start_anchor": "S", "fields": {"content": {"close_pattern": "(?:[,;]*,){4}y"}}}
+    parts = ResponseParts(read_response_template(evil))
+    begun = time.thread_time()
+    told = "".join(part.content for _ in range(150) for part in parts.push(","))
+    assert time.thread_time() - begun < 1
+    assert told == 150 * ","
+    assert caplog.text.count("take too long") == 1
+
+
+def test_what_the_prompt_has_is_not_told() -> None:
+    """Neither where nothing else is outside of all fields."""
+    template = read_response_template(TEMPLATES["cohere"])
+    start = TEMPLATES["cohere"]["start_anchor"]
+    parts = ResponseParts(template, start + "by the prompt<|START_THINKING|><|END_THINKING|>")
+    assert "".join(part.content for part in (*parts.push("Not taught."), *parts.flush())) == "Not taught."
+
+
 def test_tags_that_never_end_cost_a_call_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
     evil = changed(f"{CALLS}/content_args/tag_pattern", r"(?P<key>(a+)+)(?P<value>$)", "qwen3.5")
     calls = taken(evil, ["<tool_call><function=f>" + "a" * 30_000 + "b</function></tool_call>Well."])
     assert calls == ("Well.", "", [("f", "{}")])
-    assert "has lost arguments" in caplog.text
+    assert "has lost its arguments" in caplog.text
 
 
 def test_braces_in_texts_are_no_repetitions() -> None:
