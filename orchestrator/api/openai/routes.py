@@ -229,9 +229,10 @@ class _Choice:
         self.deltas: list[Delta] = []
         self.last = Delta()
 
-    def on_delta(self, delta: Delta) -> None:
-        """A delta has come just now."""
-        self.pace.on_delta(delta)
+    def on_delta(self, delta: Delta, told_again: bool) -> None:
+        """A delta has come just now; one that is told again has come another time, and says nothing of the pace."""
+        if not told_again:
+            self.pace.on_delta(delta)
         if delta.finish:
             self.last = delta
 
@@ -240,7 +241,8 @@ def _timings(choices: Sequence[_Choice]) -> dict[str, Any]:
     """What is told of the times of answers that have ended. Not part of OpenAI's API.
 
     ``ttft_ms`` is the time to the first token, without the way there and back; ``ms_per_token`` that from each token of
-    an answer to the next, in the mean, or null where all came at once.
+    an answer to the next, in the mean, or null where all came at once; of an answer that is taken up, only what is new
+    of it counts.
     """
     means = [choice.pace.ms_per_token for choice in choices]
     known = [mean for mean in means if mean is not None]
@@ -259,7 +261,7 @@ async def _whole(
     while not answers.ended:
         number, delta = await next_delta(answers)
         choice = choices[number]
-        choice.on_delta(delta)
+        choice.on_delta(delta, answers.told_again)
         choice.deltas.append(delta)
     body = {
         **envelope,
@@ -324,7 +326,7 @@ async def _write_answers(
             stream.comment()
             continue
         choice, delta = choices[came[0]], came[1]
-        choice.on_delta(delta)
+        choice.on_delta(delta, answers.told_again)
         if not choice.opened:
             choice.opened = True
             if opening := choice.form.opening():
