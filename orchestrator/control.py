@@ -243,7 +243,8 @@ class Control(MeshServicer):
             self._nodes.lose(node.id, stream.reason)
             level = _NO_TROUBLE.get(stream.reason, logging.INFO if node.left else logging.WARNING)
             stays_away = not node.left and stream.reason not in (REVOKED, *_NO_TROUBLE)
-            hint = "; it joins again by itself, or by `motley join` there" if stays_away else ""
+            back = "; if Motley still runs there, it comes back by itself; if not, start `motley join` there again"
+            hint = back if stays_away else ""
             _log.log(level, "node %s %s%s", node.name, what_became(node.lost), hint, extra={"node": node.name})
             self.listener.on_lost(node)
             stream.ended.set()

@@ -74,7 +74,7 @@ async def test_the_log_says_what_becomes_of_a_session(
         f"{about} has lost a rank: node 'laptop' (rank 0) is lost: its connection ended; {then}"
     )
     assert said[3][1] == f"{about} is loaded anew (by box), and then goes on"
-    assert "node laptop is lost: its connection ended; it joins again by itself" in caplog.text
+    assert "laptop is lost: its connection ended; if Motley still runs there, it comes back by itself" in caplog.text
 
 
 async def test_the_first_token_came_when_it_came_before_the_loss(mesh: Any, trio: list[Any]) -> None:
