@@ -31,11 +31,11 @@ from motley.orchestrator.store.store import StoreError
 from motley.orchestrator.store.tokens import Token, Tokens
 from motley.orchestrator.trust.audit import Audit
 from motley.orchestrator.trust.limits import HELLO_BYTES
-from motley.orchestrator.trust.pairings import Pairing, PairingError, Pairings
+from motley.orchestrator.trust.pairings import LIFE_S, Pairing, PairingError, Pairings
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import Empty, HeldRank, Hello, NodeMessage, OrchestratorMessage, Welcome
 from motley.protocol.mesh_pb2_grpc import MeshServicer
-from motley.protocol.pairing import GIVES_UP, NAME, PAIRING, PAKE, SEALED, WrongCode, hand_over
+from motley.protocol.pairing import GIVES_UP, NAME, PAIRING, PAKE, SEALED, WAITS, WrongCode, hand_over
 from motley.protocol.versions import NEWEST, PROTOCOL, disagreement
 
 PAIRED_S = 600.0
@@ -272,6 +272,9 @@ class Control(MeshServicer):
                     else:
                         _log.warning("%s (%s) had wrong codes too often: its code is void", gone.name, gone.address)
                 return
+            if WAITS in told:
+                await self._wait_with(str(told[WAITS]))
+                return
             pairing = self._pairings.attempt(str(told.get(PAIRING, "")))
             message = told.get(PAKE, b"")
             if not pairing.token:
@@ -283,6 +286,17 @@ class Control(MeshServicer):
         except (PairingError, NameTakenError, WrongCode, StoreError) as error:
             _log.warning("refused %s: %s", _address_of(context), error)
             _end(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
+
+    async def _wait_with(self, pairing_id: str) -> None:
+        """Wait as long as a machine is there that needs a code, which is void then: it has its token, or was ended."""
+        if not self._pairings.is_open(pairing_id):
+            return
+        try:
+            await asyncio.sleep(LIFE_S)
+        finally:
+            gone = self._pairings.give_up(pairing_id)
+            if gone and not gone.token:
+                _log.info("%s is gone: its code is void", gone.name)
 
     async def _make_token(self, pairing: Pairing) -> str:
         """
@@ -318,7 +332,6 @@ class Control(MeshServicer):
         from_here = _from_here(context)
         await context.send_initial_metadata([("motley-address", self._told.address() if from_here else "")])
         if asks:
-            self._pairings.shown(secret)
             return None
         hello = await _hello(context)
         if isinstance(hello, _Refusal):

@@ -65,7 +65,8 @@ class MeshServicer:
         """Hands a join token to a machine whose owner types a short code that the orchestrator shows (motley.protocol.pairing).
         All of it travels in metadata: of strangers nothing else is read. First call: `motley-name` in, `motley-pairing` (an
         id) out; second one: `motley-pairing` and `motley-pake-bin` in, `motley-pake-bin` and `motley-sealed-bin` out. Who goes
-        before that: `motley-gives-up`, the id, in.
+        before that: `motley-gives-up`, the id, in. A call with `motley-waits`, the id, lasts for as long as the machine needs
+        the code.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -97,14 +97,15 @@ class Pairings:
         found.tries_left -= 1
         return found
 
+    def is_open(self, pairing_id: str) -> bool:
+        """Whether there is such a pairing, with a code that is good."""
+        self._forget_old()
+        return pairing_id in self._open
+
     def give_up(self, pairing_id: str) -> Pairing | None:
         """A machine does without its code, which is void. None: it was already."""
         self._forget_old()
         return self._open.pop(pairing_id, None)
-
-    def shown(self, secret: str) -> None:
-        """A machine has shown the secret of a token: if that was handed over by a code, it needs the code no more."""
-        self._open = {key: own for key, own in self._open.items() if own.token.partition(".")[0] != secret}
 
     def _forget_old(self) -> None:
         now = self._clock()

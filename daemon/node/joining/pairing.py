@@ -12,7 +12,7 @@ import grpc.aio
 
 from motley.daemon.node.joining.trust import TrustError, fetch_certificate, pinned_channel
 from motley.protocol.mesh_pb2_grpc import MeshStub
-from motley.protocol.pairing import GIVES_UP, NAME, PAIRING, PAKE, SEALED, Joining, WrongCode
+from motley.protocol.pairing import GIVES_UP, NAME, PAIRING, PAKE, SEALED, WAITS, Joining, WrongCode
 from motley.protocol.versions import told as versions
 
 ANSWER_S = 15.0
@@ -40,8 +40,13 @@ async def pair(host: str, port: int, name: str, ask: Callable[[int], Awaitable[s
     """
     # Whoever this is: who does not know the code can neither read nor make what is handed over.
     certificate = await fetch_certificate(host, port)
-    async with pinned_channel(host, port, certificate) as channel:
+    async with (
+        pinned_channel(host, port, certificate) as channel,
+        pinned_channel(host, port, certificate) as waiting,  # a connection has one call at a time
+    ):
         pairing = (await _call(channel, (NAME, quote(name, safe=""))))[PAIRING]
+        # Its end is seen however this process ends: else the code is shown there for minutes, for nobody.
+        waits = MeshStub(waiting).Pair(metadata=(*versions(), (WAITS, pairing)))  # type: ignore[no-untyped-call]
         try:
             for left in reversed(range(TRIES)):
                 joining = Joining(await ask(left + 1))
@@ -52,11 +57,13 @@ async def pair(host: str, port: int, name: str, ask: Callable[[int], Awaitable[s
                     if not left:
                         why = "the code was wrong too often; run the command again for another"
                         raise PairingRefused(why) from None
-        except BaseException:  # Ctrl-C, too: else the code is shown there for minutes, for nobody
+        except BaseException:  # Ctrl-C, too
             with contextlib.suppress(TrustError, PairingRefused, TimeoutError):
                 async with asyncio.timeout(GIVE_UP_S):
                     await _call(channel, (GIVES_UP, pairing))
             raise
+        finally:
+            waits.cancel()
     raise AssertionError("every try returns or raises")
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.node.joining.control import ask_in
 from motley.daemon.node.joining.pairing import PairingRefused, pair
-from motley.daemon.node.joining.trust import JoinToken, open_channel
+from motley.orchestrator.control import Control
 from motley.orchestrator.trust.pairings import LIFE_S, MOST, PER_HOUR, TRIES, Pairing, PairingError, Pairings
 from motley.protocol.pairing import Joining, WrongCode, hand_over, new_code, shown, typed
 
@@ -122,7 +122,50 @@ async def test_the_code_of_a_machine_that_has_gone_is_void(mesh: Any, caplog: py
     assert [each.getMessage() for each in caplog.records] == ["laptop has given up joining: its code is void"]
 
 
-async def test_a_machine_with_its_token_needs_no_code_any_more(mesh: Any) -> None:
+JOINS = """
+import asyncio, sys
+from motley.daemon.node.joining.pairing import pair
+
+async def nobody_types(left):
+    print("asked", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(pair("127.0.0.1", int(sys.argv[1]), "laptop", nobody_types))
+"""
+
+
+async def test_the_code_of_a_machine_that_was_killed_is_void(
+    mesh: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "motley.orchestrator.control")
+    waits, wait_with = asyncio.Event(), Control._wait_with
+
+    async def seen(control: Control, pairing_id: str) -> None:
+        waits.set()
+        await wait_with(control, pairing_id)
+
+    monkeypatch.setattr(Control, "_wait_with", seen)
+    port = mesh.orchestrator.local_target.rpartition(":")[2]
+    joining = await asyncio.create_subprocess_exec(sys.executable, "-c", JOINS, port, stdout=asyncio.subprocess.PIPE)
+    assert joining.stdout is not None
+    assert await joining.stdout.readline() == b"asked\n"
+    await waits.wait()
+    assert len((await mesh.call("GET", "/api/pairings"))[1]["pairings"]) == 1
+    joining.kill()
+    await joining.wait()
+    await no_code(mesh)
+    assert [each.getMessage() for each in caplog.records] == ["laptop is gone: its code is void"]
+
+
+async def no_code(mesh: Any) -> None:
+    """Wait until no machine has a code that is good."""
+    async with asyncio.timeout(10):
+        while (await mesh.call("GET", "/api/pairings"))[1]["pairings"]:
+            pass
+
+
+async def test_a_machine_with_its_token_needs_no_code_any_more(mesh: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "motley.orchestrator.control")
     screen: list[Pairing] = []
     mesh.orchestrator.show_code = screen.append
     host, _, port = mesh.orchestrator.local_target.rpartition(":")
@@ -130,11 +173,9 @@ async def test_a_machine_with_its_token_needs_no_code_any_more(mesh: Any) -> Non
     async def typing(left: int) -> str:
         return screen[0].code
 
-    token = JoinToken.parse(await pair(host, int(port), "laptop", typing))
-    channel, _ = await open_channel(host, int(port), token)
-    async with channel:
-        await ask_in(channel, token.secret, "laptop")
-    assert (await mesh.call("GET", "/api/pairings"))[1]["pairings"] == [], "though it still measures itself"
+    await pair(host, int(port), "laptop", typing)
+    await no_code(mesh)
+    assert caplog.records == [], "which is no news"
 
 
 async def test_who_does_not_know_the_code_is_refused_after_three_tries(mesh: Any) -> None:
