@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from motley.cli.bundled import bundled, bundled_meant
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import POLL_S, Client, Refused
 from motley.cli.shown.show import chosen_devices, console, forecast_line
@@ -93,8 +95,11 @@ async def load(
         CliError: it cannot be, or is loaded otherwise than `wanted`, or cannot be talked to as wanted, which shows
             before it is loaded.
     """
-    model = wanted.request.model
+    named = model = wanted.request.model
     session = await _find(client, model)
+    if session is None and (place := bundled(model)) != model:
+        model, wanted = place, replace(wanted, request=replace(wanted.request, model=place))
+        session = await _find(client, model)
     if session is None:
         if (path := Path(model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))
@@ -103,7 +108,7 @@ async def load(
             raise CliError(
                 f"{base} is served; for an answer of its adapter {adapter!r}: motley run {base} --adapter {adapter}"
             )
-        console.print(f"[dim]{escape(model)} is not served yet: loading it[/]")
+        console.print(f"[dim]{escape(named)} is not served yet: loading it[/]")
         asked = wanted.request.body()
         try:
             # While it is in planning, the orchestrator gives it up by itself if nobody waits for the answer any more.
@@ -155,10 +160,11 @@ def no_chat_template(session: dict[str, Any]) -> CliError:
 
 
 async def _meant(client: Client, model: str) -> str:
-    """A question whether a model is meant that is served and is called nearly so; empty: there is none."""
+    """A question whether a model is meant that is served, or comes with Motley, and is called nearly so; empty: there
+    is none."""
     names = [session["name"] for session in await client.sessions()]
     near = get_close_matches(Path(model).name, names, 1)
-    return f". Did you mean {near[0]!r}, which is served?" if near else ""
+    return f". Did you mean {near[0]!r}, which is served?" if near else bundled_meant(model)
 
 
 async def _tell_if_made(client: Client, model: str) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from motley.cli.background import Background
+from motley.cli.bundled import FIRST
 from motley.cli.conversation import Conversation
 from motley.cli.errors import EXIT_INTERRUPTED, CliError
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
@@ -63,8 +64,9 @@ def chat(
     model: Annotated[
         str,
         typer.Argument(
-            help="A model that is loaded, by its name; or one to load: a folder, a .gguf file, or a name at"
-            " huggingface.co (owner/name). Without it: the model that is loaded.",
+            help="A model that is loaded, by its name; or one to load: a folder, a .gguf file, a short name such as"
+            f" qwen3-0.6b, or a name at huggingface.co (owner/name). {FIRST} comes with Motley. Without it: the"
+            " model that is loaded.",
             show_default=False,
         ),
     ] = "",
@@ -211,7 +213,8 @@ class Chat:
         if not names:
             raise CliError(
                 "no model is loaded yet: name one, as in `motley chat ./Llama-3.2-1B-Instruct`"
-                " (`motley models fit` says which well-known ones fit these machines)"
+                " (`motley models fit` says which well-known ones fit these machines); to try it,"
+                f" `motley chat {FIRST}` runs a tiny one that comes with Motley"
             )
         return names[0]
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from motley.cli.bundled import FIRST
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.reaching.client import ApiKey, Client, Refused, Url
@@ -70,7 +71,11 @@ def register(app: typer.Typer) -> None:
 def run(
     command: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="A served model's name, a folder or .gguf file, or a hub id (owner/name).")
+        str,
+        typer.Argument(
+            help="A served model's name, a folder or .gguf file, a short name such as qwen3-0.6b, or a hub id"
+            f" (owner/name). {FIRST} comes with Motley."
+        ),
     ],
     prompt: Annotated[
         str | None, typer.Argument(help="What to say; - reads standard input. Without it the model is loaded only.")

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from motley.cli.bundled import FIRST, FOLDER
 from motley.cli.commands.demo.mesh import (
-    MODELS,
     STOP_S,
     check_text,
     completion,
@@ -26,7 +26,7 @@ from motley.cli.shown.show import console, loading_bars, session_table
 from motley.cli.typed.options import ENGINES_ON, Device, one_of
 from motley.protocol.wording import counted
 
-MODEL = MODELS / "shakespeare-2.6m"
+MODEL = FOLDER / FIRST
 RANKS = 3
 MOE_RANKS = 4
 

@@ -23,7 +23,6 @@ from motley.cli.shown.show import console
 from motley.daemon.node.child import start_child
 from motley.protocol.wording import short_bytes
 
-MODELS = Path(__file__).parents[2] / "models"
 STOP_S = 10.0
 UP_S = 60.0
 """An orchestrator that is a process of its own listens so soon."""

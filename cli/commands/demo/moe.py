@@ -8,8 +8,8 @@ import time
 from itertools import pairwise
 from typing import Any
 
+from motley.cli.bundled import FOLDER
 from motley.cli.commands.demo.mesh import (
-    MODELS,
     check_text,
     completion,
     kill_halfway,
@@ -22,7 +22,7 @@ from motley.cli.reaching.client import Client
 from motley.cli.shown.show import console, loading_bars, session_table
 from motley.protocol.wording import counted
 
-MODEL = MODELS / "shakespeare-moe-1.5m"
+MODEL = FOLDER / "shakespeare-moe-1.5m"
 MEMORY = 10**9
 """Bytes that every daemon may use: two processes of 0.2 GB, and experts."""
 REPLICAS = 2

@@ -7,8 +7,8 @@ import logging
 from itertools import pairwise
 from typing import Any
 
+from motley.cli.bundled import FIRST, FOLDER
 from motley.cli.commands.demo.mesh import (
-    MODELS,
     completion,
     kill_halfway,
     mesh_of_processes,
@@ -19,7 +19,7 @@ from motley.cli.errors import CliError
 from motley.cli.shown.show import console, loading_bars, session_table
 from motley.protocol.wording import counted
 
-MODEL = MODELS / "shakespeare-2.6m"
+MODEL = FOLDER / FIRST
 MEMORY = 10**9
 """Bytes that every daemon may use: any of them could hold the model."""
 LEAST_TOKENS = 10

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from motley.cli.bundled import bundled, bundled_meant
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.reaching.client import ApiKey, Url
+from motley.cli.reaching.client import ApiKey, Refused, Url
 from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
 from motley.cli.shown.show import forecast_line, results, table
@@ -74,7 +75,7 @@ def plan(
     alone = "planned for this machine" if left_alone(command, "url") else ""
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
-    wanted = for_daemons(model)
+    wanted = bundled(for_daemons(model))
     known = short_name_of(wanted)
     asked: dict[str, Any] = {
         "model": wanted,
@@ -123,7 +124,12 @@ def read_machines(file: Path) -> dict[str, Any]:
 async def _plan(asked: dict[str, Any], url: str, api_key: str, alone: str) -> dict[str, Any]:
     body = {name: value for name, value in asked.items() if value is not None}
     async with mesh_or_alone(url, api_key, alone) as (client, _):
-        return await client.call("POST", "/api/plan", body, patient=True)
+        try:
+            return await client.call("POST", "/api/plan", body, patient=True)
+        except Refused as refusal:
+            if refusal.code == "model_missing" and (meant := bundled_meant(asked["model"])):
+                raise CliError(f"{refusal}{meant}") from refusal
+            raise
 
 
 def show_plan(answer: dict[str, Any], requests: int) -> None:

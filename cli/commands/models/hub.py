@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from motley.cli.bundled import bundled
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
@@ -113,6 +114,8 @@ def pull(
     disable_progress_bars()  # there is one for all files, below
     set_verbosity_error()  # type: ignore[no-untyped-call]
     source = source_of(model)
+    if bundled(model) != model:
+        raise CliError(f"{model} comes with Motley and is here: `motley chat {model}`")
     if not is_hub_id(source):
         raise CliError(
             f"{model!r} is neither a short name nor owner/name of a model on huggingface.co.{perhaps_meant(model)}"

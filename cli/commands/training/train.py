@@ -15,6 +15,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from motley.cli.bundled import bundled
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_job
 from motley.cli.reaching.client import ApiKey, Url
@@ -213,6 +214,7 @@ def train(
         half=half,
         top=top,
     )
+    model = model if Path(model).is_dir() else bundled(model)
     if half and settings.memory:
         raise CliError("--half and --memory are two ways to hold a model: give one of them")
     if offer or mode is not None:

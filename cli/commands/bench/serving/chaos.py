@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import psutil
 import typer
 
+from motley.cli.bundled import FIRST, FOLDER
 from motley.cli.commands.bench.options import AsJson
-from motley.cli.commands.demo.mesh import MODELS, DemoMesh, family, kill_daemon, mesh_of_processes, node_names
+from motley.cli.commands.demo.mesh import DemoMesh, family, kill_daemon, mesh_of_processes, node_names
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, loading_bars
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 CHAOS_EXAMPLE = "Example: motley bench chaos --minutes 5 --seed 3 --json"
 
-MODEL = MODELS / "shakespeare-2.6m"
+MODEL = FOLDER / FIRST
 MEMORY = 10**9
 """Bytes that every daemon may use: any of them could hold the model."""
 AWAY_S = (0.0, 5.0)
