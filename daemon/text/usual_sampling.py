@@ -1,4 +1,5 @@
-"""How a model's makers would have its tokens chosen: by ``generation_config.json``, or a GGUF file's metadata."""
+"""How a model's makers would have its tokens chosen, and how many of them: by ``generation_config.json``, or a GGUF
+file's metadata."""
 
 from __future__ import annotations
 
@@ -46,6 +47,22 @@ def usual_sampling(place: Path) -> Sampling:
             raise TokenizerError(f"{called} = {value!r} must be {kind} between {low:g} and {high:g}")
         setattr(usual, name, int(value) if whole else value)
     return usual
+
+
+def usual_tokens(place: Path) -> int:
+    """How long an answer is at most, in tokens, where a request does not say: ``max_new_tokens``, as at vLLM; 0: the
+    model's files do not say either, as those of GGUF never do. Arguments as `usual_sampling`.
+
+    Raises:
+        TokenizerError: the value is no number of tokens.
+    """
+    file = place / "generation_config.json"
+    value = read_json(file).get("max_new_tokens") if place.is_dir() else None
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 1 << 31:
+        raise TokenizerError(f"{file}: max_new_tokens = {value!r} must be a whole number from 1 on")
+    return value
 
 
 def _told(place: Path) -> dict[str, tuple[str, Any]]:

@@ -153,6 +153,7 @@ class Asking:
             for generate in each:
                 generate.name = request_id(http)
                 fill(generate.sampling, session.profile.sampling)
+                generate.usual_tokens = generate.usual_tokens or session.profile.usual_tokens
             async with self._requests.generate(session, each, kept, served.adapter_name) as answers:
                 try:
                     yield Given(session, served.name, id_, created, len(each), each[0].sampling, answers, after)

@@ -16,10 +16,10 @@ const AWAY_MS = 120_000; // an orchestrator that goes in the middle of an answer
 const AGAIN_MS = 1000;
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
 let answering = null; // the AbortController of the answer under way
-let chats = new Map(); // by name of a model that is ready: whether it knows roles, or only continues texts
+let chats = new Map(); // by name of a model that is ready: its session, which says whether it knows roles or only continues texts
 
 export function drawModels(sessions) {
-  chats = new Map(sessions.filter(({ state, embeddings }) => !embeddings && (state === "ready" || state === "recovering")).map((session) => [session.name, session.chats]));
+  chats = new Map(sessions.filter(({ state, embeddings }) => !embeddings && (state === "ready" || state === "recovering")).map((session) => [session.name, session]));
   const names = [...chats.keys()];
   const select = $("chat-model");
   const chosen = select.value;
@@ -30,7 +30,7 @@ export function drawModels(sessions) {
   }
   select.disabled = $("send").disabled = !names.length;
   log.dataset.empty = names.length ? "Nothing said yet." : "No model is ready yet: start one under “Models”.";
-  prompt.placeholder = chats.get(select.value) === false ? CONTINUE : SAY;
+  prompt.placeholder = chats.get(select.value)?.chats === false ? CONTINUE : SAY;
 }
 
 /** The events of one connection, each with its number; throws BrokeOff where it ends before the answer does. */
@@ -86,13 +86,13 @@ async function* answered(path, body, signal, away) {
 
 /** How fast an answer comes. At its end the orchestrator tells its tokens and the mean of `each`, in ms; until then
  * its pieces stand in for them. */
-function pace({ most, began, first, last, pieces, tokens, each, finish }) {
+function pace({ most, full, began, first, last, pieces, tokens, each, finish }) {
   if (!first && tokens === undefined) return "…";
   const counted = tokens !== undefined;
   const mean = counted ? each : last - first >= RATE_MS && (last - first) / (pieces - 1);
   const rate = mean && `${(1000 / mean).toFixed(mean > 100 ? 1 : 0)} tokens/s`;
   const after = first && `first after ${ms(first - began)} ms`;
-  const cut = finish === "length" && (most ? "cut at max tokens" : "the context is full");
+  const cut = finish === "length" && (most ? "cut at max tokens" : full ? "the context is full" : "cut at the model's own limit");
   return joined(`${counted ? "" : "about "}${plural(counted ? tokens : pieces, "token")}`, rate, after, cut);
 }
 
@@ -164,6 +164,7 @@ async function stream(path, body, shown) {
       progress.finish = choice?.finish_reason ?? progress.finish;
       progress.each = timings?.ms_per_token ?? progress.each;
       progress.tokens = usage?.completion_tokens;
+      progress.full = usage?.total_tokens >= chats.get(body.model)?.context;
     }
     clearTimeout(due);
     noted(pace(progress));
@@ -180,7 +181,7 @@ async function answer(question) {
   const model = $("chat-model").value;
   const system = settings.system.value.trim();
   const conversation = [...turns, { question, answer: "" }];
-  const chatting = chats.get(model);
+  const chatting = chats.get(model)?.chats;
   const [path, input] = chatting
     ? ["v1/chat/completions", { messages: asMessages(system, conversation) }]
     : ["v1/completions", { prompt: asText(system && `${system}\n`, conversation) }];
@@ -188,7 +189,7 @@ async function answer(question) {
   const body = {
     model,
     ...input,
-    max_tokens: maxTokens.value ? maxTokens.valueAsNumber : null, // null: until the context is full
+    max_tokens: maxTokens.value ? maxTokens.valueAsNumber : null, // null: as the model's makers say
     ...Object.fromEntries(filled),
     stream: true,
     stream_options: { include_usage: true },

@@ -77,7 +77,8 @@ def chat(
     context: Context = None,
     think: Think = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer.", show_default="as long as the model likes")
+        int | None,
+        typer.Option(min=1, help="Longest answer.", show_default="the model's own limit, or the context"),
     ] = None,
     temperature: Annotated[
         float | None,

@@ -117,7 +117,8 @@ def run(
     trunk: Annotated[int, typer.Option(min=1, help="Ranks of the rest of the model, where experts are parallel.")] = 1,
     think: Think = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer.", show_default="what the context has room for")
+        int | None,
+        typer.Option(min=1, help="Longest answer.", show_default="the model's own limit, or the context"),
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, max=2.0, help="0: always the likeliest token.", show_default=MODELS_OWN)
@@ -332,7 +333,10 @@ async def _answer(
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
         elsewhere = sum(len(nodes_of(host)) for host in session["hosts"])
-        by = "the context, which is full" if finish == "length" and most is None else finish
+        by = finish
+        if finish == "length" and most is None:
+            full = usage["prompt_tokens"] + tokens >= context
+            by = "the context, which is full" if full else "the model's own limit; --max-tokens asks for more"
         hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
         then = "" if ms is None else f", then {ms:.1f} ms each"
         console.print(

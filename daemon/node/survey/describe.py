@@ -24,7 +24,7 @@ from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.daemon.node.survey.read_before import ReadBefore
 from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError
-from motley.daemon.text.usual_sampling import usual_sampling
+from motley.daemon.text.usual_sampling import usual_sampling, usual_tokens
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
@@ -78,7 +78,7 @@ def describe(
         ]
         fingerprint = opened.source.fingerprint()
         tokenizer = load_tokenizer(folder) if chats is None else None
-        usual = usual_sampling(folder)
+        usual, tokens = usual_sampling(folder), usual_tokens(folder)
     name = _name(model.source, folder, pulled)
     called = f"{name}'s own head" if model.ahead else name
     if tokenizer:
@@ -89,6 +89,7 @@ def describe(
     for profiled in profiles:
         profiled.name, profiled.fingerprint, profiled.chats = called, fingerprint, bool(chats)
         profiled.sampling.CopyFrom(usual)
+        profiled.usual_tokens = tokens
     return pb.Described(profile=profiles[0], beside=profiles[1:])
 
 

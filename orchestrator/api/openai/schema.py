@@ -264,7 +264,8 @@ class ChatRequest(Request):
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: TokenCount | None = None
-    """Refused if the context has no room for them; left out: until the context is full at the latest."""
+    """Refused if the context has no room for them; left out: as many as the model's makers say, else as
+    there is room for."""
     max_tokens: TokenCount | None = None
     """The older name of ``max_completion_tokens``."""
     logprobs: bool = False
@@ -349,7 +350,7 @@ class CompletionRequest(Request):
         ONE_OR_SEVERAL,
     ]
     max_tokens: TokenCount | None = None
-    """Left out: 16, as at OpenAI; null: until the context is full, as at vLLM."""
+    """Left out: 16, as at OpenAI; null: as many as the model's makers say, else as there is room for, as at vLLM."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] | None = None

@@ -186,7 +186,8 @@ class ResponseRequest(Body):
     instructions: Text = ""
     """What the model is told first."""
     max_output_tokens: TokenCount | None = None
-    """Refused if the context has no room for them; left out: until the context is full at the latest."""
+    """Refused if the context has no room for them; left out: as many as the model's makers say, else as
+    there is room for."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """This and top_p, left out: as the model's makers have it, else 1."""
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

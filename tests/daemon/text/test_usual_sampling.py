@@ -7,7 +7,7 @@ import gguf
 import pytest
 
 from motley.daemon.text.tokenizer import TokenizerError
-from motley.daemon.text.usual_sampling import usual_sampling
+from motley.daemon.text.usual_sampling import usual_sampling, usual_tokens
 from motley.protocol.mesh_pb2 import Sampling
 
 
@@ -20,6 +20,20 @@ def test_what_a_generation_config_says(tmp_path: Path) -> None:
     assert usual_sampling(tmp_path) == Sampling(repetition_penalty=1.05)
     (tmp_path / "generation_config.json").write_text('{"top_k": 50.0}')
     assert usual_sampling(tmp_path) == Sampling(top_k=50)
+
+
+def test_how_long_an_answer_is_unless_a_request_says(tmp_path: Path) -> None:
+    config = tmp_path / "generation_config.json"
+    assert usual_tokens(tmp_path) == 0
+    for told, tokens in (("{}", 0), ('{"max_new_tokens": null}', 0), ('{"max_new_tokens": 200}', 200)):
+        config.write_text(told)
+        assert usual_tokens(tmp_path) == tokens
+    for wrong in ("0", "true", '"long"', "1.5", "1e99"):
+        config.write_text(f'{{"max_new_tokens": {wrong}}}')
+        with pytest.raises(TokenizerError, match=r"n_config\.json: max_new_tokens = .* must be a whole number"):
+            usual_tokens(tmp_path)
+    write_metadata(tmp_path / "model.gguf")
+    assert usual_tokens(tmp_path / "model.gguf") == 0
 
 
 def test_what_a_gguf_file_says(tmp_path: Path) -> None:

@@ -105,8 +105,12 @@ async def test_a_chat_is_streamed_stopped_and_cleared(browser: Browser, there: M
         await until(page, "() => document.querySelector('#log').innerText.includes('4 tokens')")
         assert await said.count() == 1
 
-        await page.get_by_label("Max tokens").fill("")  # as it is at first: as many as the context has room for
+        await page.get_by_label("Max tokens").fill("")  # as it is at first
         await prompt.fill("QUEEN:")
+        await page.get_by_role("button", name="Send").click()
+        await until(page, "() => document.querySelector('#log').innerText.includes('own limit')")
+        await page.get_by_role("button", name="Clear").click()
+        await prompt.fill("QUEEN:\n" * 280)
         await page.get_by_role("button", name="Send").click()
         await until(page, "() => document.querySelector('#log').innerText.includes('the context is full')")
 

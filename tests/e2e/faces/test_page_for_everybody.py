@@ -161,7 +161,7 @@ async def test_a_session_is_made_talked_to_and_closed_by_keyboard_alone(browser:
         await page.unroute("**/v1/completions")
         assert await _focused(page) == "Send", "it stands where Stop stood"
         await press("Enter")
-        await until(page, "() => document.querySelector('#log').lastChild.innerText.includes('the context is full')")
+        await until(page, "() => document.querySelector('#log').lastChild.innerText.includes('own limit')")
         await _tab_to(page, "Clear", back=True)
         await press("Space")
         assert await page.locator("#log > *").count() == 0

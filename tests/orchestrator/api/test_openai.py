@@ -19,6 +19,7 @@ from motley.orchestrator.serving.answering import requests
 from motley.orchestrator.serving.replanning import recovery
 from motley.protocol.mesh_pb2 import (
     Delta,
+    Described,
     Empty,
     Failure,
     Generate,
@@ -29,7 +30,7 @@ from motley.protocol.mesh_pb2 import (
     TokenLogprob,
 )
 
-from ..conftest import DEADLINE_S, of_kind, say
+from ..conftest import DEADLINE_S, of_kind, say, small_profile
 
 CHAT = {"model": "bard", "messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"model": "bard", "prompt": "Hi"}
@@ -634,3 +635,15 @@ async def test_every_answer_has_an_id(mesh: Any, bard: Any) -> None:
     others = [*told[:4], *told[6:]]
     assert len({*others}) == 6
     assert all(re.fullmatch("req_[0-9a-f]{24}", each) for each in others)
+
+
+async def test_an_answer_is_as_long_as_the_models_makers_say_where_a_request_does_not(mesh: Any, new_node: Any) -> None:
+    node = new_node()
+    profile = small_profile()
+    profile.usual_tokens = 200
+    node.on_describe = lambda _: Described(profile=profile)
+    await mesh.join(node)
+    await mesh.serve()
+    for asked in ({}, {"max_tokens": None}, {"max_tokens": 500}):
+        assert (await mesh.call("POST", "/v1/completions", {"model": "bard", "prompt": "Hi", **asked}))[0] == 200
+    assert [(each.max_tokens, each.usual_tokens) for each in node.generated] == [(0, 16), (0, 200), (500, 200)]

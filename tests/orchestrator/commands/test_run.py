@@ -205,6 +205,14 @@ async def test_an_answer_that_the_context_cuts_short(mesh: Any, bard: Any, motle
     assert [(each.max_tokens, each.usual_tokens) for each in asked] == [(0, 0), (0, 0)]
     assert "ended by length" in (await motley("run", "bard", "Hi", "--max-tokens", "1"))[2]
 
+    async def limited(_: Generate) -> AsyncIterator[Delta]:
+        yield Delta(text="Hello", ids=[1])
+        yield Delta(finish="length", prompt_tokens=5, completion_tokens=1)
+
+    bard.answer = limited
+    err = (await motley("run", "bard", "Hi"))[2]
+    assert "ended by the model's own limit; --max-tokens asks for more" in err
+
     async def refuse(_: Generate) -> AsyncIterator[Delta]:
         yield Delta(failure=Failure(code="context_length_exceeded", message="This model's", param="messages"))
 
