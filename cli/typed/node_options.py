@@ -76,6 +76,15 @@ Cache = Annotated[
         help="Folder for quantised shares. Default: $MOTLEY_CACHE, or in the user's cache folder.", file_okay=False
     ),
 ]
+CacheHere = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        help="Folder with the shares. Default: $MOTLEY_CACHE, or that of the nodes that run here, or in the user's"
+        " cache folder.",
+        file_okay=False,
+    ),
+]
 CacheLimit = Annotated[str, typer.Option(help="Space for them; those used least recently make way.")]
 Log = Annotated[
     LogFormat,

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.reaching.shares import shares_folder
 from motley.cli.shown.show import results, table
-from motley.cli.typed.node_options import Cache
+from motley.cli.typed.node_options import CacheHere
 from motley.cli.typed.options import AsJson
 from motley.protocol.wording import counted, short_bytes
 
@@ -42,7 +43,7 @@ def register(app: typer.Typer) -> None:
 @shares.command(epilog="Examples: motley cache ls   motley cache ls Llama-3.2-1B-Instruct --json")
 def ls(
     model: Annotated[str, typer.Argument(help="List the shares of this one, each by itself.")] = "",
-    cache: Cache = None,
+    cache: CacheHere = None,
     as_json: AsJson = False,
 ) -> None:
     """List the models that have shares there, used last first."""
@@ -50,7 +51,7 @@ def ls(
     from motley.daemon.rank.blocks.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
-    kept = ShareCache(cache)
+    kept = ShareCache(shares_folder(cache))
     entries = kept.entries()[::-1]
     damaged = {} if model else kept.damaged()
     if model:
@@ -95,7 +96,7 @@ def rm(
         typer.Argument(metavar="MODEL|KEY", help="As `motley cache ls`, or `motley cache ls MODEL`, shows them."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all that are not in use.")] = False,
-    cache: Cache = None,
+    cache: CacheHere = None,
 ) -> None:
     """Remove a model's shares, or single ones; they are made anew when they are wanted. --all: kept prefixes, and what
     other nodes have lent of models, too."""
@@ -105,7 +106,7 @@ def rm(
 
     if bool(names) == everything:
         raise CliError("name the models or shares to remove, as `motley cache ls` shows them, or say --all")
-    kept = ShareCache(cache)
+    kept = ShareCache(shares_folder(cache))
     entries = kept.entries()
     sizes = {entry.key: entry.size for entry in entries} | kept.damaged()
     wanted = sizes if everything else dict.fromkeys(key for name in names or [] for key in _find(name, entries, sizes))

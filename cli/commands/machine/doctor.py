@@ -87,13 +87,10 @@ async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]
 
 def _disks(cache: Path | None) -> list[Finding]:
     """About the folder for shares that was named, or those of the nodes that run on this machine, or the usual one."""
-    from motley.daemon.lease.file import LeaseFile
+    from motley.cli.reaching.shares import folders_of_nodes
     from motley.daemon.weights.cache import CacheError, ShareCache
 
-    nodes: dict[Path | None, list[str]] = {}
-    for told in LeaseFile().told() if cache is None else ():
-        if told.shares:
-            nodes.setdefault(Path(told.shares), []).append(told.node)
+    nodes = folders_of_nodes() if cache is None else {}
     found = []
     for folder, names in nodes.items() or [(cache, [])]:
         shares, trouble = ShareCache(folder), ""

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from motley.cli.errors import CliError
+from motley.cli.reaching.shares import shares_folder
 from motley.cli.shown.show import results, table
-from motley.cli.typed.node_options import Cache, Models
+from motley.cli.typed.node_options import CacheHere, Models
 from motley.cli.typed.options import AsJson
 from motley.orchestrator.known_models.names import source_of
 from motley.protocol.wording import counted, short_bytes
@@ -51,13 +52,14 @@ class OnDisk:
 
 def ls(
     models: Models = None,
-    cache: Cache = None,
+    cache: CacheHere = None,
     as_json: AsJson = False,
 ) -> None:
     """List the models on this machine's disk, with the shares that were made of them, used last first."""
     from motley.daemon.weights.cache import ShareCache
 
-    found = _found(models, ShareCache(cache))
+    kept = ShareCache(shares_folder(cache))
+    found = _found(models, kept)
     ordered = sorted(found.items(), key=lambda each: -each[1].used)
     if as_json:
         print(json.dumps({"models": [_described(name, each) for name, each in ordered]}))
@@ -77,20 +79,20 @@ def ls(
         table(
             ["model", "from", "files", "shares", "last used"],
             rows,
-            title=f"Models: {short_bytes(total)}, used last first",
+            title=f"Models: {short_bytes(total)}, used last first; shares in {kept.folder}",
         )
     )
 
 
 def rm(
     model: Annotated[str, typer.Argument(help="A model that was fetched, as `motley models ls` calls it.")],
-    cache: Cache = None,
+    cache: CacheHere = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model that was fetched from the hub, and the shares that were made of it; never folders of your own."""
     from motley.daemon.weights.cache import ShareCache
 
-    kept = ShareCache(cache)
+    kept = ShareCache(shares_folder(cache))
     source = source_of(model)
     found = _found(None, kept).get(source)
     if found is None:

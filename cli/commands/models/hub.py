@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +15,9 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.reaching.home import meshes
+from motley.cli.reaching.shares import shares_folder
 from motley.cli.shown.show import console, loading_bars, results, table
-from motley.cli.typed.node_options import Cache, CacheLimit
+from motley.cli.typed.node_options import CacheHere, CacheLimit
 from motley.cli.typed.options import AsJson, Context, size
 from motley.daemon.node.joining.membership import all_kept
 from motley.orchestrator.known_models.names import perhaps_meant, source_of
@@ -95,7 +97,7 @@ def pull(
     whole: Annotated[bool, typer.Option("--whole", help="All of it, whatever this node's share is.")] = False,
     node: Annotated[str, typer.Option(help="The node whose share is meant. Default: this machine's.")] = "",
     context: Context = None,
-    cache: Cache = None,
+    cache: CacheHere = None,
     cache_limit: CacheLimit = "50GB",
     url: Url = "",
     api_key: ApiKey = "",
@@ -108,7 +110,6 @@ def pull(
     from huggingface_hub.utils.logging import set_verbosity_error
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    from motley.daemon.weights.cache import ShareCache
     from motley.daemon.weights.hub import find_fetched, is_hub_id, published
 
     disable_progress_bars()  # there is one for all files, below
@@ -130,9 +131,15 @@ def pull(
                 raise
             console.print("[dim]no mesh: this machine would have all of the model[/]")
         else:
-            _pull_share(source, plan, node, ShareCache(cache, size("--cache-limit", cache_limit)), as_json)
+            _pull_share(source, plan, node, _shares(cache, cache_limit), as_json)
             return
     _pull_whole(source, files, as_json)
+
+
+def _shares(cache: Path | None, limit: str) -> ShareCache:
+    from motley.daemon.weights.cache import ShareCache
+
+    return ShareCache(shares_folder(cache), size("--cache-limit", limit))
 
 
 def _pull_whole(source: str, files: Sequence[PublishedFile], as_json: bool) -> None:
