@@ -154,6 +154,13 @@ async def load(
     return session
 
 
+async def as_it_is_now(client: Client, session: dict[str, Any]) -> dict[str, Any]:
+    """A session as it has become since it was asked of; where that cannot be told any more, as it was."""
+    with contextlib.suppress(CliError):
+        return await client.call("GET", f"/api/sessions/{session['id']}")
+    return session
+
+
 def no_chat_template(session: dict[str, Any]) -> CliError:
     """What to say of a model that cannot be talked to."""
     return CliError(f"{session['name']} has no chat template, so it can only continue the prompt as it is: add --raw")

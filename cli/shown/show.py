@@ -205,6 +205,12 @@ def losses(session: dict[str, Any]) -> str:
     return f"it has lost a machine or a process {times} and gone on, the last time: {last}"
 
 
+def lost_since(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What a session has lost and gone on without, between two looks at it; empty: nothing."""
+    lost = [each["message"] for each in now["losses"] if each["epoch"] >= before["epoch"]]
+    return f"lost on the way, and gone on without: {'; '.join(lost)}" if lost else ""
+
+
 def waiting(session: dict[str, Any]) -> str:
     """What requests wait for: experts that no host has; empty if there are none."""
     names = session["waiting_for"]

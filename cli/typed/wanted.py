@@ -156,7 +156,7 @@ class Wanted:
                 name = session["name"] or session["id"]
                 raise CliError(
                     f"session {name!r} has {request.model!r} loaded {how}: leave out {named}, or close it first with"
-                    f" `{stop_command(session)}`"
+                    f" `{stop_command(session)}` and run this again"
                 )
 
 

@@ -18,9 +18,9 @@ from motley.cli.bundled import FIRST
 from motley.cli.conversation import Conversation
 from motley.cli.errors import EXIT_INTERRUPTED, CliError
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
-from motley.cli.reaching.loading import checked_request, for_daemons, load, nodes_told
+from motley.cli.reaching.loading import as_it_is_now, checked_request, for_daemons, load, nodes_told
 from motley.cli.reaching.mesh_of_one import RUNS_ALONE, mesh_or_alone
-from motley.cli.shown.show import console
+from motley.cli.shown.show import console, lost_since
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
     EFFORT,
@@ -294,6 +294,9 @@ class Chat:
                 if not answer.endswith("\n"):
                     print(flush=True)
                 self._conversation.turns.append((question, answer))
+        before, self._session = self._session, self._background.wait(as_it_is_now(self._client, self._session))
+        if lost := lost_since(before, self._session):
+            console.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         rate = f", {1e3 / ms:.0f} each second" if ms else ""
         console.print(f"[dim]{counted(tokens, 'token')} in {time.monotonic() - began:.1f} s{rate}[/]")
 

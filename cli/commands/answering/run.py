@@ -15,9 +15,9 @@ from motley.cli.bundled import FIRST
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.reaching.client import ApiKey, Client, Refused, Url
-from motley.cli.reaching.loading import checked_request, for_daemons, load, no_chat_template
+from motley.cli.reaching.loading import as_it_is_now, checked_request, for_daemons, load, no_chat_template
 from motley.cli.reaching.mesh_of_one import RUNS_ALONE, mesh_or_alone
-from motley.cli.shown.show import console, loading_bars
+from motley.cli.shown.show import console, loading_bars, lost_since
 from motley.cli.typed.given import left_alone, refuse, typed
 from motley.cli.typed.options import (
     MODELS_OWN,
@@ -325,6 +325,7 @@ async def _answer(
     finally:
         if any(said) and not as_json:
             print(flush=True)  # whatever follows, an error too, begins a line
+    before, session = session, await as_it_is_now(client, session)
     tokens = usage.get("completion_tokens", 0)
     ms = timings.get("ms_per_token")
     ttft_ms = 1e3 * ((first or time.perf_counter()) - began)
@@ -332,6 +333,8 @@ async def _answer(
         answer = {"model": session["name"], "text": "".join(said), "finish_reason": finish, "usage": usage}
         print(json.dumps({**answer, "ttft_ms": ttft_ms, "ms_per_token": ms}))
     else:
+        if lost := lost_since(before, session):
+            console.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         elsewhere = sum(len(nodes_of(host)) for host in session["hosts"])
         by = finish
         if finish == "length" and most is None:

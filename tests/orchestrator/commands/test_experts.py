@@ -38,7 +38,7 @@ async def test_run_asks_for_experts_and_says_what_it_got(mesh: Any, nodes: list[
     ):
         status, _, err = await motley("run", "mix", "Hi", option, value)
         expected = f"session 'mix' has 'mix' loaded {how}: leave out {option}, or close it first with `motley stop mix`"
-        assert (status, err) == (1, f"motley: {expected}\n")
+        assert (status, err) == (1, f"motley: {expected} and run this again\n")
 
 
 async def test_a_failed_session_is_started_again_in_its_layout(mesh: Any, nodes: list[Any], motley: Motley) -> None:

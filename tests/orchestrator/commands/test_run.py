@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,10 @@ async def test_context_nodes_and_shares(mesh: Any, new_node: Any, motley: Motley
         ("--shares", "1,1", "in other shares"),
     ):
         status, _, err = await motley("run", "bard", "Hi", option, value)
-        assert (status, f"loaded {how}: leave out {option}, or close it first" in err) == (1, True), err
+        assert (
+            status,
+            f"loaded {how}: leave out {option}, or close it first" in err and "and run this again" in err,
+        ) == (1, True), err
 
 
 async def test_refusals_are_in_its_own_words(mesh: Any, new_node: Any, motley: Motley, tmp_path: Path) -> None:
@@ -267,6 +271,26 @@ async def test_the_times_of_an_answer_are_of_its_tokens(mesh: Any, bard: Any, mo
     answer = json.loads(out)
     assert answer["ttft_ms"] >= 1e3 * LATE_S
     assert answer["ms_per_token"] is None
+
+
+async def test_a_machine_that_is_lost_on_the_way_is_told(mesh: Any, new_node: Any, motley: Motley) -> None:
+    first, second = [await mesh.join(new_node(name)) for name in ("a", "b")]
+
+    async def lose_the_other(generate: Generate) -> AsyncIterator[Delta]:
+        if not generate.written:
+            yield Delta(text="Hello", ids=[1])
+            await second.leave()
+            failed = Failure(code="peer_lost", message="rank 1 has gone", lost_rank=2)
+            await first.event(first.commands[0], failed=failed)
+            return
+        yield Delta(text=", world", ids=[2])
+        yield Delta(finish="stop", prompt_tokens=5, completion_tokens=2)
+
+    first.answer = lose_the_other
+    status, out, err = await motley("run", "bard", "Hi", "--nodes", "a,b", "--shares", "1,1")
+    assert (status, out) == (0, "Hello, world\n"), err
+    assert "lost on the way, and gone on without: node 'b' (rank 1) is lost: its connection ended" in err
+    assert re.search(r"2 tokens, .*, on 1 rank; ended by stop", err)
 
 
 async def test_the_wrong_port(mesh: Any, motley: Motley) -> None:
