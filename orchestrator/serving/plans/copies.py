@@ -50,7 +50,10 @@ def check_copies(model: str, copies: Copies, nodes: Iterable[str]) -> None:
     lacking = [name for name, failure in failures.items() if failure.code == MISSING]
     if lacking and len(said) > 1:
         verb = "has" if len(lacking) == 1 else "have"
-        told = "".join(f"\n  {name}: {failures[name].message}" for name in lacking)
+        by_words: defaultdict[str, list[str]] = defaultdict(list)
+        for name in lacking:
+            by_words[failures[name].message].append(name)
+        told = "".join(f"\n  {', '.join(names)}: {words}" for words, names in by_words.items())
         only = f" Or use only nodes that have it: `--nodes {','.join(having)}`." if having else ""
         raise refusal(
             MISSING,

@@ -55,6 +55,14 @@ def test_all_that_lack_it_are_named_and_how_to_go_on() -> None:
     assert "use only" not in refused(a=lacks(), b=lacks())
 
 
+def test_what_several_nodes_say_alike_is_told_once() -> None:
+    other = Described(failure=Failure(code="model_missing", message="it is private"))
+    with pytest.raises(ServingError) as refusal:
+        check_copies("bard", {"a": lacks(), "b": other, "c": lacks()}, "abc")
+    told = refusal.value.failure.message.splitlines()[1:]
+    assert told == ["  a, c: no model 'bard': there is no folder /models/bard", "  b: it is private"]
+
+
 def test_who_mistypes_a_short_name_is_told_it() -> None:
     for nodes in ("a", "ab"):
         with pytest.raises(ServingError, match=r"Did you mean qwen3-8b( or qwen|\?)"):
