@@ -18,10 +18,16 @@ async function forecast({ name, quantisation }) {
   }
 }
 
-/** Those that are quick enough, the largest first; slower ones, the quickest first; those that do not fit. */
+/** Tokens per second, as they are shown. */
+function rate(each) {
+  return (1000 / each).toFixed(each > 100 ? 1 : 0);
+}
+
+/** Those that are quick enough, the largest first; slower ones, the quickest first, as far as speeds look different; those that do not fit. */
 function order(one, other) {
-  const rank = ({ why, each }) => (why ? 2 : each > READABLE_MS ? 1 : 0);
-  return rank(one) - rank(other) || (rank(one) ? (one.each ?? 0) - (other.each ?? 0) : other.parameters - one.parameters);
+  const rank = ({ why, each }) => (why ? 2 : rate(each) < 1000 / READABLE_MS ? 1 : 0);
+  const quicker = rank(one) === 1 ? rate(other.each) - rate(one.each) : 0;
+  return rank(one) - rank(other) || quicker || (other.parameters ?? 0) - (one.parameters ?? 0) || one.name.localeCompare(other.name);
 }
 
 function row({ name, quantisation, why, small, each, nodes, size }) {
@@ -29,7 +35,7 @@ function row({ name, quantisation, why, small, each, nodes, size }) {
   if (why) return h("tr", { class: "quiet" }, h("th", { scope: "row" }, name), h("td", { colspan: "4", title: why }, told));
   return h("tr", {},
     h("th", { scope: "row" }, h("button", { type: "button", "data-choose": name, title: "Put it into the form" }, name)),
-    h("td", {}, `${(1000 / each).toFixed(each > 100 ? 1 : 0)} tokens/s`),
+    h("td", {}, `${rate(each)} tokens/s`),
     h("td", {}, scaled(size, "B")), h("td", {}, quantisation), h("td", {}, nodes.join(", ")));
 }
 

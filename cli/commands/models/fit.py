@@ -43,13 +43,19 @@ def fit(
         _show(found)
 
 
-def usefulness(each: dict[str, Any]) -> tuple[int, float]:
-    """What models are sorted by: those that are quick enough, the largest first; slower ones, the quickest first; those
-    that do not fit."""
+def usefulness(each: dict[str, Any]) -> tuple[int, float, int, str]:
+    """What models are sorted by: those that are quick enough, the largest first; slower ones, the quickest first, as
+    far as speeds look different; those that do not fit."""
     if each["why_not"]:
-        return 2, 0.0
-    ms: float = each["forecast"]["ms_per_token"]
-    return (0, -each["parameters"]) if ms <= READABLE_MS else (1, ms)
+        return 2, 0.0, 0, each["name"]
+    rate = _rate(each)
+    quick = rate >= 1e3 / READABLE_MS
+    return (0 if quick else 1), (0.0 if quick else -rate), -each["parameters"], each["name"]
+
+
+def _rate(each: dict[str, Any]) -> float:
+    """Tokens per second, as they are shown."""
+    return round(1e3 / float(each["forecast"]["ms_per_token"]), 1)
 
 
 async def _fit(names: list[str], asked: dict[str, Any], url: str, api_key: str, alone: str) -> list[dict[str, Any]]:
@@ -128,7 +134,7 @@ def _show(found: list[dict[str, Any]]) -> None:
             each["name"],
             each["quantisation"],
             short_bytes(1e6 * each["memory_mb"]),
-            f"{1e3 / each['forecast']['ms_per_token']:.1f}",
+            f"{_rate(each):.1f}",
             f"{each['forecast']['ttft_ms'] / 1e3:.1f} s",
             ", ".join(each["nodes"]),
         ]

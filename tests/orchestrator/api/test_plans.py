@@ -278,6 +278,10 @@ async def test_what_fits(mesh: Any, new_node: Any) -> None:
     ]  # fmt: skip
     quick = {**found[0], "parameters": 3 * found[0]["parameters"]}
     assert min([*found, quick], key=usefulness) is quick, "the largest of those that are quick"
+    slow = [{**found[0], "name": name, "parameters": size, "forecast": {"ms_per_token": ms}} for name, size, ms in (
+        ("a", 1, 251.0), ("c", 2, 251.2), ("b", 2, 251.4), ("d", 9, 400.0), ("e", 9, 200.9),
+    )]  # fmt: skip
+    assert [each["name"] for each in sorted(slow, key=usefulness)] == ["e", "b", "c", "a", "d"], "as it is shown"
     assert [each["why_not"] is None for each in found] == [True, True, True, False]
     assert all(spec.config_json and not spec.source for spec in asked), "no node is to fetch anything"
     status, out, err = await in_thread(*fit)
