@@ -91,7 +91,7 @@ def plan(
         "what_if": list(what_if) if what_if else None,
         **(read_machines(nodes) if nodes else {}),
     }
-    answer = run(_plan(asked, url, api_key, alone))
+    answer, there = run(_plan(asked, url, api_key, alone))
     if as_json:
         print(json.dumps(answer))
     else:
@@ -102,6 +102,27 @@ def plan(
                 soft_wrap=True,
             )
         show_plan(answer, requests)
+        for names in [] if nodes else on_one_machine(answer, there):
+            results.print(
+                f"{escape(' and '.join(names))} are on one machine, and were measured one by one: as they share its"
+                " memory and its cores, a token may take longer",
+                soft_wrap=True,
+            )
+
+
+def on_one_machine(answer: dict[str, Any], nodes: list[dict[str, Any]]) -> list[list[str]]:
+    """The nodes of a plan that have an address in common, which is that of one machine.
+
+    Args:
+        answer: the plan, as the API tells it.
+        nodes: of the mesh, likewise.
+    """
+    taking = {rank["node"] for rank in answer["plan"]["ranks"]}
+    by_address: dict[str, list[str]] = {}
+    for node in nodes:
+        if node["name"] in taking and node["state"] == "alive":
+            by_address.setdefault(node["address"], []).append(node["name"])
+    return [names for names in by_address.values() if len(names) > 1]
 
 
 def read_machines(file: Path) -> dict[str, Any]:
@@ -121,11 +142,15 @@ def read_machines(file: Path) -> dict[str, Any]:
     return told
 
 
-async def _plan(asked: dict[str, Any], url: str, api_key: str, alone: str) -> dict[str, Any]:
+async def _plan(
+    asked: dict[str, Any], url: str, api_key: str, alone: str
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A plan, and the nodes of the mesh."""
     body = {name: value for name, value in asked.items() if value is not None}
     async with mesh_or_alone(url, api_key, alone) as (client, _):
         try:
-            return await client.call("POST", "/api/plan", body, patient=True)
+            answer = await client.call("POST", "/api/plan", body, patient=True)
+            return answer, (await client.call("GET", "/api/nodes"))["nodes"]
         except Refused as refusal:
             if refusal.code == "model_missing" and (meant := bundled_meant(asked["model"])):
                 raise CliError(f"{refusal}{meant}") from refusal

@@ -254,6 +254,18 @@ async def test_the_command(mesh: Any, new_node: Any, tmp_path: Path) -> None:
         assert says in err
 
 
+async def test_nodes_of_one_machine_are_named(mesh: Any, new_node: Any) -> None:
+    nodes = await house(mesh, new_node, pc=3, laptop=3)
+    plan = ("plan", "seven", "--url", mesh.orchestrator.http_url)
+    status, out, err = await in_thread(*plan)
+    assert (status, "pc and laptop are on one machine, and were measured one by one" in out) == (0, True), out + err
+    await nodes["laptop"].leave()
+    nodes["laptop"].address = "127.0.0.2"
+    await mesh.join(nodes["laptop"])
+    status, out, err = await in_thread(*plan)
+    assert (status, "on one machine" in out) == (0, False), out + err
+
+
 async def test_what_fits(mesh: Any, new_node: Any) -> None:
     asked = []
 
