@@ -16,7 +16,7 @@ import pytest
 
 from motley.cli.commands.answering.chat import harmless
 from motley.cli.conversation import Conversation
-from motley.protocol.mesh_pb2 import Delta, Described, Generate, ModelProfile
+from motley.protocol.mesh_pb2 import Delta, Described, Failure, Generate, ModelProfile
 
 from ..conftest import Mesh
 
@@ -179,6 +179,30 @@ if sys.platform != "win32":
             ["Be brief.", "Hi", "Hello, world", "More \nof it"],
             ["Be long.", "Hi", "Hello, world", "More \nof it"],
         ]
+
+    async def test_a_machine_that_is_lost_on_the_way_is_told_once(mesh: Any, chatty: Any, new_node: Any) -> None:
+        other = await mesh.join(new_node("laptop"))
+        await mesh.serve(nodes=["pc", "laptop"], shares=[1, 1])
+
+        async def lose_the_other(generate: Generate) -> AsyncIterator[Delta]:
+            if not chatty.generated[1:]:
+                yield Delta(text="Hello", ids=[1])
+                await other.leave()
+                failed = Failure(code="peer_lost", message="rank 1 has gone", lost_rank=2)
+                await chatty.event(chatty.commands[0], failed=failed)
+                return
+            yield Delta(text="!", ids=[2])
+            yield Delta(finish="stop", prompt_tokens=5, completion_tokens=2)
+
+        chatty.answer = lose_the_other
+        lost = "lost on the way, and gone on without: node 'laptop' (rank 1) is lost"
+        async with chatting(mesh, "bard") as terminal:
+            await terminal.shows("bard on pc, laptop.")
+            terminal.type("Hi\n")
+            await terminal.shows(lost)
+            await terminal.shows("2 tokens in")
+            terminal.type("And?\n")
+            assert lost not in await terminal.shows("2 tokens in")
 
     async def test_what_cannot_be_is_said_and_a_loaded_model_is_the_first_choice(mesh: Any, chatty: Any) -> None:
         async with chatting(mesh) as terminal:
