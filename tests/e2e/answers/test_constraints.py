@@ -82,12 +82,13 @@ async def test_the_official_client_is_kept_to_a_schema(there: Mesh, tmp_path: Pa
     await there.session(model=str(model), name="chatty", nodes=["b"])
     async with openai.AsyncOpenAI(base_url=f"{there.url}/v1", api_key="unused", max_retries=0) as client:
         chat: dict[str, Any] = {"model": "chatty", "messages": [{"role": "user", "content": "Who?"}]}
+        whole = {**chat, "response_format": FORMAT, "max_tokens": 900}
         for seed in range(3):
-            answer = await client.chat.completions.create(**chat, response_format=FORMAT, seed=seed)
+            answer = await client.chat.completions.create(**whole, seed=seed)
             jsonschema.validate(json.loads(answer.choices[0].message.content), SCHEMA)
         pieces = [
             chunk.choices[0].delta.content or ""
-            async for chunk in await client.chat.completions.create(**chat, response_format=FORMAT, seed=0, stream=True)
+            async for chunk in await client.chat.completions.create(**whole, seed=0, stream=True)
         ]
         jsonschema.validate(json.loads("".join(pieces)), SCHEMA)
         short = await client.chat.completions.create(**chat, response_format=FORMAT, max_tokens=3)
