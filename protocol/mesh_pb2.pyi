@@ -946,7 +946,7 @@ class Ready(_message.Message):
     def __init__(self, share_bytes: _Optional[int] = ..., rss_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class Timing(_message.Message):
-    __slots__ = ("tokens", "compute_s", "wire_s", "wait_s", "collectives", "peak_rss_bytes", "step_ms", "step_compute_ms", "step_wire_ms", "step_wait_ms")
+    __slots__ = ("tokens", "compute_s", "wire_s", "wait_s", "collectives", "peak_rss_bytes", "step_ms", "step_compute_ms", "step_wire_ms", "step_wait_ms", "steps")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     WIRE_S_FIELD_NUMBER: _ClassVar[int]
@@ -957,6 +957,7 @@ class Timing(_message.Message):
     STEP_COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_WIRE_MS_FIELD_NUMBER: _ClassVar[int]
     STEP_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     compute_s: float
     wire_s: float
@@ -967,7 +968,8 @@ class Timing(_message.Message):
     step_compute_ms: _containers.RepeatedScalarFieldContainer[float]
     step_wire_ms: _containers.RepeatedScalarFieldContainer[float]
     step_wait_ms: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., collectives: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., step_ms: _Optional[_Iterable[float]] = ..., step_compute_ms: _Optional[_Iterable[float]] = ..., step_wire_ms: _Optional[_Iterable[float]] = ..., step_wait_ms: _Optional[_Iterable[float]] = ...) -> None: ...
+    steps: int
+    def __init__(self, tokens: _Optional[int] = ..., compute_s: _Optional[float] = ..., wire_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., collectives: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., step_ms: _Optional[_Iterable[float]] = ..., step_compute_ms: _Optional[_Iterable[float]] = ..., step_wire_ms: _Optional[_Iterable[float]] = ..., step_wait_ms: _Optional[_Iterable[float]] = ..., steps: _Optional[int] = ...) -> None: ...
 
 class Steps(_message.Message):
     __slots__ = ("first", "compute_ms", "wire_ms", "wait_ms")

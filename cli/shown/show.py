@@ -205,6 +205,13 @@ def losses(session: dict[str, Any]) -> str:
     return f"it has lost a machine or a process {times} and gone on, the last time: {last}"
 
 
+def limit_reached(usage: dict[str, Any], context: int) -> str:
+    """What has ended an answer that was not told how long it may be, though it would have gone on."""
+    if usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0) >= context:
+        return "the context, which is full"
+    return "the model's own limit; --max-tokens asks for more"
+
+
 def lost_since(before: dict[str, Any], now: dict[str, Any]) -> str:
     """What a session has lost and gone on without, between two looks at it; empty: nothing."""
     lost = [each["message"] for each in now["losses"] if each["epoch"] >= before["epoch"]]

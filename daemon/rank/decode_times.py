@@ -24,8 +24,8 @@ class Clocks(Protocol):
 class DecodeTimes:
     """Where the time of this rank's decode steps went, cumulative, in seconds. Sequences of one step share it.
 
-    Decode steps are those in which every sequence has a single token, which was just chosen. What the next ones are
-    chosen by, once the engine is done, does not count.
+    Decode steps are those in which every sequence has a single token, which was just chosen. Choosing among
+    the logits (penalties, candidates, sums) does not count.
     """
 
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""The noise that draws a token: the same for a (seed, step, token) on every rank, whatever else is asked for."""
+"""The noise that draws a token: a function of (seed, step, token) alone, the same on every rank but for a last bit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ F64 = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 _MASK = 2**64 - 1
+# SHARED with sampling_kernel.h:
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 

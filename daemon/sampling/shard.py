@@ -15,7 +15,7 @@ from motley.plugins.engine import F32
 from motley.plugins.native.sampling import contenders
 
 _MANY = 1024
-"""Rows that are more than is worth while to score in a draw: the best of some of them leaves fewer."""
+"""More contenders for a draw than these are not scored: the best score among a few of them excludes most others."""
 _GROUP = 256
 """Rows whose greatest value stands for them: where so many of these reach a threshold, as many rows do."""
 
@@ -164,7 +164,7 @@ class ShardSampler:
             return np.array([first])
         state = state_of(seed, step, self._offset)
         rows = contenders(adjusted, temperature, self._score(adjusted, first, step), state)
-        while len(rows) > _MANY:  # the logits are much the same: the noise decides
+        if len(rows) > _MANY:  # the logits are much the same: the noise decides
             rows = contenders(adjusted, temperature, float(scores(rows[: _MANY // 4]).max()), state)
         return rows[[np.argmax(scores(rows))]] if len(rows) > 1 else rows
 
@@ -188,7 +188,7 @@ def _best(values: F32, want: int, first: int) -> Ids:
 
 
 def _reached(values: F32, want: int) -> np.float32:
-    """A value that `want` values reach, or more, but not many more: fewer than there are values."""
+    """A value that at least `want` of the values reach, and usually few more; `want` is less than they are."""
     groups = len(values) // _GROUP
     if groups > 4 * want:
         peaks = values[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)

@@ -304,6 +304,7 @@ class Rank:
             wire_s=times.wire,
             wait_s=times.wait,
             collectives=times.collectives,
+            steps=times.count,
             step_ms=step_ms,
             step_compute_ms=[1e3 * compute for compute, _, _ in times.steps],
             step_wire_ms=[1e3 * wire for _, wire, _ in times.steps],

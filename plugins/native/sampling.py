@@ -1,8 +1,8 @@
 """Our own kernels for what sampling must know of all tokens of a slice of the vocabulary, see sampling.c.
 
 Results are the same to the bit on every CPU. Logits must not be NaN or +inf. All functions raise `ValueError` if an
-operand has another shape or type, or is not contiguous or aligned (the message names it), and `ImportError` if the
-compiled kernels are missing.
+operand has another shape or type, is not contiguous or aligned, or says something impossible (the message names it),
+and `ImportError` if the compiled kernels are missing.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def masses(
         Of each stretch its greatest logit (0 where all are -inf) and the sum of ``exp((logit - greatest) /
         temperature)``, f64[B] each.
     """
+    if not len(starts) or starts[0] or starts[-1] >= len(logits) or (np.diff(starts) < 0).any():
+        raise ValueError(f"starts must ascend from 0 and be below {len(logits)}, and are {starts}")
     peaks, sums = np.empty(len(starts)), np.empty(len(starts))
     task = Masses(
         logits=address("logits", logits, np.float32, len(logits)),

@@ -7,7 +7,7 @@ typedef double long_floats __attribute__((vector_size(8 * LONG_LANES)));
 typedef int64_t long_ints __attribute__((vector_size(8 * LONG_LANES)));
 typedef uint64_t long_words __attribute__((vector_size(8 * LONG_LANES)));
 
-static const uint64_t GOLDEN = 0x9E3779B97F4A7C15;
+static const uint64_t GOLDEN = 0x9E3779B97F4A7C15; /* SHARED, as what mixes below, with motley.daemon.sampling.noise */
 static const double LOG2_E = 0x1.71547652b82fep0;
 static const double WHOLE = 0x1.8p52; /* a sum with it ends in the bits of a whole number */
 

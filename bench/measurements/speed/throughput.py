@@ -26,8 +26,9 @@ class Throughput:
         tokens_per_s: of all requests together, while all are being answered.
         x_one: that over what one request gets.
         ms_per_token: how long each waits for its next one: a step.
-        step_ms: what a step of all of them is made of, ms, the mean over ranks: ``compute``, ``wire``, ``wait`` and, as
-            what is left of it, ``lead``, in which tokens are chosen and told.
+        step_ms: what a step is made of, ms, the mean over ranks and over all steps, the few in which some requests are
+            not answered yet or any more among them: ``compute``, ``wire``, ``wait`` and, as what is left of
+            `ms_per_token`, ``lead``, in which tokens are chosen and told.
     """
 
     requests: int
@@ -82,7 +83,7 @@ async def throughput_of(
         rate = await answer_at_once(mesh, prompts, tokens, sampling=sampling)
         alone = rows[0].tokens_per_s / rows[0].x_one if rows else rate
         whole_ms = 1e3 * count / rate
-        of_ranks = [_spent_ms(first, last, count) for first, last in zip(before, mesh.timing, strict=True)]
+        of_ranks = [_spent_ms(first, last) for first, last in zip(before, mesh.timing, strict=True)]
         parts = with_lead({part: float(np.mean([own[part] for own in of_ranks])) for part in PARTS}, whole_ms)
         step_ms = {part: round(value, 3) for part, value in parts.items()}
         told = round(rate, 2), round(rate / alone, 2), round(whole_ms, 2)
@@ -90,9 +91,9 @@ async def throughput_of(
     return rows
 
 
-def _spent_ms(before: pb.Timing, after: pb.Timing, count: int) -> dict[str, float]:
-    """What a rank's mean step of `count` requests was made of, by `PARTS`."""
-    steps = max(1, after.tokens - before.tokens) / count
+def _spent_ms(before: pb.Timing, after: pb.Timing) -> dict[str, float]:
+    """What a rank's mean step was made of meanwhile, by `PARTS`."""
+    steps = max(1, after.steps - before.steps)
     seconds = after.compute_s - before.compute_s, after.wire_s - before.wire_s, after.wait_s - before.wait_s
     return {part: 1e3 * each / steps for part, each in zip(PARTS, seconds, strict=True)}
 

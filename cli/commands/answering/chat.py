@@ -20,7 +20,7 @@ from motley.cli.errors import EXIT_INTERRUPTED, CliError
 from motley.cli.reaching.client import ApiKey, Client, Refused, Unreachable, Url
 from motley.cli.reaching.loading import as_it_is_now, checked_request, for_daemons, load, nodes_told
 from motley.cli.reaching.mesh_of_one import RUNS_ALONE, mesh_or_alone
-from motley.cli.shown.show import console, lost_since
+from motley.cli.shown.show import console, limit_reached, lost_since
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
     EFFORT,
@@ -283,7 +283,7 @@ class Chat:
         said: list[str] = []
         began = time.monotonic()
         try:
-            tokens, ms = self._background.wait(self._stream(question, said))
+            usage, ms, finish = self._background.wait(self._stream(question, said))
         except Refused as refusal:
             if refusal.code != "context_length_exceeded":
                 raise
@@ -298,10 +298,13 @@ class Chat:
         if lost := lost_since(before, self._session):
             console.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         rate = f", {1e3 / ms:.0f} each second" if ms else ""
-        console.print(f"[dim]{counted(tokens, 'token')} in {time.monotonic() - began:.1f} s{rate}[/]")
+        cut = finish == "length" and self._sampling["max_tokens"] is None
+        ended = f"; ended by {limit_reached(usage, self._session['context'])}" if cut else ""
+        tokens = counted(usage.get("completion_tokens", 0), "token")
+        console.print(f"[dim]{tokens} in {time.monotonic() - began:.1f} s{rate}{ended}[/]")
 
-    async def _stream(self, question: str, said: list[str]) -> tuple[int, float | None]:
-        """Print an answer as it comes, and note it in `said`; its tokens, and the mean ms of each."""
+    async def _stream(self, question: str, said: list[str]) -> tuple[dict[str, int], float | None, str]:
+        """Print an answer as it comes, and note it in `said`; its usage, the mean ms of a token, and why it ended."""
         chats, conversation = self._session["chats"], self._conversation
         asked = {"messages": conversation.messages(question)} if chats else {"prompt": conversation.text(question)}
         body = {"model": self._session["name"], **asked, "stream_options": {"include_usage": True}}
@@ -309,11 +312,13 @@ class Chat:
         if not chats:
             body.pop(EFFORT, None)  # what is no chat has no template to tell
         path = "/v1/chat/completions" if chats else "/v1/completions"
-        tokens, ms, thinking = 0, None, False
+        usage: dict[str, int] = {}
+        ms, finish, thinking = None, "", False
         async for event in self._client.stream(path, body, back_within_s=BACK_WITHIN_S):
-            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            usage = event.get("usage") or usage
             ms = event.get("timings", {}).get("ms_per_token") or ms
             for choice in event["choices"]:
+                finish = choice.get("finish_reason") or finish
                 thought = choice.get("delta", {}).get("reasoning_content") or ""
                 piece = choice["text"] if not chats else choice["delta"].get("content") or ""
                 if thought:
@@ -323,7 +328,7 @@ class Chat:
                 thinking = bool(thought) or (thinking and not piece)
                 print(harmless(piece), end="", flush=True)
                 said.append(piece)
-        return tokens, ms
+        return usage, ms, finish
 
 
 def _line() -> str | None:

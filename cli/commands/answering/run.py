@@ -17,7 +17,7 @@ from motley.cli.interrupt import run as run_interruptibly
 from motley.cli.reaching.client import ApiKey, Client, Refused, Url
 from motley.cli.reaching.loading import as_it_is_now, checked_request, for_daemons, load, no_chat_template
 from motley.cli.reaching.mesh_of_one import RUNS_ALONE, mesh_or_alone
-from motley.cli.shown.show import console, loading_bars, lost_since
+from motley.cli.shown.show import console, limit_reached, loading_bars, lost_since
 from motley.cli.typed.given import left_alone, refuse, typed
 from motley.cli.typed.options import (
     MODELS_OWN,
@@ -338,8 +338,7 @@ async def _answer(
         elsewhere = sum(len(nodes_of(host)) for host in session["hosts"])
         by = finish
         if finish == "length" and most is None:
-            full = usage["prompt_tokens"] + tokens >= context
-            by = "the context, which is full" if full else "the model's own limit; --max-tokens asks for more"
+            by = limit_reached(usage, context)
         hosts = f", experts on {counted(elsewhere, 'node')}" if elsewhere else ""
         then = "" if ms is None else f", then {ms:.1f} ms each"
         console.print(

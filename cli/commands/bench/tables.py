@@ -70,8 +70,8 @@ def show_throughput(rows: Sequence[Throughput]) -> None:
         ]
         for row in rows
     ]
-    of_these = " + ".join(rows[0].step_ms)
-    console.print(table(["requests", "tokens/s", "x one", "ms per token of each", of_these], cells))
+    parts = f"a step's ms: {' + '.join(rows[0].step_ms)}"
+    console.print(table(["requests", "tokens/s", "x one", "ms per token of each", parts], cells))
 
 
 def show_adapters(rows: Sequence[Adapted]) -> None:

@@ -139,7 +139,9 @@ def pull(
 def _shares(cache: Path | None, limit: str) -> ShareCache:
     from motley.daemon.weights.cache import ShareCache
 
-    return ShareCache(shares_folder(cache), size("--cache-limit", limit))
+    shares = ShareCache(shares_folder(cache), size("--cache-limit", limit))
+    shares.limit = max(shares.limit, sum(entry.size for entry in shares.entries()))  # a node's folder may hold more
+    return shares
 
 
 def _pull_whole(source: str, files: Sequence[PublishedFile], as_json: bool) -> None:

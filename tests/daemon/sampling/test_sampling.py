@@ -160,6 +160,13 @@ def test_where_all_tokens_are_alike_the_noise_decides(spread: float) -> None:
         assert Ranks(params, 12000, [9000], []).sample(logits, step).token == plain(logits, params, step, [], [])
 
 
+@pytest.mark.parametrize(("height", "temperature"), [(1e9, 1e-5), (1e20, 1.0), (-3e38, 0.01)])
+def test_equal_logits_of_any_height_end(height: float, temperature: float) -> None:
+    logits = np.full(4000, height, np.float32)
+    params = SamplingParams(temperature=temperature, seed=1)
+    assert Ranks(params, 4000, [3000], []).sample(logits, 0).token == plain(logits, params, 0, [], [])
+
+
 @given(seed=st.integers(0, 2**64 - 1), step=st.integers(0, 2**31), token=st.integers(0, 2**20))
 def test_the_noise_of_one_token_is_that_which_it_has_among_others(seed: int, step: int, token: int) -> None:
     np.testing.assert_allclose(

@@ -127,7 +127,7 @@ if sys.platform != "win32":
             await asyncio.Event().wait()
         for text in ("Hello", ", ", "world"):
             yield Delta(text=text, ids=[1])
-        yield Delta(finish="stop", prompt_tokens=5, completion_tokens=3, prefill_s=0.25)
+        yield Delta(finish="length", prompt_tokens=5, completion_tokens=3, prefill_s=0.25)
 
     @pytest.fixture
     async def chatty(mesh: Any, new_node: Any, profile: ModelProfile) -> Any:
@@ -145,6 +145,7 @@ if sys.platform != "win32":
             terminal.type("Hi\n")
             await terminal.shows("Hello, world")
             await terminal.shows("3 tokens in")
+            await terminal.shows("ended by the model's own limit")
             terminal.type("More \\\n")
             await terminal.shows("... ")
             terminal.type("of it\n")

@@ -85,3 +85,6 @@ def test_operands_that_do_not_fit_are_refused_by_name() -> None:
         contenders(np.zeros(5), 1.0, 0.0, 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="starts must be int64"):
         masses(np.zeros(5, np.float32), np.zeros(1, np.int32), 1.0)  # type: ignore[arg-type]
+    for starts in [], [1], [0, 5], [0, 3, 2]:
+        with pytest.raises(ValueError, match="starts must ascend from 0 and be below 5"):
+            masses(np.zeros(5, np.float32), np.array(starts, np.int64), 1.0)

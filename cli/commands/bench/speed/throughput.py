@@ -19,6 +19,7 @@ from motley.cli.commands.bench.options import (
     parse_stage_layers,
 )
 from motley.cli.commands.bench.tables import show_throughput
+from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import loading_bars
 from motley.cli.typed.options import CacheFormats, Exact, Quant, Quantisation, parse_counts, parse_link
@@ -40,8 +41,12 @@ def throughput(
     engine: EngineName = "onnxruntime",
     cache_format: CacheFormats = None,
     exact: Exact = False,
-    temperature: Annotated[float, typer.Option(min=0, help="Draw tokens at it; 0: take the likeliest.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Draw from the likeliest that sum up to this.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(min=0, max=2, help="At which tokens are drawn; 0: the likeliest is taken.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Draw among the likeliest whose probabilities sum up to this.")
+    ] = 1.0,
     one_wave: Annotated[
         bool,
         typer.Option("--one-wave", help="Compute no step in halves, one beside the sums of the other: to compare."),
@@ -55,6 +60,8 @@ def throughput(
     from motley.daemon.weights.hub import resolve
     from motley.protocol import mesh_pb2 as pb
 
+    if top_p < 1 and not temperature:
+        raise CliError("--top-p draws tokens, for which there is no --temperature")
     counts, staged = parse_counts("--requests", requests, at_most=64), parse_stage_layers(stages)
     folder = resolve(str(model), None)
     with open_model(folder) as opened:
