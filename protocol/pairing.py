@@ -25,7 +25,7 @@ PAKE = "motley-pake-bin"
 WAITS = "motley-waits"
 """Metadata: the id of a pairing whose machine is there for as long as this call lasts."""
 GIVES_UP = "motley-gives-up"
-"""Metadata: the id of a pairing whose machine does without its code. That is told by the end of `WAITS`, too, but not to
+"""Metadata: the id of a pairing whose machine does without its code; the end of `WAITS` says so, too, but not to
 orchestrators of before it."""
 SEALED = "motley-sealed-bin"
 """Metadata: the join token, sealed."""
