@@ -41,6 +41,11 @@ DAEMON = {
 }
 """The node starts worker processes by their module's name."""
 
+TEXT = {
+    "calls": set[str](),
+    "responses": {"calls"},
+}
+
 MODELS = {
     "description": set[str](),
     "blocks": {"description"},
@@ -74,6 +79,7 @@ MEASUREMENTS = {
 
 ROOMS = {
     "daemon": DAEMON,
+    "daemon/text": TEXT,
     "daemon/models": MODELS,
     "daemon/models/families": FAMILIES,
     "bench": BENCH,

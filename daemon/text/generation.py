@@ -17,7 +17,7 @@ from motley.daemon.text.calls.values import mapping_of
 from motley.daemon.text.harmony import MARKS, ChannelParts, has_channels
 from motley.daemon.text.kept_to import KeptToError, constraint_of
 from motley.daemon.text.messages import ChatError
-from motley.daemon.text.response_parts import ResponseParts
+from motley.daemon.text.responses.parts import ResponseParts
 from motley.daemon.text.stops import StopChecker
 from motley.daemon.text.streaming import IncrementalDecoder
 from motley.daemon.text.templates import ASKED_AT

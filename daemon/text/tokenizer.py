@@ -17,7 +17,7 @@ from llguidance import LLTokenizer
 
 from motley.daemon.text.calls.formats import knows_tools, wants_arguments_as_text
 from motley.daemon.text.messages import Chat, ChatError, check_messages, with_arguments_as_text
-from motley.daemon.text.response_template import InvalidResponseTemplate, ResponseTemplate, read_response_template
+from motley.daemon.text.responses.template import InvalidResponseTemplate, ResponseTemplate, read_response_template
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.text.told_tools import with_told_tools
 from motley.daemon.text.tool_results import Way, first_that_tells, has_results, ways

@@ -15,8 +15,8 @@ from motley.daemon.models.reading import describe
 from motley.daemon.rank import steps
 from motley.daemon.text.answer_parts import THINK, AnswerParts
 from motley.daemon.text.calls.formats import FORMATS
-from motley.daemon.text.response_parts import ResponseParts
-from motley.daemon.text.response_template import read_response_template
+from motley.daemon.text.responses.parts import ResponseParts
+from motley.daemon.text.responses.template import read_response_template
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SINGLE, SafetensorsCheckpoint

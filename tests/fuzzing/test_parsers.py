@@ -16,7 +16,7 @@ import pytest
 
 from motley.daemon.rank.steps import Open, SpanPlan, Step
 from motley.transport.links.wire import Handshake, Header, Membership, Op, Purpose
-from tests.daemon.text.response_cases import TEMPLATES
+from tests.daemon.text.responses.cases import TEMPLATES
 from tests.e2e.faces.test_fuzzing import BODIES, KEYS
 from tests.fuzzing.targets import TARGETS
 from tests.models.cases import GOLDEN

@@ -1,7 +1,7 @@
 """Response templates as they are published, and answers that they take apart.
 
-`golden_responses.json` has what transformers makes of them. Made anew, with transformers >= 5.24 and without Motley:
-``python tests/daemon/text/response_cases.py``.
+`golden.json` has what transformers makes of them. Made anew, with transformers >= 5.24 and without Motley:
+``python tests/daemon/text/responses/cases.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-GOLDEN = Path(__file__).with_name("golden_responses.json")
+GOLDEN = Path(__file__).with_name("golden.json")
 
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 _WITHIN = {"type": "function", "function": "{content}"}

@@ -1,4 +1,4 @@
-"""Reading what a field of a response template has, as it comes; see `motley.daemon.text.response_parts`."""
+"""Reading what a field of a response template has, as it comes; see `motley.daemon.text.responses.parts`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from motley.daemon.text.answer_parts import AnswerParts, Part, begun_call
 from motley.daemon.text.calls.notation import NotedArguments
 from motley.daemon.text.calls.values import as_json, types_of
-from motley.daemon.text.response_template import (
+from motley.daemon.text.responses.template import (
     BEGIN,
     CallsWithin,
     Lines,

@@ -1,4 +1,4 @@
-"""The parts of an answer by the model's own response template; see `motley.daemon.text.response_template`.
+"""The parts of an answer by the model's own response template; see `motley.daemon.text.responses.template`.
 
 As transformers does it: outside of all fields, what opens any of them is looked for; within one, what closes it; the
 earliest counts, of those the longest. What may become one of them is held back. Where transformers keeps the latest of
@@ -15,8 +15,8 @@ from dataclasses import replace
 import regex
 
 from motley.daemon.text.answer_parts import NO_SCHEMAS, Part
-from motley.daemon.text.response_fields import Calls, FieldReader, LeftOut, NamedCall, Patience, Schemas, Text
-from motley.daemon.text.response_template import (
+from motley.daemon.text.responses.fields import Calls, FieldReader, LeftOut, NamedCall, Patience, Schemas, Text
+from motley.daemon.text.responses.template import (
     CallsWithin,
     Delimiter,
     NamedByOpening,

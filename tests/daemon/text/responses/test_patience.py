@@ -1,0 +1,54 @@
+"""Patterns of a response template have a deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from motley.daemon.text.responses.parts import ResponseParts
+from motley.daemon.text.responses.template import read_response_template
+from tests.daemon.text.responses.cases import TEMPLATES
+from tests.daemon.text.responses.taking import CALLS, changed, taken
+
+
+@pytest.mark.parametrize("pattern", [r"(a+)+$", r"(?R)", r"(a|aa)+\1b", r"\s*x"])
+@pytest.mark.parametrize("key", ["close_pattern", "open_pattern"])
+def test_patterns_that_never_end_are_given_up(pattern: str, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    fields = {"content": {"close_pattern": pattern}} if key == "close_pattern" else {"x": {key: pattern}, "content": {}}
+    evil = {"start_anchor": "S", "fields": fields}
+    answer = (" " if "s" in pattern else "a") * 30_000 + "b"
+    begun = time.thread_time()
+    with caplog.at_level(logging.WARNING):
+        said, _, _ = taken(evil, [answer, "more"])
+    assert time.thread_time() - begun < 2
+    assert said.endswith("bmore")
+    assert "takes too long" in caplog.text or "take too long" in caplog.text
+
+
+def test_patterns_have_a_deadline_for_a_whole_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """Of these searches each takes milliseconds."""
+    evil = {"start_anchor": "S", "fields": {"content": {"close_pattern": "(?:[,;]*,){4}y"}}}
+    parts = ResponseParts(read_response_template(evil))
+    begun = time.thread_time()
+    told = "".join(part.content for _ in range(150) for part in parts.push(","))
+    assert time.thread_time() - begun < 1
+    assert told == 150 * ","
+    assert caplog.text.count("take too long") == 1
+
+
+def test_tags_that_never_end_cost_a_call_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    evil = changed(f"{CALLS}/content_args/tag_pattern", r"(?P<key>(a+)+)(?P<value>$)", "qwen3.5")
+    calls = taken(evil, ["<tool_call><function=f>" + "a" * 30_000 + "b</function></tool_call>Well."])
+    assert calls == ("Well.", "", [("f", "{}")])
+    assert "has lost its arguments" in caplog.text
+
+
+def test_long_answers_are_read_in_time() -> None:
+    parts = ResponseParts(read_response_template(TEMPLATES["qwen3"]))
+    begun, told = time.thread_time(), 0
+    for piece in ["<think>", *["thought and "] * 5_000, "</think>", *["answer "] * 5_000]:
+        told += sum(len(part.reasoning + part.content) for part in parts.push(piece))
+    assert told == len("thought and " * 5_000) + len("answer " * 5_000) - 2
+    assert time.thread_time() - begun < 5
