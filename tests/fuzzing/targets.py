@@ -16,7 +16,7 @@ from motley.daemon.rank import steps
 from motley.daemon.text.answer_parts import THINK, AnswerParts
 from motley.daemon.text.calls.formats import FORMATS
 from motley.daemon.text.responses.parts import ResponseParts
-from motley.daemon.text.responses.template import read_response_template
+from motley.daemon.text.responses.template import InvalidResponseTemplate, read_response_template
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SINGLE, SafetensorsCheckpoint
@@ -111,8 +111,12 @@ def answers(data: bytes) -> None:
 def response_template(data: bytes) -> None:
     """What a model's files say of how its answers are taken apart; the bytes are an answer, too."""
     try:
-        template = read_response_template(json.loads(data))
+        written = json.loads(data)
     except (ValueError, RecursionError):
+        return
+    try:
+        template = read_response_template(written)
+    except InvalidResponseTemplate:
         return
     parts = ResponseParts(template)
     for _ in (*parts.push(data.decode("utf-8", "replace")), *parts.flush()):

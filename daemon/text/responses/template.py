@@ -242,13 +242,17 @@ def compiled(pattern: str, where: str) -> regex.Pattern[str]:
     Raises:
         InvalidResponseTemplate: it is none, or too large.
     """
-    counts = [int(count) for inner in regex.findall(r"\{([^{}]*)\}", pattern) for count in regex.findall(r"\d+", inner)]
-    if len(pattern) > _LONGEST_PATTERN or math.prod(filter(None, counts)) > _MOST_REPEATS:
+    if len(pattern) > _LONGEST_PATTERN or _repeats(pattern) > _MOST_REPEATS:
         raise InvalidResponseTemplate(f"{where}: the pattern is too large")
     try:
         return regex.compile(pattern, regex.DOTALL)
     except Exception as error:  # a stranger's pattern: it can exceed any limit
         raise InvalidResponseTemplate(f"{where}: not a valid pattern: {error}") from error
+
+
+def _repeats(pattern: str) -> int:
+    counts = [int(count) for inner in regex.findall(r"\{([^{}]*)\}", pattern) for count in regex.findall(r"\d+", inner)]
+    return math.prod(filter(None, counts))
 
 
 _PLACE = regex.compile(r"\{(\w+(?:\.\w+)?)\}")

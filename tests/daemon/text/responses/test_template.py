@@ -10,7 +10,7 @@ from motley.daemon.text.responses.parts import ResponseParts
 from motley.daemon.text.responses.template import InvalidResponseTemplate, read_response_template
 from tests.daemon.text.responses.taking import CALLS, changed
 
-LARGE = [r"(?:a{0,4000000000}){4000000000}", r"(?:(?:a{900}){900}){900}", "a" * 1001]
+LARGE = [r"(?:a{0,4000000000}){4000000000}", r"(?:(?:a{900}){900}){900}", "a" * 1001, f"a{{{'9' * 5000}}}"]
 
 
 @pytest.mark.parametrize(
