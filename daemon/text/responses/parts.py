@@ -105,8 +105,8 @@ class ResponseParts:
             if found is None:
                 return
             self._field, match = found
-            self._at = match.end()
-            if match.start() == match.end():
+            self._at = max(self._at, match.end())  # never back, whatever the library finds
+            if match.end() <= match.start():
                 self._empty = self._at
             yield from self._close()
             if self._field is not None:
@@ -176,7 +176,7 @@ class ResponseParts:
         """The next place of a delimiter, or of what may become one; a `TimeoutError` as `Patience` has it."""
         search = delimiter.pattern.search
         match = self._patience(search, self._held, self._at, partial=not last)
-        if match is not None and not match.partial and match.start() == match.end() == self._empty:
+        if match is not None and not match.partial and match.end() <= match.start() == self._empty:
             match = self._patience(search, self._held, self._at + 1, partial=not last)
         return match
 

@@ -23,6 +23,8 @@ CALLS = "tool_calls"
 _LONGEST_PATTERN = 1000
 _MOST_REPEATS = 10_000
 """The product of all counts in a pattern: the library writes repetitions out."""
+_BACKWARDS = regex.compile(r"(?<!\\)(?:\\\\)*\\K")
+"""Has a match begin at another place than where it was found, behind its end even."""
 _QUOTES = {'<|"|>', "<escape>", '"', "'"}
 """What `motley.daemon.text.calls.notation` knows around texts."""
 BEGIN = "\0"
@@ -240,14 +242,17 @@ def compiled(pattern: str, where: str) -> regex.Pattern[str]:
     """A pattern of a template.
 
     Raises:
-        InvalidResponseTemplate: it is none, or too large.
+        InvalidResponseTemplate: it is none, too large, or does not go forward.
     """
     if len(pattern) > _LONGEST_PATTERN or _repeats(pattern) > _MOST_REPEATS:
         raise InvalidResponseTemplate(f"{where}: the pattern is too large")
     try:
-        return regex.compile(pattern, regex.DOTALL)
+        found = regex.compile(pattern, regex.DOTALL)
     except Exception as error:  # a stranger's pattern: it can exceed any limit
         raise InvalidResponseTemplate(f"{where}: not a valid pattern: {error}") from error
+    if _BACKWARDS.search(pattern) or found.flags & regex.REVERSE:
+        raise InvalidResponseTemplate(f"{where}: \\K and (?r) are not supported")
+    return found
 
 
 def _repeats(pattern: str) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.text.responses.parts import ResponseParts
-from motley.daemon.text.responses.template import read_response_template
+from motley.daemon.text.responses.template import Delimiter, ResponseField, ResponseTemplate, read_response_template
 from tests.daemon.text.responses.cases import CASES, GOLDEN, TEMPLATES
 from tests.daemon.text.responses.taking import SCHEMAS, Taken, taken
 
@@ -152,6 +153,21 @@ def test_delimiters_without_characters_come_to_an_end(opens: str, closes: str) -
     fields = {"thinking": {"open_pattern": opens, "close_pattern": closes}, "content": {}}
     said, thought, _ = taken({"start_anchor": "S", "fields": fields}, ["ax", "x b"])
     assert len((said + thought).replace("\n", "").replace(" ", "")) == 4
+
+
+def test_a_delimiter_that_ends_before_it_starts_does_not_lead_back() -> None:
+    """Which templates are refused for; a library has more of such ways than are known."""
+    back = Delimiter(regex.compile(r"(?=abc\K)"))
+    fields = (
+        ResponseField("thinking", "reasoning", back, back),
+        ResponseField("content", "content", None, None, strip=False),
+    )
+    answer = "1abc2" * 20
+    for pieces in ([answer], list(answer)):
+        parts = ResponseParts(ResponseTemplate(fields, Delimiter(regex.compile("S"))))
+        told = [part for piece in pieces for part in parts.push(piece)]
+        told += parts.flush()
+        assert "".join(part.content + part.reasoning for part in told).replace("\n", "") == answer
 
 
 def test_what_the_model_calls_a_call_is_told() -> None:

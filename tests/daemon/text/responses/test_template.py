@@ -12,6 +12,8 @@ from tests.daemon.text.responses.taking import CALLS, changed
 
 LARGE = [r"(?:a{0,4000000000}){4000000000}", r"(?:(?:a{900}){900}){900}", "a" * 1001, f"a{{{'9' * 5000}}}"]
 
+BACK = [r"(?=abc\K)", r"\\\K", r"(?r)abc"]
+
 
 @pytest.mark.parametrize(
     ("written", "why"),
@@ -40,6 +42,8 @@ LARGE = [r"(?:a{0,4000000000}){4000000000}", r"(?:(?:a{900}){900}){900}", "a" * 
         (changed(f"{CALLS}/open_pattern", "("), "fields.tool_calls.open_pattern: not a valid pattern"),
         (changed(f"{CALLS}/open_pattern", "(" * 500 + ")" * 500), "open_pattern: not a valid pattern"),
         *((changed(f"{CALLS}/open_pattern", pattern), "open_pattern: the pattern is too large") for pattern in LARGE),
+        *((changed(f"{CALLS}/open_pattern", pattern), r"open_pattern: \\K and \(\?r\) are not") for pattern in BACK),
+        (changed(f"{CALLS}/content_args/tag_pattern", r"(?P<key>a)\K(?P<value>b)", "qwen3.5"), r"tag_pattern: \\K and"),
         (changed(f"{CALLS}/repeats", "yes"), "fields.tool_calls.repeats"),
         (changed(f"{CALLS}/transform", None), "fields.tool_calls.transform: calls are not made"),
         (changed(f"{CALLS}/transform", "{content}"), "fields.tool_calls.transform: calls are not made"),
@@ -60,6 +64,10 @@ LARGE = [r"(?:a{0,4000000000}){4000000000}", r"(?:(?:a{900}){900}){900}", "a" * 
 def test_what_is_malformed_or_not_supported_is_refused_by_name(written: object, why: str) -> None:
     with pytest.raises(InvalidResponseTemplate, match=why):
         read_response_template(written)
+
+
+def test_a_backslash_before_a_k_is_no_k_of_a_pattern() -> None:
+    read_response_template(changed(f"{CALLS}/open_pattern", r"(?P<name>x)\\K"))
 
 
 KEYS = ["open", "close", "content", "transform", "content_args", "function", "open_pattern"]
