@@ -153,6 +153,8 @@ class ResponseParts:
                 match = self._search(delimiter, last)
                 if match is None:
                     continue
+                if not last and not match.partial:
+                    certain = min(certain, self._begun_before(delimiter, match))
                 if not last and (match.partial or self._may_grow(delimiter, match)):
                     certain = min(certain, match.start())
                     continue
@@ -179,6 +181,11 @@ class ResponseParts:
         if match is not None and not match.partial and match.end() <= match.start() == self._empty:
             match = self._patience(search, self._held, self._at + 1, partial=not last)
         return match
+
+    def _begun_before(self, delimiter: Delimiter, match: regex.Match[str]) -> int:
+        """Where what may become this delimiter begins before one that is whole; else where the text ends."""
+        begun = self._patience(delimiter.begun.search, self._held, self._at, partial=True)
+        return begun.start() if begun and begun.start() < match.start() else len(self._held)
 
     def _may_grow(self, delimiter: Delimiter, match: regex.Match[str]) -> bool:
         """Whether a delimiter that stands there could be another one when more text comes."""

@@ -100,10 +100,13 @@ class Delimiter:
     """What opens or closes a field.
 
     Attributes:
+        begun: matches nothing, but in part what may become a match; the pattern itself tells of none of these that is
+            before a match.
         texts: it is one of these, of which the longest is the first; empty: it is whatever the pattern matches.
     """
 
     pattern: regex.Pattern[str]
+    begun: regex.Pattern[str]
     texts: tuple[str, ...] = ()
 
 
@@ -227,7 +230,7 @@ def _field(name: str, field: _FieldAsWritten) -> ResponseField:
 
 def _delimiter(texts: str | Sequence[str] | None, pattern: str | None, where: str) -> Delimiter | None:
     if texts is None:
-        return None if pattern is None else Delimiter(compiled(pattern, f"{where}_pattern"))
+        return None if pattern is None else delimiter_of(compiled(pattern, f"{where}_pattern"))
     if pattern is not None:
         raise InvalidResponseTemplate(f"{where} beside {where}_pattern")
     among = tuple(sorted({texts} if isinstance(texts, str) else set(texts), key=len, reverse=True))
@@ -235,7 +238,13 @@ def _delimiter(texts: str | Sequence[str] | None, pattern: str | None, where: st
         raise InvalidResponseTemplate(f"{where}: a text is empty, or there is none")
     if sum(map(len, among)) > _LONGEST_PATTERN:
         raise InvalidResponseTemplate(f"{where}: the texts are too long")
-    return Delimiter(regex.compile("|".join(map(regex.escape, among))), among)
+    return delimiter_of(regex.compile("|".join(map(regex.escape, among))), among)
+
+
+def delimiter_of(pattern: regex.Pattern[str], texts: tuple[str, ...] = ()) -> Delimiter:
+    """What opens or closes a field, by its pattern."""
+    end = "\n" if pattern.flags & regex.VERBOSE else ""  # there, a comment goes up to a line's end
+    return Delimiter(pattern, regex.compile(f"(?:{pattern.pattern}{end})(?!)", pattern.flags), texts)
 
 
 def compiled(pattern: str, where: str) -> regex.Pattern[str]:

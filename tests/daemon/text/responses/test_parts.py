@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import regex
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.text.responses.parts import ResponseParts
-from motley.daemon.text.responses.template import Delimiter, ResponseField, ResponseTemplate, read_response_template
+from motley.daemon.text.responses.template import ResponseField, ResponseTemplate, delimiter_of, read_response_template
 from tests.daemon.text.responses.cases import CASES, GOLDEN, TEMPLATES
 from tests.daemon.text.responses.taking import SCHEMAS, Taken, taken
 
@@ -67,6 +68,8 @@ PATTERNS = [
         r"<e>[ab]*(?:<s>)?",
         r"a(?:b|<e>)?",
         r"a(?!b)",
+        r"<a.*?>>|<b>",
+        r"(?x) <a.*?>> | b  # either",
     ),
 ]
 
@@ -78,6 +81,23 @@ def test_patterns_match_alike_however_an_answer_is_cut(pattern: str, answer: str
         template = {"start_anchor": "S", "fields": fields}
         whole = taken(template, [answer])
         assert taken(template, [answer[:cut], answer[cut:]]) == taken(template, list(answer)) == whole
+
+
+@pytest.mark.parametrize(
+    ("opens", "answer"),
+    [
+        ({"open_pattern": "<a.*?>>|<b>"}, "1<a <b> think ... >> then</>x"),
+        ({"open_pattern": "<a.*?>>|<b>"}, "1<a <b> think</>x"),
+        ({"open": ["<a> <b> <c>", "<b>"]}, "1<a> <b> <c> think</>x"),
+    ],
+)
+def test_what_begins_before_a_delimiter_may_become_one(opens: dict[str, Any], answer: str) -> None:
+    template = {"start_anchor": "S", "fields": {"thinking": opens | {"close": "</>"}, "content": {}}}
+    whole = taken(template, [answer])
+    assert whole[1] in ("think", "then")
+    for cut in range(len(answer)):
+        assert taken(template, [answer[:cut], answer[cut:]]) == whole
+    assert taken(template, list(answer)) == whole
 
 
 def test_what_is_certain_is_told_at_once() -> None:
@@ -157,14 +177,14 @@ def test_delimiters_without_characters_come_to_an_end(opens: str, closes: str) -
 
 def test_a_delimiter_that_ends_before_it_starts_does_not_lead_back() -> None:
     """Which templates are refused for; a library has more of such ways than are known."""
-    back = Delimiter(regex.compile(r"(?=abc\K)"))
+    back = delimiter_of(regex.compile(r"(?=abc\K)"))
     fields = (
         ResponseField("thinking", "reasoning", back, back),
         ResponseField("content", "content", None, None, strip=False),
     )
     answer = "1abc2" * 20
     for pieces in ([answer], list(answer)):
-        parts = ResponseParts(ResponseTemplate(fields, Delimiter(regex.compile("S"))))
+        parts = ResponseParts(ResponseTemplate(fields, delimiter_of(regex.compile("S"))))
         told = [part for piece in pieces for part in parts.push(piece)]
         told += parts.flush()
         assert "".join(part.content + part.reasoning for part in told).replace("\n", "") == answer
