@@ -230,7 +230,9 @@ def _field(name: str, field: _FieldAsWritten) -> ResponseField:
 
 def _delimiter(texts: str | Sequence[str] | None, pattern: str | None, where: str) -> Delimiter | None:
     if texts is None:
-        return None if pattern is None else delimiter_of(compiled(pattern, f"{where}_pattern"))
+        return (
+            None if pattern is None else delimiter_of(compiled(pattern, f"{where}_pattern"), where=f"{where}_pattern")
+        )
     if pattern is not None:
         raise InvalidResponseTemplate(f"{where} beside {where}_pattern")
     among = tuple(sorted({texts} if isinstance(texts, str) else set(texts), key=len, reverse=True))
@@ -241,10 +243,10 @@ def _delimiter(texts: str | Sequence[str] | None, pattern: str | None, where: st
     return delimiter_of(regex.compile("|".join(map(regex.escape, among))), among)
 
 
-def delimiter_of(pattern: regex.Pattern[str], texts: tuple[str, ...] = ()) -> Delimiter:
-    """What opens or closes a field, by its pattern."""
+def delimiter_of(pattern: regex.Pattern[str], texts: tuple[str, ...] = (), where: str = "") -> Delimiter:
+    """What opens or closes a field, by its pattern; errors as `compiled`."""
     end = "\n" if pattern.flags & regex.VERBOSE else ""  # there, a comment goes up to a line's end
-    return Delimiter(pattern, regex.compile(f"(?:{pattern.pattern}{end})(?!)", pattern.flags), texts)
+    return Delimiter(pattern, _compile(f"(?:{pattern.pattern}{end})(?!)", pattern.flags, where), texts)
 
 
 def compiled(pattern: str, where: str) -> regex.Pattern[str]:
@@ -255,13 +257,17 @@ def compiled(pattern: str, where: str) -> regex.Pattern[str]:
     """
     if len(pattern) > _LONGEST_PATTERN or _repeats(pattern) > _MOST_REPEATS:
         raise InvalidResponseTemplate(f"{where}: the pattern is too large")
-    try:
-        found = regex.compile(pattern, regex.DOTALL)
-    except Exception as error:  # a stranger's pattern: it can exceed any limit
-        raise InvalidResponseTemplate(f"{where}: not a valid pattern: {error}") from error
+    found = _compile(pattern, regex.DOTALL, where)
     if _BACKWARDS.search(pattern) or found.flags & regex.REVERSE:
         raise InvalidResponseTemplate(f"{where}: \\K and (?r) are not supported")
     return found
+
+
+def _compile(pattern: str, flags: int, where: str) -> regex.Pattern[str]:
+    try:
+        return regex.compile(pattern, flags)
+    except Exception as error:  # a stranger's pattern: it can exceed any limit
+        raise InvalidResponseTemplate(f"{where}: not a valid pattern: {error}") from error
 
 
 def _repeats(pattern: str) -> int:

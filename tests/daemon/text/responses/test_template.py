@@ -70,6 +70,16 @@ def test_a_backslash_before_a_k_is_no_k_of_a_pattern() -> None:
     read_response_template(changed(f"{CALLS}/open_pattern", r"(?P<name>x)\\K"))
 
 
+def test_patterns_are_nested_as_deeply_as_can_be_read_and_used() -> None:
+    for depth in range(499, 0, -1):
+        try:
+            read_response_template(changed("fields/content", {"close_pattern": "(" * depth + ")" * depth}))
+        except InvalidResponseTemplate:
+            continue
+        assert depth > 50
+        return
+
+
 KEYS = ["open", "close", "content", "transform", "content_args", "function", "open_pattern"]
 JSON = st.recursive(
     st.none()
