@@ -314,11 +314,13 @@ def _parts(
 def _reads_itself(request: pb.Generate, tokenizer: Tokenizer) -> bool:
     """Whether an answer is taken apart by the model's own response template.
 
-    One that is kept to something is not, as it is written by what stands in the chat template; nor is one that may call
-    tools of which either template does not know.
+    None is once its patterns have taken too long. One that is kept to something is not, as it is written by what stands
+    in the chat template; nor is one that may call tools of which either template does not know.
     """
     response, template = tokenizer.response_template, tokenizer.template
     if response is None or template is None or request.WhichOneof("input") != "messages_json":
+        return False
+    if tokenizer.patience.lost:
         return False
     return not request.tools_json or (response.has_calls and knows_tools(template.source))
 
@@ -329,7 +331,8 @@ def _own_parts(
     """As `_parts`, by the model's own response template, which may go by any special token."""
     assert tokenizer.response_template is not None, "it reads itself"
     ending = tokenizer.decode(prompt[-_BEGUN_WITHIN:], with_special=True)
-    return ResponseParts(tokenizer.response_template, ending, _schemas(request)), tokenizer.special_texts
+    parts = ResponseParts(tokenizer.response_template, ending, _schemas(request), tokenizer.patience)
+    return parts, tokenizer.special_texts
 
 
 def _schemas(request: pb.Generate) -> dict[str, Mapping[str, Any]]:

@@ -17,6 +17,7 @@ from llguidance import LLTokenizer
 
 from motley.daemon.text.calls.formats import knows_tools, wants_arguments_as_text
 from motley.daemon.text.messages import Chat, ChatError, check_messages, with_arguments_as_text
+from motley.daemon.text.responses.patience import Patience
 from motley.daemon.text.responses.template import InvalidResponseTemplate, ResponseTemplate, read_response_template
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter, InvalidTemplate
 from motley.daemon.text.told_tools import with_told_tools
@@ -52,6 +53,7 @@ class Tokenizer:
         special_tokens: ids that decode to nothing.
         template: what writes chats; None: the model is a base model, which knows none.
         response_template: what takes answers apart; None: the model's files have none that can be used.
+        patience: the time that is left for its patterns; lost: it is used no longer.
         notice: what whoever starts a session should know of these files; empty: nothing.
     """
 
@@ -82,6 +84,7 @@ class Tokenizer:
         self._special = dict(special or {})
         self.template = template
         self.response_template = response_template
+        self.patience = Patience()
         self.notice = notice
         self._results: Way | None = None
         """How the template takes what calls of tools came to; None: nobody has asked yet."""
@@ -222,7 +225,7 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    @property
+    @cached_property
     def special_texts(self) -> dict[int, str]:
         """The texts of the special tokens, by id."""
         added = self._backend.get_added_tokens_decoder()

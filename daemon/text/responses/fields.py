@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 from motley.daemon.text.answer_parts import AnswerParts, Part, begun_call
 from motley.daemon.text.calls.notation import NotedArguments
 from motley.daemon.text.calls.values import as_json, types_of
+from motley.daemon.text.responses.patience import Patience
 from motley.daemon.text.responses.template import (
     BEGIN,
     CallsWithin,
@@ -22,39 +21,8 @@ from motley.daemon.text.responses.template import (
 )
 from motley.protocol import mesh_pb2 as pb
 
-logger = logging.getLogger(__name__)
-
 Schemas = Mapping[str, Mapping[str, Any]]
 """Of tools' arguments, by the name of a tool."""
-
-
-PATIENCE_S, _PATIENCE_S_PER_CHARACTER = 0.2, 50e-6
-"""What patterns may take of a processor's time at once, and anew with every character that a model writes; usual ones
-take microseconds."""
-Result = TypeVar("Result")
-
-
-class Patience:
-    """The time that is left for an answer's patterns, which are a stranger's."""
-
-    def __init__(self) -> None:
-        self._left = PATIENCE_S
-
-    def grant(self, characters: int) -> None:
-        """Give more, as so many characters have come."""
-        self._left = min(PATIENCE_S, self._left + _PATIENCE_S_PER_CHARACTER * characters)
-
-    def __call__(self, look: Callable[..., Result], *arguments: Any, **options: Any) -> Result:
-        """What a method of a pattern finds.
-
-        Raises:
-            TimeoutError: it takes longer than is left.
-        """
-        begun = time.thread_time()
-        try:
-            return look(*arguments, **options, timeout=max(0.0, self._left))
-        finally:
-            self._left -= time.thread_time() - begun
 
 
 class FieldReader(Protocol):
@@ -273,7 +241,6 @@ def _in_tags(tags: Tags, text: str, patience: Patience) -> list[tuple[str, str]]
     try:
         found = patience(lambda **options: list(pattern.finditer(text, **options)))
     except TimeoutError:
-        logger.warning("the model's response_template: tag_pattern takes too long, so a call has lost its arguments")
         found = []
     return [(tag["key"] or "", tag["value"] or "") for tag in found]
 

@@ -8,14 +8,14 @@ as a text, or with the arguments that it has.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
 import regex
 
 from motley.daemon.text.answer_parts import NO_SCHEMAS, Part
-from motley.daemon.text.responses.fields import Calls, FieldReader, LeftOut, NamedCall, Patience, Schemas, Text
+from motley.daemon.text.responses.fields import Calls, FieldReader, LeftOut, NamedCall, Schemas, Text
+from motley.daemon.text.responses.patience import Patience
 from motley.daemon.text.responses.template import (
     CallsWithin,
     Delimiter,
@@ -23,8 +23,6 @@ from motley.daemon.text.responses.template import (
     ResponseField,
     ResponseTemplate,
 )
-
-logger = logging.getLogger(__name__)
 
 _BEHIND = 1024
 """Characters that patterns can look back."""
@@ -43,9 +41,16 @@ class ResponseParts:
     Args:
         prompt: the end of the prompt's text, in which the chat template may have begun the answer, with a thought say.
         schemas: of the tools' arguments, by the name of a tool.
+        patience: what all answers by this template have; None: it takes no other one apart.
     """
 
-    def __init__(self, template: ResponseTemplate, prompt: str = "", schemas: Schemas = NO_SCHEMAS) -> None:
+    def __init__(
+        self,
+        template: ResponseTemplate,
+        prompt: str = "",
+        schemas: Schemas = NO_SCHEMAS,
+        patience: Patience | None = None,
+    ) -> None:
         self._fields, self._schemas = template.fields, schemas
         self._implicit = next((field for field in template.fields if field.open is None), None)
         self._field: ResponseField | None = None
@@ -64,7 +69,7 @@ class ResponseParts:
         """What is outside of all fields, as long as none has occurred."""
         self._called = self._ended = 0
         """Calls in what has been read; those of them that have ended."""
-        self._patience = Patience()
+        self._patience = patience or Patience()
         for _ in self.push(self._begun(template.start, prompt)):
             pass  # the model has not written it
         self._said.clear()
@@ -203,9 +208,6 @@ class ResponseParts:
 
     def _give_up(self) -> None:
         """Take all that is still to come for what is under way, or for what is said."""
-        logger.warning(
-            "the model's response_template: its patterns take too long, so the rest of an answer is not taken apart"
-        )
         if self._field is None and self._reader is None:
             self._implicit = _ALL
         self._fields = ()

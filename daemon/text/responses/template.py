@@ -2,7 +2,7 @@
 transformers has it since 5.13 (https://huggingface.co/docs/transformers/main/chat_response_parsing).
 
 A template names fields, each with what opens and closes it (texts, or patterns), and how what stands between is read.
-It comes from strangers, and so do its patterns, whose time `motley.daemon.text.responses.fields.Patience` bounds.
+It comes from strangers, and so do its patterns, whose time `motley.daemon.text.responses.patience.Patience` bounds.
 """
 
 from __future__ import annotations

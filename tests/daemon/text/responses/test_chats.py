@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -30,23 +31,29 @@ def chat_tokenizer(folder: WriteFolder, response_template: object, template: str
     return Tokenizer.load(folder(backend, template, tokenizer_config=settings))
 
 
-def answered(tokenizer: Tokenizer, answer: str, **fields: Any) -> Taken:
+def generation(tokenizer: Tokenizer, **fields: Any) -> Generation:
     asked = pb.Generate(
         request_id="r1",
         messages_json=json.dumps([{"role": "user", "content": "Hi"}]),
         sampling=pb.Sampling(top_p=1.0, repetition_penalty=1.0),
         **fields,
     )
-    generation = Generation(asked, tokenizer, 3000)
-    ids = tokenizer.encode(answer)
-    deltas = [generation.on_tokens(wp.Tokens(request_id="r1", ids=[token])) for token in ids]
-    deltas.append(generation.on_tokens(wp.Tokens(request_id="r1", ids=sorted(tokenizer.stop_tokens), finish="stop")))
-    told = [delta for delta in deltas if delta is not None]
-    calls = [piece for delta in told for piece in delta.calls]
+    return Generation(asked, tokenizer, 3000)
+
+
+def told(tokenizer: Tokenizer, by: Generation, answer: str) -> Taken:
+    deltas = [by.on_tokens(wp.Tokens(request_id="r1", ids=[token])) for token in tokenizer.encode(answer)]
+    deltas.append(by.on_tokens(wp.Tokens(request_id="r1", ids=sorted(tokenizer.stop_tokens), finish="stop")))
+    made = [delta for delta in deltas if delta is not None]
+    calls = [piece for delta in made for piece in delta.calls]
     names = [piece.name for piece in calls if piece.name]
     arguments = ["".join(piece.arguments for piece in calls if piece.index == at) for at in range(len(names))]
-    said, thought = ("".join(getattr(delta, kind) for delta in told) for kind in ("text", "reasoning"))
+    said, thought = ("".join(getattr(delta, kind) for delta in made) for kind in ("text", "reasoning"))
     return said, thought, list(zip(names, arguments, strict=True))
+
+
+def answered(tokenizer: Tokenizer, answer: str, **fields: Any) -> Taken:
+    return told(tokenizer, generation(tokenizer, **fields), answer)
 
 
 def test_a_chat_is_answered_by_the_models_own_template(folder: WriteFolder) -> None:
@@ -95,3 +102,25 @@ def test_fields_without_a_place_are_left_out_and_named(folder: WriteFolder) -> N
     tokenizer = chat_tokenizer(folder, TEMPLATES["lines"])
     assert tokenizer.notice.endswith("answers have no place for these fields of response_template: ['score']")
     assert answered(tokenizer, "One <score>3</score>") == ("One", "", [])
+
+
+def test_a_template_whose_patterns_take_too_long_is_used_no_longer(
+    folder: WriteFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither for what is under way: a node's answers wait for each other's patterns."""
+    evil = {"start_anchor": "S", "fields": {"thinking": {"open_pattern": "(a+)+$", "close": "b"}, "content": {}}}
+    tokenizer = chat_tokenizer(folder, evil)
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "x"}}\n</tool_call>'
+    under_way = [generation(tokenizer) for _ in range(20)]
+    begun = time.thread_time()
+    answers = [told(tokenizer, each, 100 * "a" + "c" + call) for each in under_way]
+    assert time.thread_time() - begun < 2
+    assert answers == 20 * [(100 * "a" + "c" + call, "", [])], "nothing of them is lost"
+    assert answered(tokenizer, "Well." + call, tools_json=json.dumps(TOOLS)) == ("Well.", "", [("f", '{"a": "x"}')])
+    assert caplog.text.count("patterns take too long") == 1
+
+
+def test_special_tokens_are_written_out_once(folder: WriteFolder) -> None:
+    tokenizer = chat_tokenizer(folder, TEMPLATES["cohere"])
+    assert "<|im_end|>" in tokenizer.special_texts.values()
+    assert tokenizer.special_texts is tokenizer.special_texts

@@ -24,7 +24,7 @@ def test_patterns_that_never_end_are_given_up(pattern: str, key: str, caplog: py
         said, _, _ = taken(evil, [answer, "more"])
     assert time.thread_time() - begun < 2
     assert said.endswith("bmore")
-    assert "takes too long" in caplog.text or "take too long" in caplog.text
+    assert "patterns take too long" in caplog.text
 
 
 def test_patterns_have_a_deadline_for_a_whole_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,7 +42,7 @@ def test_tags_that_never_end_cost_a_call_its_arguments(caplog: pytest.LogCapture
     evil = changed(f"{CALLS}/content_args/tag_pattern", r"(?P<key>(a+)+)(?P<value>$)", "qwen3.5")
     calls = taken(evil, ["<tool_call><function=f>" + "a" * 30_000 + "b</function></tool_call>Well."])
     assert calls == ("Well.", "", [("f", "{}")])
-    assert "has lost its arguments" in caplog.text
+    assert "patterns take too long" in caplog.text
 
 
 def test_long_answers_are_read_in_time() -> None:
