@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from motley.daemon.text.answer_parts import AnswerParts, Part, begun_call
 from motley.daemon.text.calls.notation import NotedArguments
@@ -14,10 +14,8 @@ from motley.daemon.text.responses.template import (
     BEGIN,
     CallsWithin,
     Lines,
-    NamedByOpening,
     Tags,
     ValueParser,
-    compiled,
 )
 from motley.protocol import mesh_pb2 as pb
 
@@ -122,7 +120,7 @@ class Calls:
 
 
 class NamedCall:
-    """Reads the arguments of a call whose name is known.
+    """Reads the arguments of a call whose name is known, as they come.
 
     Args:
         called: what the model calls the call; empty: nothing.
@@ -131,31 +129,86 @@ class NamedCall:
     told = False
 
     def __init__(
-        self, calls: NamedByOpening, name: str, called: str, index: int, schemas: Schemas, patience: Patience
+        self,
+        written: Literal["json", "noted"],
+        name: str,
+        called: str,
+        index: int,
+        schemas: Schemas,
+        patience: Patience,
     ) -> None:
         self._begun = begun_call(index, name, called)
-        self._index = index
-        self._arguments = _reader_of(calls, schemas.get(name, {}), patience)
+        self._index, self._patience = index, patience
+        self._arguments: _Arguments = _Text(strip=True) if written == "json" else _Noted(schemas.get(name, {}))
         self.called = self.complete = 0
 
     def push(self, text: str) -> Iterator[Part]:
         if not self.called:
             self.called = 1
             yield self._begun
-        yield from self._piece(self._arguments.push(text))
+        yield from _arguments(self._index, self._arguments.push(text))
 
     def close(self) -> Iterator[Part]:
         yield from self.push("")
-        yield from self._piece(self._arguments.close())
+        yield from _arguments(self._index, self._arguments.close())
         self.complete = 1
+        if self._patience.lost and (behind := self._arguments.behind.strip()):
+            yield Part(content=behind)  # nothing has looked for the end of the call
 
-    def _piece(self, arguments: str) -> Iterator[Part]:
-        if arguments:
-            yield Part(call=pb.CallPiece(index=self._index, arguments=arguments))
+
+class WholeCall:
+    """Reads a call whose name is known and whose arguments are in tags or on lines: it is told when it is whole, or as
+    a text if that takes too long, as it may be without its arguments then, or have others."""
+
+    told = False
+
+    def __init__(
+        self, written: Tags | Lines, name: str, called: str, index: int, schemas: Schemas, patience: Patience
+    ) -> None:
+        self._begun = begun_call(index, name, called)
+        self._index = index
+        self._written, self._schemas, self._patience = written, schemas.get(name, {}), patience
+        self._body = ""
+        self.called = self.complete = 0
+
+    def push(self, text: str) -> Iterator[Part]:
+        self._body += text
+        yield from ()
+
+    def close(self) -> Iterator[Part]:
+        try:
+            arguments = _in_object(self._written, self._pairs(), self._schemas)
+        except TimeoutError:
+            if body := self._body.strip():
+                yield Part(content=body)
+            return
+        self.called = self.complete = 1
+        yield self._begun
+        yield from _arguments(self._index, arguments)
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Keys and values; a `TimeoutError` as `Patience` has it, also if it was another pattern that took too long,
+        as nothing has looked for the end of the call then."""
+        written, body = self._written, self._body
+        if isinstance(written, Tags):
+            tags = self._patience(lambda **options: [*written.tag.finditer(body, **options)])
+            return [(tag["key"] or "", tag["value"] or "") for tag in tags]
+        if self._patience.lost:
+            raise TimeoutError
+        return _on_lines(written, body)
+
+
+def _arguments(index: int, text: str) -> Iterator[Part]:
+    if text:
+        yield Part(call=pb.CallPiece(index=index, arguments=text))
 
 
 class _Arguments(Protocol):
     """Makes JSON of arguments as a model writes them."""
+
+    @property
+    def behind(self) -> str:
+        """What has come behind their end."""
 
     def push(self, text: str) -> str:
         """What is certain with this text."""
@@ -164,18 +217,10 @@ class _Arguments(Protocol):
         """What is left."""
 
 
-def _reader_of(calls: NamedByOpening, schemas: Mapping[str, Any], patience: Patience) -> _Arguments:
-    match calls.written:
-        case "json":
-            return _Text(strip=True)
-        case "noted":
-            return _Noted(schemas)
-        case written:
-            return _AtEnd(written, schemas, patience)
-
-
 class _Text:
     """A text as it is, but for whitespace at its ends."""
+
+    behind = ""
 
     def __init__(self, strip: bool) -> None:
         self._strip, self._begun, self._space = strip, False, ""
@@ -198,51 +243,41 @@ class _Noted:
     def __init__(self, schemas: Mapping[str, Any]) -> None:
         self._schemas, self._body = schemas, ""
         self._reader: NotedArguments | None = None
+        self._end = 0
+        """Where they end; 0: they have not yet."""
+
+    @property
+    def behind(self) -> str:
+        return self._body[self._end :] if self._end else ""
 
     def push(self, text: str) -> str:
         self._body += text
         if self._reader is None and self._body.lstrip().startswith("{"):
             self._reader = NotedArguments(self._schemas, self._body.index("{") + 1, "")
-        return self._reader.look(self._body)[0] if self._reader else ""
+        return self._look(last=False) if self._reader else ""
 
     def close(self) -> str:
-        return self._reader.look(self._body, last=True)[0] if self._reader else self._body.strip()
+        return self._look(last=True) if self._reader else self._body.strip()
+
+    def _look(self, last: bool) -> str:
+        assert self._reader is not None, "they have begun"
+        told, end = self._reader.look(self._body, last)
+        self._end = self._end or end
+        return told
 
 
-class _AtEnd:
-    """Arguments in tags or on lines, which are told when they are whole."""
-
-    def __init__(self, written: Tags | Lines, schemas: Mapping[str, Any], patience: Patience) -> None:
-        self._written, self._schemas, self._patience, self._body = written, schemas, patience, ""
-
-    def push(self, text: str) -> str:
-        self._body += text
-        return ""
-
-    def close(self) -> str:
-        written, found = self._written, dict[str, list[str]]()
-        if isinstance(written, Tags):
-            pairs = _in_tags(written, self._body, self._patience)
-        else:
-            pairs = _on_lines(written, self._body)
-        for key, text in pairs:
-            found.setdefault(key, []).append(_value(text, written.value_parser, self._schemas.get(key)))
-        several = isinstance(written, Tags) and written.merge_duplicates
-        members = (
-            f"{json.dumps(key, ensure_ascii=False)}: "
-            + (f"[{', '.join(values)}]" if several and len(values) > 1 else values[-1])
-            for key, values in found.items()
-        )
-        return f"{{{', '.join(members)}}}"
-
-
-def _in_tags(tags: Tags, text: str, patience: Patience) -> list[tuple[str, str]]:
-    pattern = compiled(tags.tag_pattern, "")
-    try:
-        found = patience(lambda **options: list(pattern.finditer(text, **options)))
-    except TimeoutError:
-        found = []
-    return [(tag["key"] or "", tag["value"] or "") for tag in found]
+def _in_object(written: Tags | Lines, pairs: list[tuple[str, str]], schemas: Mapping[str, Any]) -> str:
+    """Arguments as JSON."""
+    found = dict[str, list[str]]()
+    for key, text in pairs:
+        found.setdefault(key, []).append(_value(text, written.value_parser, schemas.get(key)))
+    several = isinstance(written, Tags) and written.merge_duplicates
+    members = (
+        f"{json.dumps(key, ensure_ascii=False)}: "
+        + (f"[{', '.join(values)}]" if several and len(values) > 1 else values[-1])
+        for key, values in found.items()
+    )
+    return f"{{{', '.join(members)}}}"
 
 
 def _on_lines(lines: Lines, text: str) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import regex
 
 from motley.daemon.text.answer_parts import NO_SCHEMAS, Part
-from motley.daemon.text.responses.fields import Calls, FieldReader, LeftOut, NamedCall, Schemas, Text
+from motley.daemon.text.responses.fields import Calls, FieldReader, LeftOut, NamedCall, Schemas, Text, WholeCall
 from motley.daemon.text.responses.patience import Patience
 from motley.daemon.text.responses.template import (
     CallsWithin,
@@ -143,7 +143,10 @@ class ResponseParts:
             case NamedByOpening() as calls:
                 assert opening is not None, "it has the name"
                 name, called = (opening[group] or "" if group else "" for group in (calls.name, calls.id))
-                return NamedCall(calls, name.strip(), called.strip(), self._called, self._schemas, self._patience)
+                whose = name.strip(), called.strip(), self._called, self._schemas, self._patience
+                if isinstance(calls.written, str):
+                    return NamedCall(calls.written, *whose)
+                return WholeCall(calls.written, *whose)
             case CallsWithin() as calls:
                 return Calls(calls, self._called, self._schemas)
         before = field.between if self._said.get(field.name) else ""
@@ -207,9 +210,13 @@ class ResponseParts:
         return longer is None or longer.span() != match.span() or longer.groupdict() != match.groupdict()
 
     def _give_up(self) -> None:
-        """Take all that is still to come for what is under way, or for what is said."""
-        if self._field is None and self._reader is None:
-            self._implicit = _ALL
+        """Take all that is still to come for what is under way; for what is said, if that is nothing or left out."""
         self._fields = ()
-        self._field = self._field and replace(self._field, close=None)
-        self._implicit = self._implicit and replace(self._implicit, close=None)
+        reading = self._field or (self._implicit if self._reader else None)
+        if reading is not None and reading.kind:
+            self._field = self._field and replace(self._field, close=None)
+            self._implicit = self._implicit and replace(self._implicit, close=None)
+            return
+        self._field, self._reader, self._implicit = None, None, _ALL
+        if not self._said:
+            self._held, self._at, self._aside = self._aside + self._held[self._at :], 0, ""

@@ -78,9 +78,7 @@ class ValueParser(_Model):
     args: dict[StrictStr, Any] = {}
 
 
-class Tags(_Model):
-    """Arguments between tags; the pattern of one has the groups ``key`` and ``value``."""
-
+class _TagsAsWritten(_Model):
     tag_pattern: StrictStr
     value_parser: ValueParser | None = None
     merge_duplicates: StrictBool = False
@@ -93,6 +91,20 @@ class Lines(_Model):
     kv_sep: StrictStr = Field(default=":", min_length=1)
     value_parser: ValueParser | None = None
     strip: StrictBool = True
+
+
+@dataclass(frozen=True)
+class Tags:
+    """Arguments between tags.
+
+    Attributes:
+        tag: one of them; it has the groups ``key`` and ``value``.
+        merge_duplicates: whether several values of a key are a list; else the last one counts.
+    """
+
+    tag: regex.Pattern[str]
+    value_parser: ValueParser | None
+    merge_duplicates: bool
 
 
 @dataclass(frozen=True)
@@ -325,10 +337,11 @@ def _arguments(field: _FieldAsWritten, where: str) -> Literal["json", "noted"] |
         case "json":
             return "noted" if _is_noted(field, where) else "json"
         case "xml-inline":
-            tags = _read(Tags, field.content_args, inside)
-            if not compiled(tags.tag_pattern, f"{inside}.tag_pattern").groupindex.keys() >= {"key", "value"}:
+            tags = _read(_TagsAsWritten, field.content_args, inside)
+            tag = compiled(tags.tag_pattern, f"{inside}.tag_pattern")
+            if not tag.groupindex.keys() >= {"key", "value"}:
                 raise InvalidResponseTemplate(f"{inside}.tag_pattern: no groups 'key' and 'value'")
-            return tags
+            return Tags(tag, tags.value_parser, tags.merge_duplicates)
         case "kv-lines":
             return _read(Lines, field.content_args, inside)
     raise InvalidResponseTemplate(f"{where}.content: {field.content} are no arguments")

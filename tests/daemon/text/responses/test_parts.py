@@ -192,5 +192,5 @@ def test_a_delimiter_that_ends_before_it_starts_does_not_lead_back() -> None:
 
 def test_what_the_model_calls_a_call_is_told() -> None:
     parts = ResponseParts(read_response_template(TEMPLATES["lines"]))
-    first = next(part.call for part in parts.push("#call c12 f\n" + "a: b\n" * 9) if part.call)
+    first = next(part.call for part in parts.push("#call c12 f\na: b\n#end ") if part.call)
     assert (first.name, first.id) == ("f", "c12")

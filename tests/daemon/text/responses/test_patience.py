@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import pytest
 
 from motley.daemon.text.responses.parts import ResponseParts
 from motley.daemon.text.responses.template import read_response_template
 from tests.daemon.text.responses.cases import TEMPLATES
-from tests.daemon.text.responses.taking import CALLS, changed, taken
+from tests.daemon.text.responses.taking import CALLS, Taken, changed, taken
 
 
 @pytest.mark.parametrize("pattern", [r"(a+)+$", r"(?R)", r"(a|aa)+\1b", r"\s*x"])
@@ -38,11 +39,45 @@ def test_patterns_have_a_deadline_for_a_whole_answer(caplog: pytest.LogCaptureFi
     assert caplog.text.count("take too long") == 1
 
 
-def test_tags_that_never_end_cost_a_call_its_arguments(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_whose_tags_never_end_is_a_text(caplog: pytest.LogCaptureFixture) -> None:
+    """For without its arguments it may do something else."""
     evil = changed(f"{CALLS}/content_args/tag_pattern", r"(?P<key>(a+)+)(?P<value>$)", "qwen3.5")
-    calls = taken(evil, ["<tool_call><function=f>" + "a" * 30_000 + "b</function></tool_call>Well."])
-    assert calls == ("Well.", "", [("f", "{}")])
+    body = "a" * 30_000 + "b"
+    said, thought, calls = taken(evil, ["<tool_call><function=f>" + body + "</function></tool_call>Well."])
+    assert (said.replace("\n", ""), thought, calls) == (body + "Well.", "", [])
     assert "patterns take too long" in caplog.text
+
+
+EVIL, SLOW = "(a+)+$", 30_000 * "a" + "c"
+
+
+@pytest.mark.parametrize(
+    ("fields", "begun", "before"),
+    [
+        ({"score": {"open": "<s>", "close_pattern": EVIL}, "content": {}}, "Hi <s>", "Hi"),
+        ({"score": {"close_pattern": EVIL}, "content": {"open": "<c>"}}, "Hi ", ""),
+        ({"content": {"open": "<c>"}, "thinking": {"open_pattern": EVIL}}, "Hi ", "Hi "),
+    ],
+)
+def test_what_comes_behind_slow_patterns_is_not_left_out(fields: dict[str, Any], begun: str, before: str) -> None:
+    answer = taken({"start_anchor": "S", "fields": fields}, [begun, SLOW, " more"])
+    assert answer == (f"{before}{SLOW} more", "", [])
+
+
+@pytest.mark.parametrize(
+    ("template", "begun", "expected"),
+    [
+        ("lines", "#call c1 f\na: b\n", (f"a: b\n{SLOW} more: c", "", [])),
+        ("gemma4", "<|tool_call>call:f{a:1}", (f"{SLOW} more: c", "", [("f", '{"a": 1}')])),
+        ("gpt-oss", "<|channel|>commentary to=functions.f<|message|>{}", ("", "", [("f", f"{{}}{SLOW} more: c")])),
+    ],
+)
+def test_what_comes_behind_slow_patterns_is_no_argument_that_can_be_read(
+    template: str, begun: str, expected: Taken
+) -> None:
+    evil = changed(f"{CALLS}/close_pattern", EVIL, template)
+    del evil["fields"]["tool_calls"]["close"]
+    assert taken(evil, [begun, SLOW, " more: c"]) == expected
 
 
 def test_long_answers_are_read_in_time() -> None:
