@@ -288,7 +288,7 @@ def _on_lines(lines: Lines, text: str) -> list[tuple[str, str]]:
 
 def _value(text: str, parser: ValueParser | None, schema: object) -> str:
     """A value as JSON. The tool's schema tells best what it is."""
-    if parser is not None and parser.args.get("strip", True):
+    if parser is not None and parser.args.strip:
         text = text.strip()
     kind = parser.name if parser else "text"
     if types_of(schema) or kind in ("json", "int", "float"):

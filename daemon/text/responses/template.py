@@ -46,9 +46,9 @@ class _FieldAsWritten(_Model):
     close_pattern: StrictStr | None = None
     content: Literal["text", "int", "float", "bool", "json", "xml-inline", "kv-lines", "python-call-list"] = "text"
     content_args: dict[StrictStr, Any] = {}
-    repeats: StrictBool = False
+    repeats: StrictBool = False  # without it, too, all texts and calls are told, as a stream takes nothing back
     join: StrictStr | None = None
-    optional: StrictBool = True
+    optional: StrictBool = True  # an answer that lacks the field is told as it is: it cannot be asked for anew
     transform: Any = None
     transform_each: StrictBool = False
 
@@ -61,6 +61,10 @@ class _AsWritten(_Model):
     start_anchor_pattern: StrictStr | None = None
 
 
+class _NoArgs(_Model):
+    pass
+
+
 class _TextArgs(_Model):
     strip: StrictBool = True
 
@@ -68,14 +72,19 @@ class _TextArgs(_Model):
 class _JsonArgs(_Model):
     unquoted_keys: StrictBool = False
     string_delims: list[tuple[StrictStr, StrictStr]] = []
-    allow_non_json: StrictBool = False
+    allow_non_json: StrictBool = False  # what is no JSON is told as it is, in any case
+
+
+class _ValueArgs(_Model):
+    strip: StrictBool = True
+    allow_non_json: StrictBool = False  # what is no JSON is a text, in any case
 
 
 class ValueParser(_Model):
     """How a value among named arguments is read."""
 
     name: Literal["text", "int", "float", "bool", "json"] = "text"
-    args: dict[StrictStr, Any] = {}
+    args: _ValueArgs = _ValueArgs()
 
 
 class _TagsAsWritten(_Model):
@@ -198,6 +207,9 @@ def read_response_template(written: object) -> ResponseTemplate:
         InvalidResponseTemplate: it is malformed, or what it says is not supported; by the name of the field.
     """
     template = _read(_AsWritten, written, "")
+    for name, value in template.defaults.items():
+        if value and name != "role":  # what answers lack is empty in any case, and whose they are the APIs say
+            raise InvalidResponseTemplate(f"defaults.{name}: not supported")
     start = _delimiter(template.start_anchor, template.start_anchor_pattern, "start_anchor")
     if start is None:
         raise InvalidResponseTemplate("neither start_anchor nor start_anchor_pattern")
@@ -311,6 +323,8 @@ def _calls(field: _FieldAsWritten, opening: Delimiter | None, where: str) -> Cal
     if len(keys) == 2 and "." not in "".join(keys):
         if field.content == "json" and not _is_noted(field, where):
             return CallsWithin(CallFormat(BEGIN, "", before=f'{{"{keys[0]}": "{{name}}", "{keys[1]}": '))
+        if field.content == "python-call-list":
+            _read(_NoArgs, field.content_args, f"{where}.content_args")
         if field.content == "python-call-list" and (within, *keys) == ("", "name", "arguments"):
             form = CallFormat(BEGIN, "", LFM2.before, LFM2.after, LFM2.parameters, LFM2.joint, listed=True)
             return CallsWithin(form)

@@ -26,6 +26,7 @@ BACK = [r"(?=abc\K)", r"\\\K", r"(?r)abc"]
         (changed("fields", {str(at): {"open": "x"} for at in range(33)}), "fields"),
         (changed("closes", 1), "closes: Extra inputs"),
         (changed("defaults", []), "defaults"),
+        (changed("defaults", {"role": "assistant", "content": "Hm"}), "defaults.content: not supported"),
         (changed("start_anchor", None), "neither start_anchor nor"),
         (changed("start_anchor_pattern", "x"), "start_anchor beside"),
         (changed("start_anchor", ""), "start_anchor: a text is empty"),
@@ -57,6 +58,15 @@ BACK = [r"(?=abc\K)", r"\\\K", r"(?r)abc"]
         (changed(f"{CALLS}/content_args/string_delims", [["'"]]), "content_args.string_delims.0"),
         (changed(f"{CALLS}/content_args/tag_pattern", "x", "qwen3.5"), "tag_pattern: no groups 'key' and 'value'"),
         (changed(f"{CALLS}/content_args/value_parser", {"name": "xml-inline"}, "qwen3.5"), "value_parser.name"),
+        (
+            changed(f"{CALLS}/content_args/value_parser", {"args": {"strip": "no"}}, "qwen3.5"),
+            "value_parser.args.strip",
+        ),
+        (
+            changed(f"{CALLS}/content_args/value_parser", {"name": "json", "args": {"unquoted_keys": True}}, "lines"),
+            "value_parser.args.unquoted_keys: Extra inputs",
+        ),
+        (changed(f"{CALLS}/content_args", {"strip": True}, "lfm"), "tool_calls.content_args.strip: Extra inputs"),
         (changed(f"{CALLS}/content_args/kv_sep", "", "lines"), "content_args.kv_sep"),
         (changed(f"{CALLS}/transform/function/name", "{fn.name}", "cohere"), "with this transform is not supported"),
     ],
@@ -64,6 +74,12 @@ BACK = [r"(?=abc\K)", r"\\\K", r"(?r)abc"]
 def test_what_is_malformed_or_not_supported_is_refused_by_name(written: object, why: str) -> None:
     with pytest.raises(InvalidResponseTemplate, match=why):
         read_response_template(written)
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    read_response_template(changed("defaults", {"role": "model", "content": "", "tool_calls": []}))
+    read_response_template(changed("fields/content/optional", False))
+    read_response_template(changed("fields/content/repeats", True))
 
 
 def test_a_backslash_before_a_k_is_no_k_of_a_pattern() -> None:
