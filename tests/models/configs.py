@@ -45,6 +45,8 @@ PHI3 = LLAMA | {"model_type": "phi3"}
 GLM4_MOE = (
     LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 )
+DOTS1 = GLM4_MOE | {"model_type": "dots1", "n_shared_experts": 1, "sliding_window": None}
+MIMO = GLM4_MOE | {"model_type": "mimo_v2_flash", "head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1}
 _LATENT = {
     "num_key_value_heads": 4,
     "q_lora_rank": 32,

@@ -14,7 +14,7 @@ MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *("glm4moe", "deepseek2", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "nemotron_h_moe"),
+    *("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "nemotron_h_moe"),
 )
 """Architectures whose experts have a width of their own."""
 
@@ -206,6 +206,7 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_indexer_top_k(config["index_topk"])
     if writer.arch in ("glm4moe", "deepseek2", "glm-dsa", "exaone-moe"):
         writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers", 0))
+    if writer.arch in ("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe"):
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_shared_count(config.get("n_shared_experts") or config["num_shared_experts"])

@@ -136,6 +136,8 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return noise
         if "norm" in name and "linear_attn" not in name:  # a norm's distance from 1
             return 0.2 * noise
+    if family == "mimo_v2_flash" and name.endswith("sinks"):
+        return noise
     if family == "gpt_oss":
         if name.endswith("sinks"):
             return noise
@@ -204,6 +206,8 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             yield plain.replace("language_model.", "language_model.model.", 1), value
         return
     weights = {name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics."): value for name, value in weights.items()}
+    if family == "mimo_v2_flash":
+        weights = {name.replace(".sinks", ".attention_sink_bias"): value for name, value in weights.items()}
     if family == "qwen3_5":
         for name, value in weights.items():
             yield name.replace("model.", "model.language_model.", 1), value

@@ -98,10 +98,11 @@ def test_the_same_axes_are_cut(case: Case) -> None:
             if cut_by_us(w) != CUTS[plan.get(planned, "replicated_with_grad_allreduce")]:
                 unlike.add(planned)
     assert unlike == set(DIFFERENCES.get(case.model.family, {}))
-    experts = {"layers.*.mlp.experts", "layers.*.feed_forward.experts"}  # how their results are summed, no weight
+    # Not of weights: how results of experts are summed, and that sinks are cut as the heads are that they belong to.
+    no_weights = {"layers.*.mlp.experts", "layers.*.feed_forward.experts", "layers.*.self_attn"}
     plain = {f"layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")}
     dense = plain if len(case.model.expert_layers) == len(case.model.layers) else set()  # no layer has them
-    assert set(plan) - met <= experts | dense
+    assert set(plan) - met <= no_weights | dense
 
 
 def test_every_family_with_a_plan_is_compared() -> None:

@@ -11,6 +11,7 @@ _TABLES = "motley.CachedAttention with 2 rotary tables"
 REFUSED: Mapping[str, str] = {
     "deepseek-v3": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "deepseek-v32": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
+    "dots1": "Sigmoid, .*TopK, .*motley.Experts",
     "ernie4-5-moe": "Softmax, Add of a constant, TopK, GatherElements, ReduceSum, Div, motley.Experts",
     "exaone-moe": _TABLES,
     "exaone4": _TABLES,
@@ -37,6 +38,7 @@ REFUSED: Mapping[str, str] = {
     "lfm2": "motley.ShortConvolution",
     "lfm2-moe": "motley.ShortConvolution",
     "llama4": "RMSNorm.* without a gain, motley.CachedAttentionInChunks, .*motley.CachedAttentionWarmed",
+    "mimo-v2-flash": f"Slice, Concat with axis=2, .*motley.Experts, {_TABLES}",
     "minimax-m2": "motley.DistCollective of rows that are not .*rotary_dim=8 of head_dim=16",
     "ministral3": "motley.CachedAttentionWarmed",
     "mixtral": "TopK, .*motley.Experts",

@@ -31,6 +31,8 @@ def attention(
     fused: str = "",
     neighbours: int = 0,
     gated: bool = False,
+    gate: str = "",
+    values: int = 0,
     plain_qk_norm: bool = False,
     turned_qk_norm: bool = False,
     chunked: bool = False,
@@ -48,6 +50,9 @@ def attention(
         scale: of the products of queries and keys; None: ``head size ** -0.5``.
         sinks: the softmax has a logit per head that is no position.
         gated: what a query head finds is multiplied by the sigmoid of a gate, which ``q_proj`` makes beside the query.
+        gate: the module that makes such a gate where ``q_proj`` does not; empty: there is none.
+        values: elements of a head's values, where these are fewer than those of its keys, but at least half as many; 0:
+            as many. They are cached behind some of their own, so that a cache has rows of one width.
         fused: the module, beside the usual ones, whose rows are all queries, keys and values; empty: there is none.
         neighbours: so many elements of a head turn, and in a checkpoint those that turn together are neighbours; 0:
             half of what turns lies between them.
@@ -71,16 +76,20 @@ def attention(
             name = f"{module}.{letter}_halves_proj"
         return W(f"{name}.weight", out, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
 
-    q, k, v = writer.linear(
+    of_values = replace(heads, size=values or heads.size)
+    q, k, v, *opening = writer.linear(
         f"{at}.qkv",
         x,
         projection("q", query_axis(replace(heads, size=2 * heads.size)) if gated else query, 0),
         projection("k", key, query.size),
-        projection("v", key, query.size + key.size),
-        ys=(f"{at}.q", f"{at}.k", f"{at}.v"),
+        projection("v", key_axis(of_values), query.size + key.size),
+        *([W(f"{module}.{gate}.weight", query, residual)] if gate else []),
+        ys=(f"{at}.q", f"{at}.k", f"{at}.v", *([f"{at}.gate"] if gate else [])),
     )
     if gated:
-        q, gate = writer.head_parts(f"{at}.q.parts", q, (f"{at}.query", query), (f"{at}.gate", query))
+        q, *opening = writer.head_parts(f"{at}.q.parts", q, (f"{at}.query", query), (f"{at}.gate", query))
+    if values:
+        v = writer.join(f"{at}.value", v, v, first=2 * values - heads.size)
     q_norm, k_norm = f"{module}.q_norm.weight", f"{module}.k_norm.weight"
     if whole_qk_norm:
         q, k = writer.whole_norm(f"{at}.squares", (q, k), (W(q_norm, query), W(k_norm, key)), shape.epsilon)
@@ -112,7 +121,12 @@ def attention(
         warmth=warmth,
         gains=gains,
     )
-    if gated:
-        attended = writer.gated(f"{at}.opened", gate, attended, Activation.SIGMOID)
-    output = W(f"{module}.o_proj.weight", residual, query, f"{module}.o_proj.bias" * output_bias)
+    for opens in opening:
+        attended = writer.gated(f"{at}.opened", opens, attended, Activation.SIGMOID)
+    if values:
+        more = query_axis(replace(heads, size=heads.size - values))
+        _, attended = writer.head_parts(
+            f"{at}.parts", attended, (f"{at}.more", more), (f"{at}.found", query_axis(of_values))
+        )
+    output = W(f"{module}.o_proj.weight", residual, query_axis(of_values), f"{module}.o_proj.bias" * output_bias)
     return writer.linear(f"{at}.output", attended, output)[0]

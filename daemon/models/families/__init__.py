@@ -24,6 +24,7 @@ from motley.daemon.models.families.dense.qwen2 import qwen2
 from motley.daemon.models.families.dense.qwen3 import qwen3
 from motley.daemon.models.families.dense.seed_oss import seed_oss
 from motley.daemon.models.families.dense.smollm3 import smollm3
+from motley.daemon.models.families.experts.dots1 import dots1
 from motley.daemon.models.families.experts.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.experts.exaone_moe import exaone_moe
 from motley.daemon.models.families.experts.gemma4 import gemma4
@@ -32,6 +33,7 @@ from motley.daemon.models.families.experts.gpt_oss import gpt_oss
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
 from motley.daemon.models.families.experts.llama4 import llama4
+from motley.daemon.models.families.experts.mimo_v2_flash import mimo_v2_flash
 from motley.daemon.models.families.experts.minimax_m2 import minimax_m2
 from motley.daemon.models.families.experts.mixtral import mixtral
 from motley.daemon.models.families.experts.olmoe import olmoe
@@ -50,6 +52,7 @@ from motley.daemon.models.keys import Keys
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,
+    "dots1": dots1,
     "ernie4_5": ernie4_5,
     "ernie4_5_moe": ernie4_5_moe,
     "exaone4": exaone4,
@@ -74,6 +77,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "lfm2_moe": lfm2_moe,
     "llama": llama,
     "llama4_text": llama4,
+    "mimo_v2_flash": mimo_v2_flash,
     "minimax_m2": minimax_m2,
     "ministral3": ministral3,
     "mistral": mistral,

@@ -191,6 +191,19 @@ def _glm4_moe(metadata: Metadata) -> dict[str, Any]:
     } | grouped_experts(metadata, normalised=True)
 
 
+def _dots1(metadata: Metadata) -> dict[str, Any]:
+    own = metadata.own
+    no_window(metadata)
+    only_sigmoids(metadata, or_untold=True)
+    return {
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+        "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": own.size("expert_count"),
+        "n_shared_experts": own.size("expert_shared_count", 0, least=0),
+        "sliding_window": None,
+    } | grouped_experts(metadata)
+
+
 def _phi3(metadata: Metadata) -> dict[str, Any]:
     """Factors of the rotary frequencies are tensors, for short texts and for long ones."""
     own, checkpoint = metadata.own, metadata.checkpoint
@@ -388,6 +401,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _ROUTED | {"nextn_predict_layers", "leading_dense_block_count"},
         partial=True,
     ),
+    "dots1": Architecture("dots1", _dots1, _ROUTED | {"leading_dense_block_count"}),
     "phi3": Architecture(
         "phi3",
         _phi3,

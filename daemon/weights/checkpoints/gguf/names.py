@@ -142,7 +142,7 @@ _SHARED_MLP = {"gate": "gate_proj", "up": "up_proj", "down": "output_linear"}
 _OF_LAYER_IN = {
     "deepseek2": _LATENT,
     "glm-dsa": _LATENT | _INDEXER,
-    "exaone-moe": _CORRECTED,
+    **dict.fromkeys(("dots1", "exaone-moe"), _CORRECTED),
     "llama4": _LLAMA4,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _DELTA_NET),
     "ernie4_5-moe": _CORRECTED,

@@ -1,0 +1,77 @@
+"""Configs of families that are mostly made of others' parts: defaults, both spellings, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.daemon.models.description.axes import Heads
+from motley.daemon.models.description.model import expected_shapes
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.keys import ConfigError
+from tests.models.configs import DOTS1, MIMO, read, without
+from tests.models.test_reading import attentions, windows
+
+
+def test_mimo_is_read_alike_in_both_spellings(tmp_path: Path) -> None:
+    today = MIMO | {
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "rope_parameters": {
+            "full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.334},
+            "sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.334},
+        },
+        "sliding_window": 129,
+        "rms_norm_eps": 1e-6,
+    }
+    published = without(MIMO, "rms_norm_eps") | {
+        "hybrid_layer_pattern": [0, 1, 1],
+        "moe_layer_freq": [0, 1, 1],
+        "rope_theta": 5000000,
+        "swa_rope_theta": 10000,
+        "partial_rotary_factor": 0.334,
+        "sliding_window": 128,
+        "sliding_window_size": 128,
+        "layernorm_epsilon": 1e-6,
+        "swa_num_key_value_heads": 2,
+        "swa_v_head_dim": 16,
+    }
+    model = read(tmp_path, today)
+    assert read(tmp_path, published) == model
+    assert model.ropes == {"full": Rope(5e6, 8), "sliding": Rope(1e4, 8)}
+    assert [attend.heads for attend in attentions(model)] == [Heads(4, 1, 24), Heads(4, 2, 24), Heads(4, 2, 24)]
+    assert [attend.sinks is not None for attend in attentions(model)] == [False, True, True]
+    assert (windows(model), model.expert_layers) == ([0, 129, 129], [1, 2])
+    assert expected_shapes(model)["model.layers.1.self_attn.o_proj.weight"] == (64, 64)
+    silent = read(tmp_path, MIMO | {"num_hidden_layers": 7})
+    assert windows(silent) == [0, *[129] * 4, 0, 129]
+    assert silent.expert_layers == [*range(1, 7)]
+
+
+def test_dots1_has_windows_from_a_layer_on(tmp_path: Path) -> None:
+    config = DOTS1 | {"sliding_window": 16, "max_window_layers": 1, "first_k_dense_replace": 2}
+    model = read(tmp_path, config)
+    assert (windows(model), model.expert_layers) == ([0, 16, 16], [2])
+    assert windows(read(tmp_path, without(config, "max_window_layers"))) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (DOTS1 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        (DOTS1 | {"scoring_func": "softmax"}, "scoring_func"),
+        (MIMO | {"v_head_dim": 8}, "v_head_dim"),
+        (MIMO | {"v_head_dim": 32}, "v_head_dim"),
+        (MIMO | {"swa_num_key_value_heads": 3}, "swa_num_key_value_heads"),
+        (MIMO | {"num_key_value_heads": 4}, "num_key_value_heads"),
+        (MIMO | {"swa_head_dim": 32}, "swa_head_dim"),
+        (MIMO | {"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern"),
+        (MIMO | {"add_full_attention_sink_bias": True}, "add_full_attention_sink_bias"),
+        (MIMO | {"n_shared_experts": 1}, "n_shared_experts"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = .*supported: "):
+        read(tmp_path, config)
