@@ -9,6 +9,11 @@ from typing import Any
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.reading import read_model
 
+
+def without(config: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != key}
+
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -68,6 +73,9 @@ GEMMA4 = GEMMA3 | {
     "global_head_dim": 32,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
+GEMMA = without(LLAMA, "hidden_act") | {"model_type": "gemma", "head_dim": 16}
+ARCEE = LLAMA | {"model_type": "arcee", "hidden_act": "relu2"}
+MINISTRAL = MISTRAL | {"model_type": "ministral"}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -83,7 +91,3 @@ def read(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
     return read_model(folder)
-
-
-def without(config: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name != key}

@@ -25,6 +25,8 @@ def text_config(folder: Path) -> dict[str, Any]:
     if "qk_rope_head_dim" in config:
         config["head_dim"] = config["qk_rope_head_dim"]
     config |= config.pop("text_config", {}) | {key: config[key] for key in ("eos_token_id",) if key in config}
+    for wide in config.get("per_layer_config", {}).values():
+        config |= {"global_head_dim": wide["head_dim"], "num_global_key_value_heads": wide["num_key_value_heads"]}
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return config
 
@@ -107,7 +109,7 @@ def add_wide_heads(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     shared = config.get("num_kv_shared_layers", 0)
     windows = [kind == "sliding_attention" for kind in config["layer_types"]]
     writer.add_shared_kv_layers(shared)
-    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_embedding_length_per_layer_input(config.get("hidden_size_per_layer_input", 0))
     writer.add_sliding_window_pattern(windows)
     writer.add_key_length(config["global_head_dim"])
     writer.add_value_length(config["global_head_dim"])

@@ -811,6 +811,37 @@ CASES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.334},
         },
     },
+    "gemma": {
+        "architectures": ["GemmaForCausalLM"],
+        "model_type": "gemma",
+        "num_key_value_heads": 1,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": True,
+        "rope_theta": 500.0,
+    },
+    "arcee": {
+        "model_type": "arcee",
+        "num_key_value_heads": 2,
+        "mlp_bias": True,
+        "rope_parameters": _YARN_ROPE,
+    },
+    "ministral-some-windows": {
+        "model_type": "ministral",
+        "num_key_value_heads": 2,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "gemma4-unified": {
+        **_GEMMA4,
+        "architectures": ABSENT,
+        "model_type": "gemma4_unified_text",
+        "hidden_size_per_layer_input": ABSENT,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -119,13 +119,13 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
 
 def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tensor | None:
     """A tensor of a family that needs other magnitudes than most, for its text to be lively; None: as with most."""
-    if family.startswith(("gemma2", "gemma3")):
+    if family == "gemma" or family.startswith(("gemma2", "gemma3")):
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise - 1
         if "norm" in name:  # what is drawn is a norm's distance from 1; queries and keys get longer
             return 0.2 * noise + ("q_norm" in name or "k_norm" in name)
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
-    if family == "gemma4_text":
+    if family in ("gemma4_text", "gemma4_unified_text"):
         if name.endswith(("router.scale", "per_expert_scale")):
             return 1 + 0.5 * noise
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever

@@ -9,9 +9,10 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes
+from motley.daemon.models.description.operations import Activation, Gated, Norm
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import DOTS1, MIMO, read, without
+from tests.models.configs import ARCEE, DOTS1, GEMMA, GEMMA4, MIMO, MINISTRAL, read, without
 from tests.models.test_reading import attentions, windows
 
 
@@ -57,9 +58,50 @@ def test_dots1_has_windows_from_a_layer_on(tmp_path: Path) -> None:
     assert windows(read(tmp_path, without(config, "max_window_layers"))) == [0, 0, 0]
 
 
+def test_gemma_has_scaled_embeddings_and_gelu(tmp_path: Path) -> None:
+    model = read(tmp_path, GEMMA | {"hidden_act": "gelu"})
+    assert model == read(tmp_path, GEMMA | {"hidden_activation": "gelu_pytorch_tanh"})
+    assert (model.tied, model.embedding_scale) == (True, 8.0)
+    assert {each.activation for each in model.operations if isinstance(each, Gated)} == {Activation.GELU_TANH}
+    assert {each.offset for each in model.operations if isinstance(each, Norm)} == {1.0}
+    assert attentions(read(tmp_path, without(GEMMA, "head_dim")))[0].heads == Heads(4, 2, 256)
+
+
+def test_arcee_has_no_gates(tmp_path: Path) -> None:
+    names = expected_shapes(read(tmp_path, ARCEE | {"mlp_bias": True}))
+    mlp = {name.removeprefix("model.layers.0.mlp.") for name in names if name.startswith("model.layers.0.mlp.")}
+    assert mlp == {"up_proj.weight", "up_proj.bias", "down_proj.weight", "down_proj.bias"}
+
+
+def test_ministral_has_windows_in_the_layers_that_are_listed(tmp_path: Path) -> None:
+    listed = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    assert windows(read(tmp_path, MINISTRAL | listed)) == [16, 0, 16]
+    assert windows(read(tmp_path, MINISTRAL)) == [16, 16, 16]
+    assert windows(read(tmp_path, MINISTRAL | {"sliding_window": None})) == [0, 0, 0]
+
+
+def test_gemma4_s_wide_heads_may_be_told_by_layers(tmp_path: Path) -> None:
+    """As transformers 5.24 writes them."""
+    keys = GEMMA4 | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    told = without(without(keys, "global_head_dim"), "num_global_key_value_heads")
+    told |= {"per_layer_config": {"2": {"head_dim": 32, "num_key_value_heads": 1}}}
+    assert read(tmp_path, told) == read(tmp_path, keys)
+    unified = without(keys, "hidden_size_per_layer_input") | {"model_type": "gemma4_unified_text"}
+    given = {"sliding_window": 512, "max_position_embeddings": 256}
+    assert read(tmp_path, unified | given) == read(tmp_path, keys | given)
+    assert windows(read(tmp_path, unified)) == [1024, 1024, 0]
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
+        (GEMMA | {"hidden_act": "silu"}, "hidden_act"),
+        (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (ARCEE | {"hidden_act": "silu"}, "hidden_act"),
+        (MINISTRAL | {"layer_types": ["full_attention"] * 2}, "layer_types"),
+        (GEMMA4 | {"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config"),
+        (GEMMA4 | {"per_layer_config": {"2": {"intermediate_size": 32}}}, "per_layer_config"),
+        (GEMMA4 | {"model_type": "gemma4_unified_text", "enable_moe_block": True}, "enable_moe_block"),
         (DOTS1 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (DOTS1 | {"scoring_func": "softmax"}, "scoring_func"),
         (MIMO | {"v_head_dim": 8}, "v_head_dim"),

@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
+    "gemma4_unified_text": "gemma4",
     "exaone_moe": "exaone-moe",
     "glm_moe_dsa": "glm-dsa",
     "llama4_text": "llama4",
@@ -108,7 +109,7 @@ def to_gguf(
             values = interleaved(values, config["num_attention_heads"])
         if architecture in INTERLEAVED and ".k_proj" in name:
             values = interleaved(values, config["num_key_value_heads"])
-        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
         if architecture == "gemma4":
             experts = "fused"

@@ -9,18 +9,21 @@ from tests.models.cases import Case, golden_cases
 _TABLES = "motley.CachedAttention with 2 rotary tables"
 
 REFUSED: Mapping[str, str] = {
+    "arcee": "Relu",
     "deepseek-v3": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "deepseek-v32": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "dots1": "Sigmoid, .*TopK, .*motley.Experts",
     "ernie4-5-moe": "Softmax, Add of a constant, TopK, GatherElements, ReduceSum, Div, motley.Experts",
     "exaone-moe": _TABLES,
     "exaone4": _TABLES,
+    "gemma": "Gelu",
     "gemma2": "motley.CachedAttention with soft_cap=2.0, Gelu, .*Tanh",
     "gemma3": f"Gelu, .*{_TABLES}",
     "gemma3-softcaps": f"Gelu, .*Tanh, {_TABLES}",
     "gemma3-with-vision": f"Gelu, .*{_TABLES}",
     "gemma4": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
     "gemma4-experts": f"RMSNormalization without a gain, .*Gelu, .*motley.Experts.*, Tanh, {_TABLES}",
+    "gemma4-unified": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
     "gemma4-given-rows": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
     "glm-moe-dsa": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "glm4": "motley.CachedAttention with rotary_dim=8 of head_dim=16",

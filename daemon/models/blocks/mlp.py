@@ -78,6 +78,32 @@ def mlp(
     return gated_mlp(writer, f"layers.{number}.mlp", x, columns, names, activation)
 
 
+def squared_mlp(
+    writer: Writer,
+    at: str,
+    x: Value,
+    columns: Axis,
+    module: str,
+    bias: bool = False,
+    parts: Mapping[str, Part] | None = None,
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: an MLP without a gate, which squares what is positive.
+
+    Args:
+        module: that its matrices, ``up_proj`` and ``down_proj``, are in.
+        parts: where they lie instead, by the letters ``up`` and ``down``.
+    """
+    own = parts or {}
+
+    def matrix(name: str, out: Axis, inner: Axis) -> W:
+        lying = (own[name],) if name in own else ()
+        return W(f"{module}.{name}_proj.weight", out, inner, f"{module}.{name}_proj.bias" * bias, parts=lying)
+
+    (made,) = writer.linear(f"{at}.up", x, matrix("up", columns, x.axis))
+    squared = writer.gated(f"{at}.squared", made, made, Activation.RELU)
+    return writer.linear(f"{at}.down", squared, matrix("down", x.axis, columns))[0]
+
+
 def fused_names(module: str, hidden: int, columns: int) -> MlpNames:
     """The names of a gated MLP whose gate and up may lie in one matrix, ``gate_up_proj`` [2F, D]."""
     both, rows = f"{module}.gate_up_proj.weight", (2 * columns, hidden)

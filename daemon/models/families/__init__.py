@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
+from motley.daemon.models.families.dense.arcee import arcee
 from motley.daemon.models.families.dense.exaone4 import exaone4
+from motley.daemon.models.families.dense.gemma import gemma
 from motley.daemon.models.families.dense.gemma2 import gemma2
 from motley.daemon.models.families.dense.gemma3 import gemma3
 from motley.daemon.models.families.dense.glm4 import glm4
 from motley.daemon.models.families.dense.granite import granite
 from motley.daemon.models.families.dense.llama import llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
-from motley.daemon.models.families.dense.mistral import mistral
+from motley.daemon.models.families.dense.mistral import ministral, mistral
 from motley.daemon.models.families.dense.olmo2 import olmo2
 from motley.daemon.models.families.dense.olmo3 import olmo3
 from motley.daemon.models.families.dense.phi3 import phi3
@@ -27,7 +29,7 @@ from motley.daemon.models.families.dense.smollm3 import smollm3
 from motley.daemon.models.families.experts.dots1 import dots1
 from motley.daemon.models.families.experts.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.experts.exaone_moe import exaone_moe
-from motley.daemon.models.families.experts.gemma4 import gemma4
+from motley.daemon.models.families.experts.gemma4 import gemma4, gemma4_unified
 from motley.daemon.models.families.experts.glm4_moe import glm4_moe, glm4_moe_ahead, solar_open
 from motley.daemon.models.families.experts.gpt_oss import gpt_oss
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
@@ -50,6 +52,7 @@ from motley.daemon.models.families.recurrent.qwen3_next import qwen3_next, qwen3
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
+    "arcee": arcee,
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,
     "dots1": dots1,
@@ -57,9 +60,11 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "ernie4_5_moe": ernie4_5_moe,
     "exaone4": exaone4,
     "exaone_moe": exaone_moe,
+    "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
     "gemma4_text": gemma4,
+    "gemma4_unified_text": gemma4_unified,
     "glm4": glm4,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,
@@ -79,6 +84,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "llama4_text": llama4,
     "mimo_v2_flash": mimo_v2_flash,
     "minimax_m2": minimax_m2,
+    "ministral": ministral,
     "ministral3": ministral3,
     "mistral": mistral,
     "mixtral": mixtral,
@@ -116,6 +122,7 @@ AHEAD: Mapping[str, Callable[[Keys], Model]] = {
 TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),
+    "gemma4_unified": ("gemma4_unified_text",),
     "glm46v": ("glm4v_text", "glm4v_moe_text"),
     "glm4v": ("glm4v_text",),
     "glm4v_moe": ("glm4v_moe_text",),

@@ -143,9 +143,13 @@ def _seed_oss(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _arcee(metadata: Metadata) -> dict[str, Any]:
+    return _qwen(metadata) | {"mlp_bias": metadata.has("mlp.down_proj.bias")}
+
+
 def _smollm3(metadata: Metadata) -> dict[str, Any]:
     """No key tells which layers do not rotate: every fourth."""
-    return _qwen(metadata) | {"no_rope_layer_interval": 4, "mlp_bias": metadata.has("mlp.down_proj.bias")}
+    return _arcee(metadata) | {"no_rope_layer_interval": 4}
 
 
 def _hunyuan_moe(metadata: Metadata) -> dict[str, Any]:
@@ -373,6 +377,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2vl": Architecture("qwen2_5_vl_text", _qwen, _IMAGES),
     "qwen3vl": Architecture("qwen3_vl_text", _qwen, _IMAGES),
     "qwen3vlmoe": Architecture("qwen3_vl_moe_text", _qwen3_moe, _IMAGES),
+    "gemma": Architecture("gemma", _qwen),
     "gemma2": Architecture("gemma2", gemma2, names=_CAPS),
     "gemma3": Architecture(
         "gemma3_text",
@@ -393,6 +398,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {"final_logit_softcapping": "final_logit_softcapping"},
         rotates=False,
     ),
+    "arcee": Architecture("arcee", _arcee),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})),
     "glm4": Architecture("glm4", _qwen, partial=True),
     "glm4moe": Architecture(

@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window."""
+"""Mistral: Llama with a sliding window; Ministral has one in some layers only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
-from motley.daemon.models.blocks.windows import windows_everywhere
+from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows, read_window, windows_everywhere
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
@@ -14,9 +14,18 @@ from motley.daemon.models.rope_keys import read_rope
 
 def mistral(keys: Keys) -> Model:
     """Describe a model of type ``mistral``."""
+    return _described("mistral", keys, windows_everywhere(keys, keys.size("num_hidden_layers")))
+
+
+def ministral(keys: Keys) -> Model:
+    """Describe a model of type ``ministral``."""
+    layers, window = keys.size("num_hidden_layers"), read_window(keys)
+    return _described("ministral", keys, listed_windows(keys, layers, window, [SLIDING if window else FULL] * layers))
+
+
+def _described(family: str, keys: Keys, windows: list[int]) -> Model:
     shape = read_shape(keys)
     rope, context = read_rope(keys, shape.heads.size)
-    windows = windows_everywhere(keys, shape.layers)
     keys.only("attention_bias", False)
     columns = mlp_axis(keys.size("intermediate_size"))
 
@@ -28,4 +37,4 @@ def mistral(keys: Keys) -> Model:
             lambda writer, x: mlp(writer, number, x, columns),
         )
 
-    return model("mistral", shape, layer, {"main": rope}, context)
+    return model(family, shape, layer, {"main": rope}, context)

@@ -44,8 +44,17 @@ ROPES = {
 """The same of rotary embeddings."""
 
 
+def gemma4_unified(keys: Keys) -> Model:
+    """Describe a model of type ``gemma4_unified_text``: no experts, no rows of a second table."""
+    keys.only("hidden_size_per_layer_input", 0)
+    keys.only("enable_moe_block", False)
+    silent = {"sliding_window": 1024, "max_position_embeddings": 262144, "hidden_size_per_layer_input": 0}
+    return gemma4(keys.filled(silent))
+
+
 def gemma4(keys: Keys) -> Model:
     """Describe a model of type ``gemma4_text``."""
+    keys = _told_by_layers(keys)
     none = keys.says("hidden_size_per_layer_input") and not keys.get("hidden_size_per_layer_input")
     keys = keys.filled(DEFAULTS).filled({"rope_parameters": ROPES})
     keys.only("use_bidirectional_attention", "vision")  # which text alone does not meet
@@ -100,6 +109,20 @@ def gemma4(keys: Keys) -> Model:
     scale = shape.hidden**0.5
     made = model("gemma4", shape, layer, ropes, context, embedding_scale=scale, logits_cap=cap, ignored=unused)
     return made if rows is None else replace(made, beside=rows.table)
+
+
+def _told_by_layers(keys: Keys) -> Keys:
+    """The same keys with those of wide heads where ``per_layer_config`` tells them, as transformers 5.24 writes it."""
+    told, kinds = keys.inner("per_layer_config").values, keys.get("layer_types")
+    if not told:
+        return keys
+    heads, *others = told.values()
+    wide = {str(number) for number, kind in enumerate(kinds or []) if kind == FULL}
+    known = isinstance(heads, dict) and heads.keys() <= {"head_dim", "num_key_value_heads"}
+    if not known or any(each != heads for each in others) or told.keys() != wide:
+        raise keys.refusal("per_layer_config", f"the same head_dim and num_key_value_heads for each layer of {FULL}")
+    size, count = (heads.get(key, keys.get(key)) for key in ("head_dim", "num_key_value_heads"))
+    return keys.filled({"global_head_dim": size, "num_global_key_value_heads": count})
 
 
 def _wide_heads(keys: Keys, heads: Heads) -> Heads:

@@ -11,13 +11,12 @@ from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count
 from motley.daemon.models.blocks.layers import model, norm
 from motley.daemon.models.blocks.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
-from motley.daemon.models.blocks.mlp import expert_axis, mlp_axis, shared_axis
+from motley.daemon.models.blocks.mlp import expert_axis, mlp_axis, shared_axis, squared_mlp
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.glm4_moe import corrected_routing
 from motley.daemon.models.keys import Keys
@@ -55,7 +54,7 @@ def nemotron_h(keys: Keys) -> Model:
             case "full_attention":
                 y = attention(writer, shape, number, x, rope=None)
             case "mlp":
-                y = _mlp(writer, f"layers.{number}.mlp", x, plain, f"{module}.mixer")
+                y = squared_mlp(writer, f"layers.{number}.mlp", x, plain, f"{module}.mixer")
             case _:
                 residual, y = _experts(writer, shape, number, x, keys)
         return writer.layer(writer.add(residual, y))
@@ -101,14 +100,6 @@ def _mamba(keys: Keys) -> Mamba:
     )
 
 
-def _mlp(writer: Writer, at: str, x: Value, columns: Axis, module: str, parts: dict[str, Part] | None = None) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: an MLP without a gate, which squares what is positive."""
-    up, down = (((parts[each],) if parts else ()) for each in ("up", "down"))
-    (made,) = writer.linear(f"{at}.up", x, W(f"{module}.up_proj.weight", columns, x.axis, parts=up))
-    squared = writer.gated(f"{at}.squared", made, made, Activation.RELU)
-    return writer.linear(f"{at}.down", squared, W(f"{module}.down_proj.weight", x.axis, columns, parts=down))[0]
-
-
 def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) -> tuple[Value, Value]:
     """f32[T, D] -> f32[T, D] and what is to be added, f32[T, D]{U_tp} or f32[T, D]: experts without gates.
 
@@ -125,7 +116,7 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) ->
     shared = shared_axis(keys.size("moe_shared_expert_intermediate_size"), "moe_shared_expert_intermediate_size")
     latent = keys.size("moe_latent_size", 0, least=0)
     shared_at = f"layers.{number}.dense" if latent else f"{at}.shared"
-    base = _mlp(writer, shared_at, x, shared, f"{module}.shared_experts")
+    base = squared_mlp(writer, shared_at, x, shared, f"{module}.shared_experts")
     axis = Axis(Kind.PLAIN, latent, "moe_latent_size") if latent else shape.residual
     if latent:
         (x,) = writer.linear(f"{at}.narrow", x, W(f"{module}.fc1_latent_proj.weight", axis, shape.residual))
@@ -135,7 +126,7 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) ->
         "down": Part(f"{module}.experts.down_proj[{{expert}}]", (axis.size, columns)),
     }
     one = f"{module}.experts.{{expert}}"
-    result = _mlp(body, f"{at}.experts.{{expert}}", body.x, expert_axis(columns), one, parts)
+    result = squared_mlp(body, f"{at}.experts.{{expert}}", body.x, expert_axis(columns), one, parts=parts)
     if not latent:
         return writer.x, writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base)
     mixed = writer.experts(f"{at}.mixture", number, x, route, count, (body, result))
