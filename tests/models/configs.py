@@ -76,6 +76,10 @@ GEMMA4 = GEMMA3 | {
 GEMMA = without(LLAMA, "hidden_act") | {"model_type": "gemma", "head_dim": 16}
 ARCEE = LLAMA | {"model_type": "arcee", "hidden_act": "relu2"}
 MINISTRAL = MISTRAL | {"model_type": "ministral"}
+GRANITE_MOE = LLAMA | {"model_type": "granitemoe", "num_local_experts": 6, "num_experts_per_tok": 2}
+GRANITE_SWA = LLAMA | {"model_type": "granite_swa"}
+AFMOE = LLAMA | EXPERTS | {"model_type": "afmoe", "head_dim": 16}
+DEEPSEEK_V2 = GLM4_MOE | _LATENT | {"model_type": "deepseek_v2"}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

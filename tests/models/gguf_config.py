@@ -85,7 +85,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_sliding_window_pattern(config["sliding_window_pattern"])
         if config.get("final_logit_softcapping"):
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if architecture in ("granite", "granitehybrid"):
+    if architecture in ("granite", "granitehybrid", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -152,7 +152,8 @@ def add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    writer.add_q_lora_rank(config["q_lora_rank"])
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
     writer.add_kv_lora_rank(config["kv_lora_rank"])
     writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
     writer.add_value_length(config["kv_lora_rank"])
@@ -188,7 +189,8 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
         writer.add_leading_dense_block_count(config["moe_layer_start_index"])
         writer.add_interleave_moe_layer_step(1)
-    if width := config.get("shared_expert_intermediate_size"):
+    of_granite = config.get("shared_intermediate_size") if writer.arch == "granitemoe" else 0
+    if width := config.get("shared_expert_intermediate_size") or of_granite:
         writer.add_expert_shared_feed_forward_length(width)
     if writer.arch == "llama4":
         writer.add_expert_feed_forward_length(config["intermediate_size"])
@@ -210,7 +212,8 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers", 0))
     if writer.arch in ("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe"):
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        if config["model_type"] != "deepseek_v2":  # of which files may say nothing
+            writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_shared_count(config.get("n_shared_experts") or config["num_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
         writer.add_expert_weights_norm(config.get("norm_topk_prob", True))

@@ -136,7 +136,7 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return noise
         if "norm" in name and "linear_attn" not in name:  # a norm's distance from 1
             return 0.2 * noise
-    if family == "mimo_v2_flash" and name.endswith("sinks"):
+    if family in ("mimo_v2_flash", "granite_swa") and name.endswith("sinks"):
         return noise
     if family == "gpt_oss":
         if name.endswith("sinks"):
@@ -221,7 +221,7 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             yield name, value
         return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    if family == "granitemoehybrid":
+    if family.startswith("granitemoe"):
         for name, value in weights.items():
             for today, published in _GRANITE.items():
                 name = name.replace(today, published)

@@ -9,10 +9,23 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes
-from motley.daemon.models.description.operations import Activation, Gated, Norm
+from motley.daemon.models.description.operations import Activation, Gated, Norm, Route, Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import ARCEE, DOTS1, GEMMA, GEMMA4, MIMO, MINISTRAL, read, without
+from tests.models.configs import (
+    AFMOE,
+    ARCEE,
+    DEEPSEEK_V2,
+    DOTS1,
+    GEMMA,
+    GEMMA4,
+    GRANITE_MOE,
+    GRANITE_SWA,
+    MIMO,
+    MINISTRAL,
+    read,
+    without,
+)
 from tests.models.test_reading import attentions, windows
 
 
@@ -92,6 +105,44 @@ def test_gemma4_s_wide_heads_may_be_told_by_layers(tmp_path: Path) -> None:
     assert windows(read(tmp_path, unified)) == [1024, 1024, 0]
 
 
+def test_granites_experts_have_an_mlp_beside_them_or_none(tmp_path: Path) -> None:
+    names = expected_shapes(read(tmp_path, GRANITE_MOE))
+    shared = GRANITE_MOE | {"model_type": "granitemoeshared", "shared_intermediate_size": 48}
+    more = {name.removeprefix("model.layers.0.") for name in expected_shapes(read(tmp_path, shared)).keys() - names}
+    beside = {f"shared_mlp.{part}.weight" for part in ("gate_proj", "up_proj", "output_linear")}
+    assert {name for name in more if not name.startswith("model.layers")} == beside
+    none = read(tmp_path, without(shared, "shared_intermediate_size"))
+    assert expected_shapes(none).keys() == names.keys()
+
+
+def test_granite_swa_has_a_base_for_each_layer(tmp_path: Path) -> None:
+    model = read(tmp_path, GRANITE_SWA | {"layer_rope_theta": [0, 1e4, 500]})
+    assert [attend.rope for attend in attentions(model)] == [None, "base1", "base0"]
+    assert model.ropes == {"base0": Rope(500.0, 16), "base1": Rope(1e4, 16)}
+    assert (windows(model), model.tied) == ([0, 128, 128], True)
+    assert all(attend.sinks is not None for attend in attentions(model))
+    assert read(tmp_path, GRANITE_SWA | {"rope_theta": 500}).ropes == {"main": Rope(500.0, 16)}
+
+
+def test_afmoe_rotates_where_it_has_windows(tmp_path: Path) -> None:
+    model = read(tmp_path, AFMOE | {"global_attn_every_n_layers": 2, "mup_enabled": True})
+    assert [(attend.window, attend.rope) for attend in attentions(model)] == [(1024, "main"), (0, None), (1024, "main")]
+    assert (model.embedding_scale, model.expert_layers) == (8.0, [1, 2])
+    shapes = expected_shapes(model)
+    assert shapes["model.layers.1.mlp.shared_experts.up_proj.weight"] == (64, 64)
+    assert shapes["model.layers.0.self_attn.gate_proj.weight"] == (64, 64)
+    assert read(tmp_path, AFMOE).embedding_scale == 1.0
+
+
+def test_experts_of_deepseek_v2_are_chosen_by_a_softmax(tmp_path: Path) -> None:
+    model = read(tmp_path, DEEPSEEK_V2 | {"topk_method": "greedy", "n_group": 3, "routed_scaling_factor": 2.0})
+    assert {each.routing for each in model.operations if isinstance(each, Route)} == {Routing(2, scaling=2.0)}
+    assert "model.layers.0.self_attn.q_a_proj.weight" in expected_shapes(model)
+    lite = read(tmp_path, DEEPSEEK_V2 | {"q_lora_rank": None, "first_k_dense_replace": 1})
+    assert lite.expert_layers == [1, 2]
+    assert "model.layers.0.self_attn.q_a_proj.weight" not in expected_shapes(lite)
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
@@ -102,6 +153,16 @@ def test_gemma4_s_wide_heads_may_be_told_by_layers(tmp_path: Path) -> None:
         (GEMMA4 | {"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config"),
         (GEMMA4 | {"per_layer_config": {"2": {"intermediate_size": 32}}}, "per_layer_config"),
         (GEMMA4 | {"model_type": "gemma4_unified_text", "enable_moe_block": True}, "enable_moe_block"),
+        (GRANITE_MOE | {"sliding_window": 16}, "sliding_window"),
+        (GRANITE_MOE | {"shared_intermediate_size": 64}, "shared_intermediate_size"),
+        (GRANITE_SWA | {"layer_rope_theta": [0, 1e4]}, "layer_rope_theta"),
+        (GRANITE_SWA | {"layer_rope_theta": [0, 1e4, -1]}, "layer_rope_theta"),
+        (AFMOE | {"score_func": "softmax"}, "score_func"),
+        (AFMOE | {"num_expert_groups": 2}, "num_expert_groups"),
+        (AFMOE | {"route_norm": False}, "route_norm"),
+        (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy", "n_group": 3}, "n_group"),
+        (DEEPSEEK_V2 | {"topk_method": "noaux_tc"}, "topk_method"),
+        (DEEPSEEK_V2 | {"norm_topk_prob": True}, "norm_topk_prob"),
         (DOTS1 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (DOTS1 | {"scoring_func": "softmax"}, "scoring_func"),
         (MIMO | {"v_head_dim": 8}, "v_head_dim"),

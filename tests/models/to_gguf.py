@@ -39,7 +39,9 @@ ARCHITECTURES = {
     "llama4_text": "llama4",
     "gpt_oss": "gpt-oss",
     "glm4_moe": "glm4moe",
+    "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
+    "granitemoeshared": "granitemoe",
     "ernie4_5_moe": "ernie4_5-moe",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",
@@ -272,7 +274,7 @@ def gguf_name(name: str, architecture: str, shared: str = "") -> str:
         known = known.replace("mlp.e_score", f"{module}.e_score").replace("gate.e_score", f"{module}.e_score")
     if architecture.startswith("nemotron_h"):
         known = known.replace("model.layers.", "backbone.layers.")
-    if architecture == "granitehybrid" and ".shared_mlp." in known:  # which its converter names
+    if architecture in ("granitehybrid", "granitemoe") and ".shared_mlp." in known:  # which its converter names
         part = {"gate_proj": "gate", "up_proj": "up", "output_linear": "down"}[name.split(".")[-2]]
         return f"blk.{name.split('.')[2]}.ffn_{part}{shared}.weight"
     scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}

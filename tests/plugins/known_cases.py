@@ -9,7 +9,9 @@ from tests.models.cases import Case, golden_cases
 _TABLES = "motley.CachedAttention with 2 rotary tables"
 
 REFUSED: Mapping[str, str] = {
+    "afmoe": f"Sigmoid, .*TopK, .*motley.Experts, {_TABLES}",
     "arcee": "Relu",
+    "deepseek-v2": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "deepseek-v3": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "deepseek-v32": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "dots1": "Sigmoid, .*TopK, .*motley.Experts",
@@ -33,6 +35,9 @@ REFUSED: Mapping[str, str] = {
     "gpt-oss": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
     "gpt-oss-mxfp4": "motley.CachedAttentionWithSinks, TopK, .*motley.Experts",
     "granite": "Mul without a Swish",
+    "granite-swa": "Mul without a Swish, motley.CachedAttentionWithSinks",
+    "granitemoe": "Mul without a Swish, TopK, .*motley.Experts",
+    "granitemoeshared": "Mul without a Swish, TopK, .*motley.Experts",
     "granitemoehybrid": "motley.StateSpace",
     "granitemoehybrid-dense": "motley.StateSpace",
     "hunyuan-dense": "RMSNormalization without a gain, motley.CachedAttentionWithGains",

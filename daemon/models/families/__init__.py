@@ -15,7 +15,7 @@ from motley.daemon.models.families.dense.gemma import gemma
 from motley.daemon.models.families.dense.gemma2 import gemma2
 from motley.daemon.models.families.dense.gemma3 import gemma3
 from motley.daemon.models.families.dense.glm4 import glm4
-from motley.daemon.models.families.dense.granite import granite
+from motley.daemon.models.families.dense.granite import granite, granite_swa
 from motley.daemon.models.families.dense.llama import llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
 from motley.daemon.models.families.dense.mistral import ministral, mistral
@@ -26,12 +26,14 @@ from motley.daemon.models.families.dense.qwen2 import qwen2
 from motley.daemon.models.families.dense.qwen3 import qwen3
 from motley.daemon.models.families.dense.seed_oss import seed_oss
 from motley.daemon.models.families.dense.smollm3 import smollm3
+from motley.daemon.models.families.experts.afmoe import afmoe
 from motley.daemon.models.families.experts.dots1 import dots1
 from motley.daemon.models.families.experts.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.experts.exaone_moe import exaone_moe
 from motley.daemon.models.families.experts.gemma4 import gemma4, gemma4_unified
 from motley.daemon.models.families.experts.glm4_moe import glm4_moe, glm4_moe_ahead, solar_open
 from motley.daemon.models.families.experts.gpt_oss import gpt_oss
+from motley.daemon.models.families.experts.granitemoe import granitemoe, granitemoeshared
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
 from motley.daemon.models.families.experts.llama4 import llama4
@@ -41,6 +43,7 @@ from motley.daemon.models.families.experts.mixtral import mixtral
 from motley.daemon.models.families.experts.olmoe import olmoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_vl_moe
+from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
@@ -52,7 +55,9 @@ from motley.daemon.models.families.recurrent.qwen3_next import qwen3_next, qwen3
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
+    "afmoe": afmoe,
     "arcee": arcee,
+    "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,
     "dots1": dots1,
@@ -73,6 +78,9 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "glm_moe_dsa": glm_moe_dsa,
     "gpt_oss": gpt_oss,
     "granite": granite,
+    "granite_swa": granite_swa,
+    "granitemoe": granitemoe,
+    "granitemoeshared": granitemoeshared,
     "hunyuan_v1_dense": hunyuan_v1_dense,
     "hunyuan_v1_moe": hunyuan_v1_moe,
     "granitemoehybrid": granitemoehybrid,

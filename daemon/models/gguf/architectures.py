@@ -18,6 +18,7 @@ from motley.daemon.models.gguf.architecture import (
     only_sigmoids,
 )
 from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
+from motley.daemon.models.gguf.granite import granite, granite_moe, granite_moe_family
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.gguf.recurrent import (
     CONVOLUTIONS,
@@ -105,16 +106,6 @@ def _exaone4(metadata: Metadata) -> dict[str, Any]:
     return {
         "sliding_window": windowed or None,
         "layer_types": kinds(metadata, period=4) if windowed else [FULL] * metadata.layers,
-    }
-
-
-def _granite(metadata: Metadata) -> dict[str, Any]:
-    own, size = metadata.own, metadata.head_size
-    if not own.flag("rope.scaling.finetuned", True):
-        raise own.refusal("rope.scaling.finetuned", "only true: llama.cpp rotates nothing otherwise")
-    return _qwen(metadata) | {
-        "attention_multiplier": own.number("attention.scale", size**-0.5),
-        "mlp_bias": metadata.has("mlp.down_proj.bias"),
     }
 
 
@@ -262,10 +253,16 @@ def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _deepseek2_family(metadata: Metadata) -> str:
+    """V2 is of this architecture too: a softmax chooses its experts, which older files leave unsaid."""
+    return "deepseek_v2" if metadata.own.size("expert_gating_func", 1, least=0) in (0, 1) else "deepseek_v3"
+
+
 def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     """Only files of which each head's matrices are apart tell their sizes; in older ones heads have ``key_length``."""
     own = metadata.own
-    only_sigmoids(metadata)
+    if _deepseek2_family(metadata) == "deepseek_v3":
+        only_sigmoids(metadata)
     apart = "attention.key_length_mla" in own.values
     turned = metadata.head_size
     length = own.size("attention.key_length_mla" if apart else "attention.key_length")
@@ -416,7 +413,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
     ),
     "deepseek2": Architecture(
-        "deepseek_v3",
+        _deepseek2_family,
         _deepseek2,
         _LATENT,
         latent=True,
@@ -445,8 +442,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama4": Architecture("llama4_text", _llama4, frozenset({"interleave_moe_layer_step"})),
     "granite": Architecture(
         "granite",
-        _granite,
+        granite,
         frozenset({"attention.scale"}),
+        _MULTIPLIERS,
+    ),
+    "granitemoe": Architecture(
+        granite_moe_family,
+        granite_moe,
+        frozenset({"attention.scale", "rope.scaling.finetuned"}),
         _MULTIPLIERS,
     ),
     "granitehybrid": Architecture(

@@ -356,6 +356,7 @@ class Nodes(Emitter):
             case Activation.GELU_TANH:
                 opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
             case Activation.SIGMOID:
+                self.crosses(gate, self.width(gated.gate.axis))  # it is made before the attention that it opens
                 opened = self.node("Sigmoid", [gate], f"{gate}.sigmoid")
             case Activation.RELU:
                 opened = self.node("Relu", [gate], f"{gate}.relu")

@@ -25,6 +25,7 @@ from tests.models.to_gguf import to_gguf
 @pytest.mark.parametrize(
     ("name", "told", "architecture"),
     [
+        ("deepseek-v2", {}, "deepseek2"),
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
         ("granitemoehybrid", {"time_step_limit": None}, "granitehybrid"),
         ("granitemoehybrid-dense", {}, "granitehybrid"),

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.experts import expert_count, mixture
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
-from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, shared_axis
+from motley.daemon.models.blocks.mlp import shared_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.description.axes import Axis, Kind, Value, W
+from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.families.experts.granitemoe import granite_experts, granite_shared
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
-from motley.daemon.weights.places import Part
 from motley.plugins.recurrent import WIDEST_HEAD
 
 
@@ -46,8 +44,8 @@ def granitemoehybrid(keys: Keys) -> Model:
 
         def feed(writer: Writer, x: Value) -> Value:
             x = writer.replicated(x)
-            shared = gated_mlp(writer, f"layers.{number}.mlp.shared", x, columns, _shared_names(shape, number, columns))
-            return writer.scaled(_experts(writer, shape, number, x, keys, shared) if sparse else shared, by)
+            shared = granite_shared(writer, shape, number, x, columns)
+            return writer.scaled(granite_experts(writer, shape, number, x, keys, shared) if sparse else shared, by)
 
         return pre_norm_layer(shape, number, mix, feed)
 
@@ -77,44 +75,3 @@ def _mamba(keys: Keys, shape: Shape) -> Mamba:
         keys.size("mamba_d_conv", 4, least=2),
         (keys.flag("mamba_conv_bias", True), keys.flag("mamba_proj_bias", False)),
     )
-
-
-def _shared_names(shape: Shape, number: int, columns: Axis) -> MlpNames:
-    """The MLP that all rows go through: files have its gate and up in one matrix."""
-    module = f"model.layers.{number}.shared_mlp"
-    both = (2 * columns.size, shape.hidden)
-    return MlpNames(
-        f"{module}.gate_proj.weight",
-        f"{module}.up_proj.weight",
-        f"{module}.output_linear.weight",
-        gate_parts=(Part(f"{module}.input_linear.weight", both),),
-        up_parts=(Part(f"{module}.input_linear.weight", both, columns.size),),
-    )
-
-
-def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys, base: Value) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: experts whose matrices files have in two tensors; `base` is what is added."""
-    at, module, hidden = f"layers.{number}.mlp", f"model.layers.{number}.block_sparse_moe", shape.hidden
-    count, columns = expert_count(keys, "num_local_experts"), keys.size("intermediate_size")
-    routing = Routing(keys.size("num_experts_per_tok", 2), scores="softmax of chosen")
-    called = Part(f"{module}.router.weight", (count, hidden))
-    chooses = Axis(Kind.PLAIN, count, "num_local_experts")
-    router = W(f"{module}.router.layer.weight", chooses, shape.residual, routes=True, parts=(called,))
-    route = writer.route(f"{at}.router", x, router, routing)
-
-    def lying(published: str, today: str, rows: tuple[int, int], start: int = 0) -> tuple[Part, Part]:
-        return (
-            Part(f"{module}.{published}.weight[{{expert}}]", rows, start),
-            Part(f"{module}.experts.{today}[{{expert}}]", rows, start),
-        )
-
-    one = f"{module}.experts.{{expert}}"
-    names = MlpNames(
-        f"{one}.gate_proj.weight",
-        f"{one}.up_proj.weight",
-        f"{one}.down_proj.weight",
-        gate_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden)),
-        up_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden), columns),
-        down_parts=lying("output_linear", "down_proj", (hidden, columns)),
-    )
-    return mixture(writer, number, x, route, count, columns, names, base)

@@ -139,6 +139,10 @@ _NEMOTRON = {
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
 _SHARED_MLP = {"gate": "gate_proj", "up": "up_proj", "down": "output_linear"}
+_GRANITE_MOE = {
+    **{f"ffn_{part}_shexp": f"shared_mlp.{name}" for part, name in _SHARED_MLP.items()},
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+}
 _OF_LAYER_IN = {
     "deepseek2": _LATENT,
     "glm-dsa": _LATENT | _INDEXER,
@@ -157,13 +161,10 @@ _OF_LAYER_IN = {
     },
     "granitehybrid": {
         **{part: f"mamba.{name}" for part, name in _MAMBA.items()},
-        **{
-            f"ffn_{part}{shared}": f"shared_mlp.{name}"
-            for part, name in _SHARED_MLP.items()
-            for shared in ("", "_shexp")
-        },
-        "ffn_gate_inp": "block_sparse_moe.router.layer",
+        **{f"ffn_{part}": f"shared_mlp.{name}" for part, name in _SHARED_MLP.items()},
+        **_GRANITE_MOE,
     },
+    "granitemoe": _GRANITE_MOE,
     "hunyuan-dense": _HUNYUAN,
     "hunyuan-moe": {
         "ffn_gate_inp": "mlp.gate.wg",
@@ -203,7 +204,7 @@ _OF_EXPERTS = {
 """The parts that each expert has in such a tensor, by rows."""
 _EXPERTS_IN: dict[str, tuple[str, dict[str, str]]] = {
     "gemma4": ("experts", {}),
-    "granitehybrid": ("block_sparse_moe.experts", {}),
+    **dict.fromkeys(("granitehybrid", "granitemoe"), ("block_sparse_moe.experts", {})),
     "llama4": ("feed_forward.experts", {}),
     "lfm2moe": ("feed_forward.experts", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
     "nemotron_h_moe": ("mixer.experts", {}),

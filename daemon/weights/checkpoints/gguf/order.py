@@ -17,7 +17,7 @@ import numpy as np
 
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 
-INTERLEAVED = ("arcee", "granite", "granitehybrid", "llama", "mistral3", "smollm3")
+INTERLEAVED = ("arcee", "granite", "granitehybrid", "granitemoe", "llama", "mistral3", "smollm3")
 """The architectures in whose files the rows of a query or key head that are rotated together are neighbours."""
 TILED = ("qwen35", "qwen35moe")
 """Those in whose files the value heads of a key head are not neighbours."""

@@ -1,0 +1,107 @@
+"""Granite's mixtures of experts: Granite, with experts in every layer, and beside them an MLP for all rows."""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.experts import expert_count, mixture
+from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, shared_axis
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.windows import no_windows
+from motley.daemon.models.description.axes import Axis, Kind, Value, W
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.keys import Keys
+from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.weights.places import Part
+
+
+def granitemoe(keys: Keys) -> Model:
+    """Describe a model of type ``granitemoe``."""
+    keys.only("shared_intermediate_size", 0)
+    return _described("granitemoe", keys, 0)
+
+
+def granitemoeshared(keys: Keys) -> Model:
+    """Describe a model of type ``granitemoeshared``."""
+    return _described("granitemoeshared", keys, keys.size("shared_intermediate_size", 0, least=0))
+
+
+def _described(family: str, keys: Keys, shared: int) -> Model:
+    """`shared`: columns of the MLP that all rows go through; 0: there is none."""
+    shape = read_shape(keys, kv_heads=True)
+    rope, context = read_rope(keys, shape.heads.size)
+    no_windows(keys, shape.layers)
+    bias = keys.flag("attention_bias", False)
+    scale, by = keys.number("attention_multiplier", 1.0), keys.number("residual_multiplier", 1.0)
+    columns = shared_axis(shared, "shared_intermediate_size") if shared else None
+
+    def layer(number: int) -> Layer:
+        def feed(writer: Writer, x: Value) -> Value:
+            x = writer.replicated(x)
+            base = granite_shared(writer, shape, number, x, columns) if columns else None
+            return writer.scaled(granite_experts(writer, shape, number, x, keys, base), by)
+
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: writer.scaled(
+                attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, scale=scale), by
+            ),
+            feed,
+        )
+
+    return model(
+        family,
+        shape,
+        layer,
+        {"main": rope},
+        context,
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        logits_scale=1 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def granite_shared(writer: Writer, shape: Shape, number: int, x: Value, columns: Axis) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: the MLP that all rows go through; files have its gate and up in one matrix."""
+    module = f"model.layers.{number}.shared_mlp"
+    both = (2 * columns.size, shape.hidden)
+    names = MlpNames(
+        f"{module}.gate_proj.weight",
+        f"{module}.up_proj.weight",
+        f"{module}.output_linear.weight",
+        gate_parts=(Part(f"{module}.input_linear.weight", both),),
+        up_parts=(Part(f"{module}.input_linear.weight", both, columns.size),),
+    )
+    return gated_mlp(writer, f"layers.{number}.mlp.shared", x, columns, names)
+
+
+def granite_experts(
+    writer: Writer, shape: Shape, number: int, x: Value, keys: Keys, base: Value | None = None
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: experts whose matrices files have in two tensors; `base` is what is added."""
+    at, module, hidden = f"layers.{number}.mlp", f"model.layers.{number}.block_sparse_moe", shape.hidden
+    count, columns = expert_count(keys, "num_local_experts"), keys.size("intermediate_size")
+    routing = Routing(keys.size("num_experts_per_tok", 2), scores="softmax of chosen")
+    called = Part(f"{module}.router.weight", (count, hidden))
+    chooses = Axis(Kind.PLAIN, count, "num_local_experts")
+    router = W(f"{module}.router.layer.weight", chooses, shape.residual, routes=True, parts=(called,))
+    route = writer.route(f"{at}.router", x, router, routing)
+
+    def lying(published: str, today: str, rows: tuple[int, int], start: int = 0) -> tuple[Part, Part]:
+        return (
+            Part(f"{module}.{published}.weight[{{expert}}]", rows, start),
+            Part(f"{module}.experts.{today}[{{expert}}]", rows, start),
+        )
+
+    one = f"{module}.experts.{{expert}}"
+    names = MlpNames(
+        f"{one}.gate_proj.weight",
+        f"{one}.up_proj.weight",
+        f"{one}.down_proj.weight",
+        gate_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden)),
+        up_parts=lying("input_linear", "gate_up_proj", (2 * columns, hidden), columns),
+        down_parts=lying("output_linear", "down_proj", (hidden, columns)),
+    )
+    return mixture(writer, number, x, route, count, columns, names, base)
