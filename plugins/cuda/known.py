@@ -31,12 +31,14 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("", "GatherElements"): {"axis": 1},
     ("", "Gelu"): {"approximate": b"tanh"},
     ("", "ReduceSum"): {"keepdims": 1},
+    ("", "Min"): {},
     ("", "Relu"): {},
     ("", "Sigmoid"): {},
     ("", "Slice"): {},
     ("", "Softmax"): {"axis": -1},
     ("", "Split"): {"axis": ANY},
     ("", "Sqrt"): {},
+    ("", "Swish"): {"alpha": ANY},
     ("", "Tanh"): {},
     ("", "TopK"): {"axis": -1, "largest": 1, "sorted": 1},
     ("", "Where"): {},
@@ -118,6 +120,8 @@ def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
                 yield f"{called} of a constant"
             case "Clip" if not all(is_number(constants.get(name)) for name in node.input[1:]):
                 yield f"{called} without bounds"
+            case "Min" if len(node.input) != 2 or not is_number(constants.get(node.input[1])):
+                yield f"{called} of what is no number"
             case "Where" if node.output[0] not in groups:
                 yield f"{called} of what are no groups of experts"
             case "RMSNormalization" if node.input[1] not in constants:

@@ -80,6 +80,12 @@ GRANITE_MOE = LLAMA | {"model_type": "granitemoe", "num_local_experts": 6, "num_
 GRANITE_SWA = LLAMA | {"model_type": "granite_swa"}
 AFMOE = LLAMA | EXPERTS | {"model_type": "afmoe", "head_dim": 16}
 DEEPSEEK_V2 = GLM4_MOE | _LATENT | {"model_type": "deepseek_v2"}
+MINIMAX_M3 = MINIMAX_M2 | {
+    "model_type": "minimax_m3_vl_text",
+    "rotary_dim": 8,
+    "moe_layer_freq": [0, 1, 1],
+    "max_position_embeddings": 4096,
+}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

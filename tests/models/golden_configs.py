@@ -904,6 +904,23 @@ CASES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "rope_parameters": {**_YARN_ROPE, "mscale": 0.707, "mscale_all_dim": 0.707},
     },
+    "minimax-m3": {
+        "model_type": "minimax_m3_vl_text",
+        "intermediate_size": 32,
+        "dense_intermediate_size": 48,
+        "shared_intermediate_size": 64,
+        "num_key_value_heads": 2,
+        "rotary_dim": 8,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "mlp_layer_types": ["dense", "sparse"],
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "index_block_size": 16,
+        "index_topk_blocks": 4,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -131,6 +131,8 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
+    if family == "minimax_m3_vl_text" and "norm" in name:  # a norm's distance from 1
+        return 0.2 * noise
     if family.startswith(("qwen3_next", "qwen3_5")):
         if name.endswith(("A_log", "dt_bias")):
             return noise
@@ -197,7 +199,7 @@ _HY_V3 = {
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family in ("gpt_oss", "gemma4_text", "llama4_text"):
+    if family in ("gpt_oss", "gemma4_text", "llama4_text", "minimax_m3_vl_text"):
         yield from weights.items()
         return
     if family == "gemma3":

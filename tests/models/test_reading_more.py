@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from motley.daemon.models.description.axes import Heads
-from motley.daemon.models.description.model import expected_shapes
+from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Activation, Gated, Norm, Route, Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
@@ -22,6 +22,7 @@ from tests.models.configs import (
     GRANITE_MOE,
     GRANITE_SWA,
     MIMO,
+    MINIMAX_M3,
     MINISTRAL,
     read,
     without,
@@ -143,6 +144,25 @@ def test_experts_of_deepseek_v2_are_chosen_by_a_softmax(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.q_a_proj.weight" not in expected_shapes(lite)
 
 
+def test_minimax_m3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
+    """In both spellings."""
+    freq = {"sparse_attention_freq": [0, 1, 1], "sparse_block_size": 16, "sparse_topk_blocks": 4}
+    published = read(tmp_path, MINIMAX_M3 | {"hidden_act": "swigluoai", "sparse_attention_config": freq})
+    kinds = ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
+    today = without(MINIMAX_M3, "moe_layer_freq") | {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+    today |= {"layer_types": kinds, "index_block_size": 16, "index_topk_blocks": 4, "partial_rotary_factor": 0.5}
+    assert read(tmp_path, today) == published
+    assert (published.context, published.expert_layers) == (64, [1, 2])
+    assert read(tmp_path, MINIMAX_M3).context == 4096
+    assert published.ropes == {"main": Rope(5e6, 8)}
+    assert {each.activation for each in published.operations if isinstance(each, Gated)} == {Activation.CLAMPED}
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(published)}
+    shared = places["model.layers.1.mlp.shared_experts.up_proj.weight"]
+    assert "model.layers.1.block_sparse_moe.shared_experts.up_proj.weight" in shared
+    assert "model.layers.1.mlp.shared_experts.gate_up_proj.weight" in shared
+    assert places["model.layers.1.mlp.gate.weight"] == {"model.layers.1.block_sparse_moe.gate.weight"}
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
@@ -163,6 +183,10 @@ def test_experts_of_deepseek_v2_are_chosen_by_a_softmax(tmp_path: Path) -> None:
         (DEEPSEEK_V2 | {"topk_method": "group_limited_greedy", "n_group": 3}, "n_group"),
         (DEEPSEEK_V2 | {"topk_method": "noaux_tc"}, "topk_method"),
         (DEEPSEEK_V2 | {"norm_topk_prob": True}, "norm_topk_prob"),
+        (MINIMAX_M3 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        (MINIMAX_M3 | {"rotary_dim": 8, "partial_rotary_factor": 1.0}, "rotary_dim"),
+        (MINIMAX_M3 | {"swiglu_limit": 10.0}, "swiglu_limit"),
+        (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq"),
         (DOTS1 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (DOTS1 | {"scoring_func": "softmax"}, "scoring_func"),
         (MIMO | {"v_head_dim": 8}, "v_head_dim"),

@@ -68,11 +68,13 @@ class SharedExpert:
         columns: between its projections.
         module: its name within the layer's MLP.
         gated: a row gets as much of it as the sigmoid of a product with ``{module}_gate`` says.
+        names: of its matrices; None: the usual ones.
     """
 
     columns: int
     module: str = "shared_expert"
     gated: bool = True
+    names: MlpNames | None = None
 
 
 def experts(
@@ -109,7 +111,8 @@ def experts(
     base = None
     if shared is not None:
         inner = f"{module}.{shared.module}"
-        base = gated_mlp(writer, f"{at}.shared", x, shared_axis(shared.columns), usual_names(inner), activation)
+        own = shared.names or usual_names(inner)
+        base = gated_mlp(writer, f"{at}.shared", x, shared_axis(shared.columns), own, activation)
         if shared.gated:
             one = Axis(Kind.PLAIN, 1, "1")
             (share,) = writer.linear(

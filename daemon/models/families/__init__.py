@@ -39,6 +39,7 @@ from motley.daemon.models.families.experts.hy_v3 import hy_v3
 from motley.daemon.models.families.experts.llama4 import llama4
 from motley.daemon.models.families.experts.mimo_v2_flash import mimo_v2_flash
 from motley.daemon.models.families.experts.minimax_m2 import minimax_m2
+from motley.daemon.models.families.experts.minimax_m3 import minimax_m3
 from motley.daemon.models.families.experts.mixtral import mixtral
 from motley.daemon.models.families.experts.olmoe import olmoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
@@ -92,6 +93,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "llama4_text": llama4,
     "mimo_v2_flash": mimo_v2_flash,
     "minimax_m2": minimax_m2,
+    "minimax_m3_vl_text": minimax_m3,
     "ministral": ministral,
     "ministral3": ministral3,
     "mistral": mistral,
@@ -137,6 +139,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "kimi_k25": ("deepseek_v3", "kimi_k2"),
     "lfm2_vl": ("lfm2",),
     "llama4": ("llama4_text",),
+    "minimax_m3_vl": ("minimax_m3_vl_text",),
     "mistral3": ("mistral", "ministral3"),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
     "qwen3_5": ("qwen3_5_text",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import onnx
 
@@ -51,7 +52,13 @@ class SmallNodes(Making):
         opened = graph.made_by.get(node.input[0])
         if opened is not None and opened.op_type in GATES:
             gate, up = graph.values[opened.input[0]], graph.values[node.input[1]]
-            self._make(node.output[0], RowSource.of(gate, GATES[opened.op_type], up), self._result(node, up.width))
+            y, alpha = self._result(node, up.width), attributes_of(opened).get("alpha", 1.0)
+            if alpha == 1.0:
+                self._make(node.output[0], RowSource.of(gate, GATES[opened.op_type], up), y)
+                return
+            numbers = map(ctypes.c_float, (alpha, math.inf, 0.0))  # bounds are nodes of their own
+            given = *rows_of(gate), *rows_of(up), *numbers, *rows_of(y), *integers(self._count, up.width)
+            graph.launch("clamped_swish_mul", self._count * up.width, *given)
             return
         self._with_another(node, "multiply")
 
@@ -84,9 +91,17 @@ class SmallNodes(Making):
         graph.launch("scale", self._count * x.width, *rows_of(x), *numbers, *rows_of(y), *size)
 
     def clip(self, node: onnx.NodeProto) -> None:
+        low, high = map(self._number, node.input[1:])
+        self._bound(node, low, high)
+
+    def least(self, node: onnx.NodeProto) -> None:
+        """What is less: an element, or a number."""
+        self._bound(node, -math.inf, self._number(node.input[1]))
+
+    def _bound(self, node: onnx.NodeProto, low: float, high: float) -> None:
         graph, x = self._graph, self._graph.values[node.input[0]]
-        y, bounds = self._result(node, x.width), [ctypes.c_float(self._number(name)) for name in node.input[1:]]
-        size = integers(self._count, x.width)
+        y, size = self._result(node, x.width), integers(self._count, x.width)
+        bounds = ctypes.c_float(low), ctypes.c_float(high)
         graph.launch("clip", self._count * x.width, *rows_of(x), *bounds, *rows_of(y), *size)
 
     def sigmoid(self, node: onnx.NodeProto) -> None:

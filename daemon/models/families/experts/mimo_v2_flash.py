@@ -37,7 +37,7 @@ def mimo_v2_flash(keys: Keys) -> Model:
     scale = keys.number("attention_value_scale", 1.0 if keys.says("attention_value_scale") else 0.707)
     bias = keys.flag("attention_bias", False)
     count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
-    plain, sparse = mlp_axis(keys.size("intermediate_size")), _sparse(keys, shape.layers)
+    plain, sparse = mlp_axis(keys.size("intermediate_size")), sparse_by_numbers(keys, shape.layers, 1)
 
     def layer(number: int) -> Layer:
         window = windows[number]
@@ -97,7 +97,7 @@ def _windows(keys: Keys, layers: int) -> list[int]:
 
     A row sees so many positions besides itself as ``sliding_window_size`` says, or with itself as ``sliding_window``.
     """
-    listed = _of_layers(keys, "hybrid_layer_pattern", layers)
+    listed = of_layers(keys, "hybrid_layer_pattern", layers)
     if listed is None:
         listed = [number > 0 and (number + 1) % 6 != 0 for number in range(layers)]
     beside = keys.get("sliding_window_size")
@@ -105,15 +105,16 @@ def _windows(keys: Keys, layers: int) -> list[int]:
     return listed_windows(keys, layers, window, [SLIDING if each else FULL for each in listed])
 
 
-def _sparse(keys: Keys, layers: int) -> list[bool]:
-    """Which layers have experts: by ``mlp_layer_types``, or by numbers that are 1 where they do; else all but one."""
-    listed = _of_layers(keys, "moe_layer_freq", layers)
+def sparse_by_numbers(keys: Keys, layers: int, dense: int) -> list[bool]:
+    """Which layers have experts: by ``mlp_layer_types``, or by numbers of ``moe_layer_freq`` that are 1 where they do;
+    where both are silent, all after `dense` of them."""
+    listed = of_layers(keys, "moe_layer_freq", layers)
     if listed is not None and any(listed) and not keys.get("mlp_layer_types"):
         return listed
-    return sparse_kinds(keys, layers, 1)
+    return sparse_kinds(keys, layers, dense)
 
 
-def _of_layers(keys: Keys, key: str, layers: int) -> list[bool] | None:
+def of_layers(keys: Keys, key: str, layers: int) -> list[bool] | None:
     """A list of 0 and 1 for every layer; None where the key is silent."""
     value = keys.get(key)
     if value is None:

@@ -42,11 +42,11 @@ def mixtral_experts(
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a layer's experts; files from before transformers 5 have them in another module."""
     router = Part(f"model.layers.{number}.block_sparse_moe.gate.weight", (count, shape.hidden))
-    names = _names(number, shape.hidden, columns)
+    names = mixtral_names(number, shape.hidden, columns)
     return experts(writer, shape, number, x, count, columns, routing, names=names, router_parts=(router,))
 
 
-def _names(number: int, hidden: int, columns: int) -> MlpNames:
+def mixtral_names(number: int, hidden: int, columns: int) -> MlpNames:
     """Files from before transformers 5 call gate, up and down w1, w3 and w2."""
     module = f"model.layers.{number}"
     stacked = stacked_parts(f"{module}.mlp.experts", hidden, columns)
