@@ -43,7 +43,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys that change the maths in ways few families have, with the values (besides null) that change nothing."""
 
-TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "model.text_model.")
 """What the tensors of a text part begin with, in the place of ``model.``, beside those of other parts."""
 
 

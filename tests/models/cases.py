@@ -62,7 +62,18 @@ KINDS = {
 }
 """Golden cases that have every kind of operation and of attention together, as test_description.py checks."""
 MADE_OF_OTHERS = {
-    *("arcee", "deepseek_v2", "gemma", "granite_swa", "granitemoe", "granitemoeshared", "minimax_m3", "ministral"),
+    *(
+        "arcee",
+        "deepseek_v2",
+        "gemma",
+        "granite_swa",
+        "granitemoe",
+        "granitemoe_swa",
+        "granitemoeshared",
+        "minimax_m3",
+        "ministral",
+    ),
+    *("cwm", "glm", "youtu"),
     *("deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma2", "glm4_moe_lite"),
     *("glm_moe_dsa",),
     *("hunyuan_v1_dense", "hy_v3", "lfm2_moe", "minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),

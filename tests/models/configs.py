@@ -86,6 +86,10 @@ MINIMAX_M3 = MINIMAX_M2 | {
     "moe_layer_freq": [0, 1, 1],
     "max_position_embeddings": 4096,
 }
+GLM = LLAMA | {"model_type": "glm"}
+CWM = LLAMA | {"model_type": "cwm"}
+INTERNLM3 = LLAMA | {"model_type": "internlm3"}
+YOUTU = LLAMA | _LATENT | {"model_type": "youtu"}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

@@ -921,6 +921,46 @@ CASES: dict[str, dict[str, Any]] = {
         "index_topk_blocks": 4,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     },
+    "glm": {
+        "model_type": "glm",
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "pad_token_id": None,
+        "rope_theta": 500.0,
+    },
+    "internlm3": {
+        "architectures": ["InternLM3ForCausalLM"],
+        "model_type": "internlm3",
+        "num_key_value_heads": 2,
+        "qkv_bias": True,
+        "bias": True,
+        "rope_theta": 500.0,
+    },
+    "cwm-some-windows": {
+        "model_type": "cwm",
+        "num_key_value_heads": 2,
+        "sliding_window": 8,
+        "rope_parameters": _LLAMA3_ROPE,
+    },
+    "granitemoe-swa": {
+        "model_type": "granitemoe_swa",
+        **_GRANITE_EXPERTS,
+        "shared_intermediate_size": 48,
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "layer_rope_theta": [0, 100.0],
+    },
+    "youtu": {
+        "model_type": "youtu",
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 32,
+        "head_dim": ABSENT,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -138,7 +138,7 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return noise
         if "norm" in name and "linear_attn" not in name:  # a norm's distance from 1
             return 0.2 * noise
-    if family in ("mimo_v2_flash", "granite_swa") and name.endswith("sinks"):
+    if family in ("mimo_v2_flash", "granite_swa", "granitemoe_swa") and name.endswith("sinks"):
         return noise
     if family == "gpt_oss":
         if name.endswith("sinks"):
@@ -199,7 +199,7 @@ _HY_V3 = {
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family in ("gpt_oss", "gemma4_text", "llama4_text", "minimax_m3_vl_text"):
+    if family in ("gpt_oss", "gemma4_text", "llama4_text", "minimax_m3_vl_text", "granitemoe_swa"):
         yield from weights.items()
         return
     if family == "gemma3":
@@ -223,7 +223,7 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             yield name, value
         return
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    if family.startswith("granitemoe"):
+    if family in ("granitemoe", "granitemoeshared", "granitemoehybrid"):
         for name, value in weights.items():
             for today, published in _GRANITE.items():
                 name = name.replace(today, published)

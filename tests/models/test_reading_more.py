@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,30 @@ import pytest
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Activation, Gated, Norm, Route, Routing
-from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.description.rope import Llama3Scaling, Rope
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import (
     AFMOE,
     ARCEE,
+    CWM,
     DEEPSEEK_V2,
     DOTS1,
+    EXAONE4,
     GEMMA,
     GEMMA4,
+    GLM,
+    GRANITE,
     GRANITE_MOE,
     GRANITE_SWA,
+    INTERNLM3,
+    LLAMA,
     MIMO,
     MINIMAX_M3,
     MINISTRAL,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    YOUTU,
     read,
     without,
 )
@@ -163,6 +174,61 @@ def test_minimax_m3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path)
     assert places["model.layers.1.mlp.gate.weight"] == {"model.layers.1.block_sparse_moe.gate.weight"}
 
 
+def test_glm_has_no_norms_after_its_blocks(tmp_path: Path) -> None:
+    names = expected_shapes(read(tmp_path, GLM))
+    more = expected_shapes(read(tmp_path, GLM | {"model_type": "glm4"})).keys() - names.keys()
+    norms = {"post_self_attn_layernorm.weight", "post_mlp_layernorm.weight"}
+    assert more == {f"model.layers.{layer}.{norm}" for layer in range(3) for norm in norms}
+    assert read(tmp_path, GLM).ropes == {"main": Rope(1e4, 64)}
+
+
+def test_cwm_sees_everything_in_every_fourth_layer(tmp_path: Path) -> None:
+    model = read(tmp_path, CWM | {"num_hidden_layers": 5})
+    assert windows(model) == [0, 8192, 8192, 8192, 0]
+    assert model.ropes == {"main": Rope(1e6, 128, Llama3Scaling(16.0, 1.0, 4.0, 8192))}
+    said = read(tmp_path, CWM | {"rope_parameters": {"rope_type": "default", "rope_theta": 500}})
+    assert said.ropes == {"main": Rope(500.0, 128)}
+
+
+def test_internlm3_is_a_llama(tmp_path: Path) -> None:
+    biased = read(tmp_path, INTERNLM3 | {"qkv_bias": True, "bias": True})
+    assert biased == read(tmp_path, LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 128})
+    assert read(tmp_path, without(INTERNLM3, "rms_norm_eps")) == read(tmp_path, LLAMA | {"head_dim": 128})
+
+
+def test_youtu_has_latent_attention_and_no_experts(tmp_path: Path) -> None:
+    model = read(tmp_path, YOUTU)
+    assert (model.experts, model.tied) == (None, True)
+    assert {(attend.heads, attend.v) for attend in attentions(model)} == {(Heads(4, 1, 40), None)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "prefix"),
+    [
+        ("exaone4_5", EXAONE4, "model.language_model."),
+        ("idefics2", MISTRAL, "model.text_model."),
+        ("idefics3", LLAMA, "model.text_model."),
+        ("internvl", QWEN3, "language_model.model."),
+        ("llava", MISTRAL, "language_model.model."),
+        ("llava_next", GRANITE, "model.language_model."),
+        ("llava_onevision", QWEN2, "language_model.model."),
+        ("qwen2_vl", QWEN2 | {"model_type": "qwen2_vl_text"}, "model.language_model."),
+        ("smolvlm", LLAMA, "model.text_model."),
+        ("voxtral", LLAMA, "language_model.model."),
+    ],
+)
+def test_the_text_part_of_a_model_that_sees_or_hears(
+    kind: str, text: dict[str, Any], prefix: str, tmp_path: Path
+) -> None:
+    alone = read(tmp_path, text)
+    part = read(tmp_path, {"model_type": kind, "text_config": text, "vision_config": {"hidden_size": 8}})
+    assert replace(part, prefixes=()) == alone
+    places = {tensor.name: {place.tensor for place in tensor.parts} for tensor in tensors(part)}
+    assert f"{prefix}layers.0.self_attn.q_proj.weight" in places["model.layers.0.self_attn.q_proj.weight"]
+    with pytest.raises(ConfigError, match=r"text_config\.model_type"):
+        read(tmp_path, {"model_type": kind, "text_config": GEMMA})
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
@@ -187,6 +253,9 @@ def test_minimax_m3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path)
         (MINIMAX_M3 | {"rotary_dim": 8, "partial_rotary_factor": 1.0}, "rotary_dim"),
         (MINIMAX_M3 | {"swiglu_limit": 10.0}, "swiglu_limit"),
         (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq"),
+        (INTERNLM3 | {"qkv_bias": True, "bias": False}, "bias"),
+        (CWM | {"layer_types": ["full_attention"]}, "layer_types"),
+        (YOUTU | {"attention_bias": True}, "attention_bias"),
         (DOTS1 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (DOTS1 | {"scoring_func": "softmax"}, "scoring_func"),
         (MIMO | {"v_head_dim": 8}, "v_head_dim"),

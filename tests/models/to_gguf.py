@@ -42,6 +42,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "granitemoeshared": "granitemoe",
+    "internlm3": "llama",
     "ernie4_5_moe": "ernie4_5-moe",
     "qwen3_next": "qwen3next",
     "qwen3_5_text": "qwen35",

@@ -28,6 +28,7 @@ REFUSED: Mapping[str, str] = {
     "gemma4-unified": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
     "gemma4-given-rows": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
     "glm-moe-dsa": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
+    "glm": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
     "glm4": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
     "glm4-moe": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
     "glm4-moe-lite": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
@@ -37,6 +38,7 @@ REFUSED: Mapping[str, str] = {
     "granite": "Mul without a Swish",
     "granite-swa": "Mul without a Swish, motley.CachedAttentionWithSinks",
     "granitemoe": "Mul without a Swish, TopK, .*motley.Experts",
+    "granitemoe-swa": "Mul without a Swish, motley.CachedAttentionWithSinks",
     "granitemoeshared": "Mul without a Swish, TopK, .*motley.Experts",
     "granitemoehybrid": "motley.StateSpace",
     "granitemoehybrid-dense": "motley.StateSpace",
@@ -69,6 +71,7 @@ REFUSED: Mapping[str, str] = {
     "qwen3-moe-not-normalised": "TopK, .*motley.Experts",
     "qwen3-next": "motley.GatedDelta",
     "smollm3": _TABLES,
+    "youtu": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "smollm3-biases-some-windows": _TABLES,
 }
 """A pattern of what a refusal names, by the case's name."""

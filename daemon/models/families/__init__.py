@@ -14,11 +14,11 @@ from motley.daemon.models.families.dense.exaone4 import exaone4
 from motley.daemon.models.families.dense.gemma import gemma
 from motley.daemon.models.families.dense.gemma2 import gemma2
 from motley.daemon.models.families.dense.gemma3 import gemma3
-from motley.daemon.models.families.dense.glm4 import glm4
+from motley.daemon.models.families.dense.glm4 import glm, glm4
 from motley.daemon.models.families.dense.granite import granite, granite_swa
-from motley.daemon.models.families.dense.llama import llama
+from motley.daemon.models.families.dense.llama import internlm3, llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
-from motley.daemon.models.families.dense.mistral import ministral, mistral
+from motley.daemon.models.families.dense.mistral import cwm, ministral, mistral
 from motley.daemon.models.families.dense.olmo2 import olmo2
 from motley.daemon.models.families.dense.olmo3 import olmo3
 from motley.daemon.models.families.dense.phi3 import phi3
@@ -33,7 +33,7 @@ from motley.daemon.models.families.experts.exaone_moe import exaone_moe
 from motley.daemon.models.families.experts.gemma4 import gemma4, gemma4_unified
 from motley.daemon.models.families.experts.glm4_moe import glm4_moe, glm4_moe_ahead, solar_open
 from motley.daemon.models.families.experts.gpt_oss import gpt_oss
-from motley.daemon.models.families.experts.granitemoe import granitemoe, granitemoeshared
+from motley.daemon.models.families.experts.granitemoe import granitemoe, granitemoe_swa, granitemoeshared
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
 from motley.daemon.models.families.experts.llama4 import llama4
@@ -48,6 +48,7 @@ from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
+from motley.daemon.models.families.latent.youtu import youtu
 from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
 from motley.daemon.models.families.recurrent.lfm2 import lfm2, lfm2_moe
 from motley.daemon.models.families.recurrent.nemotron_h import nemotron_h
@@ -58,6 +59,7 @@ from motley.daemon.models.keys import Keys
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "afmoe": afmoe,
     "arcee": arcee,
+    "cwm": cwm,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "deepseek_v32": deepseek_v32,
@@ -71,6 +73,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "gemma3_text": gemma3,
     "gemma4_text": gemma4,
     "gemma4_unified_text": gemma4_unified,
+    "glm": glm,
     "glm4": glm4,
     "glm4_moe": glm4_moe,
     "glm4_moe_lite": glm4_moe_lite,
@@ -81,11 +84,13 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "granite": granite,
     "granite_swa": granite_swa,
     "granitemoe": granitemoe,
+    "granitemoe_swa": granitemoe_swa,
     "granitemoeshared": granitemoeshared,
     "hunyuan_v1_dense": hunyuan_v1_dense,
     "hunyuan_v1_moe": hunyuan_v1_moe,
     "granitemoehybrid": granitemoehybrid,
     "hy_v3": hy_v3,
+    "internlm3": internlm3,
     "kimi_k2": deepseek_v3,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
@@ -106,6 +111,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "qwen2": qwen2,
     "qwen2_5_vl_text": qwen2,
     "qwen2_moe": qwen2_moe,
+    "qwen2_vl_text": qwen2,
     "qwen3": qwen3,
     "qwen3_5_moe_text": qwen3_5_moe,
     "qwen3_5_text": qwen3_5,
@@ -116,6 +122,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "seed_oss": seed_oss,
     "smollm3": smollm3,
     "solar_open": solar_open,
+    "youtu": youtu,
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
 
@@ -130,22 +137,32 @@ AHEAD: Mapping[str, Callable[[Keys], Model]] = {
 """What describes the head of a model that predicts a token further ahead, by the same. Each raises `ConfigError`."""
 
 TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
+    "exaone4_5": ("exaone4",),
     "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),
     "gemma4_unified": ("gemma4_unified_text",),
     "glm46v": ("glm4v_text", "glm4v_moe_text"),
     "glm4v": ("glm4v_text",),
     "glm4v_moe": ("glm4v_moe_text",),
+    "idefics2": ("mistral",),
+    "idefics3": ("llama",),
+    "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama", "gpt_oss"),
     "kimi_k25": ("deepseek_v3", "kimi_k2"),
     "lfm2_vl": ("lfm2",),
     "llama4": ("llama4_text",),
+    "llava": ("llama", "mistral", "qwen2"),
+    "llava_next": ("llama", "mistral", "qwen2", "granite"),
+    "llava_onevision": ("qwen2",),
     "minimax_m3_vl": ("minimax_m3_vl_text",),
     "mistral3": ("mistral", "ministral3"),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
+    "qwen2_vl": ("qwen2_vl_text",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
+    "smolvlm": ("llama",),
+    "voxtral": ("llama",),
 }
 """Models of more than text whose text part (``text_config``) is of a family: what its ``model_type`` may be, first what
 it is where that is silent."""

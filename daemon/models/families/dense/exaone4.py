@@ -31,7 +31,7 @@ def exaone4(keys: Keys) -> Model:
             lambda writer, x: mlp(writer, number, x, columns),
         )
 
-    return model("exaone4", shape, layer, {"main": rope}, context)
+    return model("exaone4", shape, layer, {"main": rope}, context, ignored=["mtp."])
 
 
 def exaone4_attention(keys: Keys, shape: Shape) -> Callable[[Writer, int, Value], Value]:

@@ -29,13 +29,18 @@ def granite(keys: Keys) -> Model:
 def granite_swa(keys: Keys) -> Model:
     """Describe a model of type ``granite_swa``."""
     shape = read_shape(keys, kv_heads=True, epsilon=1e-5, tied=True)
-    kinds = [SLIDING if number % 4 else FULL for number in range(shape.layers)]
-    windows = listed_windows(keys, shape.layers, read_window(keys, 128), kinds)
-    ropes, turned, context = _ropes(keys, shape)
+    windows = granite_windows(keys, shape.layers)
+    ropes, turned, context = ropes_by_layers(keys, shape)
     return _described("granite_swa", keys, shape, windows, ropes, turned, context, sinks=True)
 
 
-def _ropes(keys: Keys, shape: Shape) -> tuple[dict[str, Rope], list[str | None], int]:
+def granite_windows(keys: Keys, layers: int) -> list[int]:
+    """The window of each layer, which all but every fourth have where a config is silent; 0: none."""
+    kinds = [SLIDING if number % 4 else FULL for number in range(layers)]
+    return listed_windows(keys, layers, read_window(keys, 128), kinds)
+
+
+def ropes_by_layers(keys: Keys, shape: Shape) -> tuple[dict[str, Rope], list[str | None], int]:
     """The rotary embeddings, which one each layer has (None: none), and the longest context.
 
     ``layer_rope_theta`` has a base for each layer, 0 for those that do not rotate.

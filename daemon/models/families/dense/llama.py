@@ -29,3 +29,12 @@ def llama(keys: Keys) -> Model:
         )
 
     return model("llama", shape, layer, {"main": rope}, context)
+
+
+def internlm3(keys: Keys) -> Model:
+    """Describe a model of type ``internlm3``: Llama, with other names of what has a bias."""
+    biased = keys.flag("qkv_bias", keys.flag("attention_bias", False))
+    if keys.flag("bias", keys.flag("mlp_bias", False)) != biased:
+        raise keys.refusal("bias", f"only {str(biased).lower()}, as for queries, keys and values")
+    silent = {"head_dim": 128, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+    return llama(keys.filled(silent | {"attention_bias": biased, "mlp_bias": biased}))

@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window; Ministral has one in some layers only."""
+"""Mistral: Llama with a sliding window; Ministral and CWM have one in some layers only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
+CWM_ROPE = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""The rotary embedding of CWM where a config is silent."""
+
 
 def mistral(keys: Keys) -> Model:
     """Describe a model of type ``mistral``."""
@@ -21,6 +30,17 @@ def ministral(keys: Keys) -> Model:
     """Describe a model of type ``ministral``."""
     layers, window = keys.size("num_hidden_layers"), read_window(keys)
     return _described("ministral", keys, listed_windows(keys, layers, window, [SLIDING if window else FULL] * layers))
+
+
+def cwm(keys: Keys) -> Model:
+    """Describe a model of type ``cwm``."""
+    keys = keys.filled({"head_dim": 128, "num_key_value_heads": 8, "max_position_embeddings": 131072})
+    if not keys.get("rope_parameters") and not keys.get("rope_scaling"):
+        keys = keys.filled({"rope_parameters": CWM_ROPE | {"rope_theta": keys.number("rope_theta", 1e6)}})
+    keys = keys.filled({"rope_theta": 1e6, "rms_norm_eps": 1e-5})
+    layers, window = keys.size("num_hidden_layers"), read_window(keys, 8192)
+    kinds = [SLIDING if window and number % 4 else FULL for number in range(layers)]
+    return _described("cwm", keys, listed_windows(keys, layers, window, kinds))
 
 
 def _described(family: str, keys: Keys, windows: list[int]) -> Model:
