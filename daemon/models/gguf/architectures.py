@@ -260,9 +260,11 @@ def _deepseek2_family(metadata: Metadata) -> str:
 
 def _deepseek2(metadata: Metadata) -> dict[str, Any]:
     """Only files of which each head's matrices are apart tell their sizes; in older ones heads have ``key_length``."""
-    own = metadata.own
+    own, keys = metadata.own, dict[str, Any]()
     if _deepseek2_family(metadata) == "deepseek_v3":
         only_sigmoids(metadata)
+    else:
+        keys["topk_method"] = "group_limited_greedy"  # where there are several groups, this is how V2 chooses
     apart = "attention.key_length_mla" in own.values
     turned = metadata.head_size
     length = own.size("attention.key_length_mla" if apart else "attention.key_length")
@@ -271,24 +273,29 @@ def _deepseek2(metadata: Metadata) -> dict[str, Any]:
         del rope["attention_factor"]
         stretch = 10 * own.number("rope.scaling.yarn_log_multiplier")
         rope |= {"mscale": stretch, "mscale_all_dim": stretch}
-    return {
-        "rope_parameters": rope,
-        "num_hidden_layers": metadata.layers,
-        "num_key_value_heads": own.size("attention.head_count"),
-        "q_lora_rank": own.size("attention.q_lora_rank", 0, least=0) or None,
-        "kv_lora_rank": own.size("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": length - turned,
-        "v_head_dim": own.size("attention.value_length_mla" if apart else "attention.value_length"),
-        "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
-        "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
-        "n_routed_experts": own.size("expert_count"),
-        "n_shared_experts": own.size("expert_shared_count", 0, least=0),
-    } | grouped_experts(metadata)
+    return (
+        keys
+        | {
+            "rope_parameters": rope,
+            "num_hidden_layers": metadata.layers,
+            "num_key_value_heads": own.size("attention.head_count"),
+            "q_lora_rank": own.size("attention.q_lora_rank", 0, least=0) or None,
+            "kv_lora_rank": own.size("attention.kv_lora_rank"),
+            "qk_rope_head_dim": turned,
+            "qk_nope_head_dim": length - turned,
+            "v_head_dim": own.size("attention.value_length_mla" if apart else "attention.value_length"),
+            "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
+            "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
+            "n_routed_experts": own.size("expert_count"),
+            "n_shared_experts": own.size("expert_shared_count", 0, least=0),
+        }
+        | grouped_experts(metadata)
+    )
 
 
 def _glm_dsa(metadata: Metadata) -> dict[str, Any]:
     """GLM-5: DeepSeek V3's layers, and how many positions their indexers choose."""
+    only_sigmoids(metadata)
     return _deepseek2(metadata) | {"index_topk": metadata.own.size("attention.indexer.top_k")}
 
 

@@ -114,6 +114,17 @@ def test_what_experts_of_k_exaone_cannot_be(tmp_path: Path) -> None:
             read_model(to_gguf(GOLDEN / "exaone-moe", tmp_path / "m.gguf", adapt=told(f"exaone-moe.{key}", value)))
 
 
+def test_what_experts_of_deepseek_cannot_be(tmp_path: Path) -> None:
+    """Groups by their best expert in V2, and a softmax in GLM-5."""
+    for name, key, value, complaint in (
+        ("deepseek-v2", "deepseek2.expert_group_count", 4, r"n_group = 4 .* only 1"),
+        ("deepseek-v2", "deepseek2.expert_gating_func", 3, r"deepseek2\.expert_gating_func = 3 .* only 2, a sigmoid"),
+        ("glm-moe-dsa", "glm-dsa.expert_gating_func", 1, r"glm-dsa\.expert_gating_func = 1 .* only 2, a sigmoid"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            read_model(to_gguf(GOLDEN / name, tmp_path / "m.gguf", adapt=told(key, value)))
+
+
 def test_what_gemma_4_cannot_be(tmp_path: Path) -> None:
     folder = copied("gemma4", tmp_path, {})
     for key, value, complaint in (
