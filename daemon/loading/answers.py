@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from zipfile import BadZipFile
@@ -85,14 +86,19 @@ def difference(answers: Answers, expected: Answers) -> str:
 
 def fingerprint(values: F32) -> F64:
     """Measure rows f32[T, N] along random directions: f64[T, PROJECTIONS]."""
-    width = values.shape[1]
-    directions = np.sign(noise(f"{width} directions", (width, PROJECTIONS)))
-    return values.astype(np.float64) @ directions
+    return values.astype(np.float64) @ _directions(values.shape[1])
 
 
 def noise(seed: str, shape: tuple[int, ...]) -> F32:
     """Standard normal numbers, the same for the same text on every machine."""
-    return np.random.default_rng(list(seed.encode())).standard_normal(shape, np.float32)
+    letters = np.frombuffer(seed.encode(), np.uint8).astype(np.uint32)  # a list gives the same, and takes six times as long
+    return np.random.default_rng(letters).standard_normal(shape, np.float32)
+
+
+@lru_cache(maxsize=8)  # an exam has thousands of rows, of a few widths
+def _directions(width: int) -> F32:
+    directions: F32 = np.sign(noise(f"{width} directions", (width, PROJECTIONS)))
+    return directions
 
 
 def _usual_logits(answers: Answers) -> float:

@@ -56,6 +56,7 @@ class Interpreter:
         empty = share_file.stat().st_size == 0
         mapped = np.empty(0, np.uint8) if empty else np.memmap(share_file, np.uint8, "r")
         self._stored = {tensor.name: tensor for tensor in graph.initializer}
+        self._read_before: dict[str, Array] = {}  # no copies of weights: views, and the graph's own constants
         self.nodes = self.prepared_nodes(graph.node, keep={output.name for output in graph.output})
         with device.errors_told():
             self._weights = device.upload(mapped)
@@ -101,6 +102,7 @@ class Interpreter:
     def close(self) -> None:
         """Let go of the weights; nothing can be executed any more."""
         self.nodes.clear()
+        self._read_before.clear()
         self._weights = np.empty(0, np.uint8)
 
     def _narrow(self, node: onnx.NodeProto, made: onnx.NodeProto) -> Node:
@@ -144,7 +146,12 @@ class Interpreter:
     def _value(self, values: dict[str, Any], name: str) -> Any:
         if name in values:
             return values[name]
-        value = self._read(self._stored[name])
+        value = self._read_before.get(name)
+        if value is None:
+            tensor = self._stored[name]
+            value = self._read(tensor)
+            if tensor.data_type != TensorProto.UINT4:
+                self._read_before[name] = value
         return self.floats(value) if value.dtype == np.float32 else value
 
     def _read(self, tensor: onnx.TensorProto, rows: slice | None = None) -> Array:
