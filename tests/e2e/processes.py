@@ -28,6 +28,9 @@ from motley.cli.shown import show
 from motley.daemon.node.workers.worker import ENTRY
 from tests.e2e import forks
 
+READ_AT_LOADING = {"COLUMNS": "200", "VK_DRIVER_FILES": os.environ.get("VK_DRIVER_FILES"), "PYTHONPATH": None}
+"""What modules read while they load, as it is for the process that commands are forked from; None: commands have none."""
+
 if sys.platform == "linux":
     from motley.daemon.node.workers.forked import ForkedWorker, ForkServer, fork_worker
 
@@ -74,9 +77,9 @@ class ForkedProcess:
 
     @staticmethod
     def can_be(module: str, environment: Mapping[str, str]) -> bool:
-        """Whether a command may be such a process: not if its environment has what modules read while they load."""
-        other = "PYTHONPATH" in environment or environment["COLUMNS"] != "200" or "VK_DRIVER_FILES" in environment
-        return sys.platform == "linux" and module in forks.MODULES and not other
+        """Whether a command may be such a process: not if its modules would read something else while they load."""
+        alike = all(environment.get(name) == value for name, value in READ_AT_LOADING.items())
+        return sys.platform == "linux" and module in forks.MODULES and alike
 
     @property
     def returncode(self) -> int | None:
