@@ -14,9 +14,9 @@ from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
 from tests.e2e.processes import BUNDLED, START_S, Mesh, in_thread, mesh
 
-PROMPT = "ROMEO:\nBut soft, what light through yonder window breaks?\n" * 16
+PROMPT = "ROMEO:\nBut soft, what light through yonder window breaks?\n" * 8
 LONG = {"model": BUNDLED.name, "prompt": PROMPT, "temperature": 0, "ignore_eos": True, "logprobs": 2}
-NEAR = 256
+NEAR = 128
 """A quarter of the context."""
 
 
@@ -97,7 +97,7 @@ async def test_what_cannot_be_kept_elsewhere_is_refused_by_name(there: Mesh) -> 
         ({"engine": "reference"}, "engine 'reference' of node 'a' cannot keep KV caches on another node.*onnxruntime"),
         ({"cache_disk_tokens": NEAR}, "exclude each other"),
         ({"cache_node_tokens": 2**30}, "no other node has room for the far cache blocks of rank 0"),
-        ({"cache_node_tokens": 10}, "caches of 256 tokens and 10 on other nodes were asked for"),
+        ({"cache_node_tokens": 10}, "caches of 128 tokens and 10 on other nodes were asked for"),
     ):
         with pytest.raises(CliError, match=f"(?s){why}"):
             await there.session(**{"nodes": ["a"], **caches, **asked})
@@ -132,10 +132,10 @@ async def test_an_answer_that_needs_caches_that_are_lost_has_them_computed_again
     async with mesh(tmp_path, "a", "far", "farther") as there, Client(there.url) as client:
         plan = {"nodes": ["a"], "quantisation": "int8", "context": 4 * NEAR}
         session = await there.session(**plan)
-        body = {**LONG, "max_tokens": 200}
+        body = {**LONG, "max_tokens": 100}
         assert (await answer_of(client, **body))["usage"]["prompt_tokens"] > NEAR
         whole = await streamed(client, body, 0, lambda: None)
-        assert len(whole["tokens"]) == 200
+        assert len(whole["tokens"]) == 100
         await client.call("DELETE", f"/api/sessions/{session['id']}")
         for recover in (True, False):
             caches = {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR, "recover": recover}
