@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -37,6 +39,9 @@ sys.dont_write_bytecode = False
 
 # Before ONNX Runtime is imported, which looks for GPUs once. Tests that need one say why there is none.
 show_software_gpu()
+
+KERNELS = Path(__file__).parents[1] / "build" / "kernels-of-tests"
+"""What tests compile, kept from run to run by all that decides about it: source, compiler, options and processor."""
 
 SHARED_MESH = "shared mesh"
 """In the ids of tests that use one mesh together; what follows tells one such mesh from another."""
@@ -103,6 +108,10 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     whole_run = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a folder in that of the run
         whole_run = whole_run.parent
+    KERNELS.mkdir(parents=True, exist_ok=True)
+    (whole_run / "cache" / "motley").mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # another worker has done so; or this is Windows, whose users may make no links
+        (whole_run / "cache" / "motley" / "kernels").symlink_to(KERNELS, target_is_directory=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(whole_run / "cache"))
         patch.setenv("MOTLEY_HOME", str(tmp_path_factory.mktemp("home")))

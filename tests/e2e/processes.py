@@ -29,7 +29,7 @@ from motley.daemon.node.workers.worker import ENTRY
 from tests.e2e import forks
 
 READ_AT_LOADING = {"COLUMNS": "200", "VK_DRIVER_FILES": os.environ.get("VK_DRIVER_FILES"), "PYTHONPATH": None}
-"""What modules read while they load, as it is for the process that commands are forked from; None: commands have none."""
+"""What modules read while they load, as it is where commands are forked from; None: commands have none."""
 
 if sys.platform == "linux":
     from motley.daemon.node.workers.forked import ForkedWorker, ForkServer, fork_worker
