@@ -34,9 +34,14 @@ def run_command() -> int:
 
 if __name__ == "__main__":
     with imports_that_stay():
+        import typer.main
+
         import motley.cli.app
-        import motley.orchestrator.app  # noqa: F401
+        import motley.orchestrator.app
         from motley.daemon.worker import fork_server  # which there is on Linux alone
+        from tests.e2e.command_tree import keep_command_tree
         from tests.e2e.node import measure_less
+    keep_command_tree()
+    typer.main.get_command(motley.cli.app.app)
     fork_server.main(run_command)
     fork_server.end_process()

@@ -27,6 +27,7 @@ from motley.cli.reaching.client import Client
 from motley.cli.shown import show
 from motley.daemon.node.workers.worker import ENTRY
 from tests.e2e import forks
+from tests.e2e.command_tree import keep_command_tree
 
 READ_AT_LOADING = {"COLUMNS": "200", "VK_DRIVER_FILES": os.environ.get("VK_DRIVER_FILES"), "PYTHONPATH": None}
 """What modules read while they load, as it is where commands are forked from; None: commands have none."""
@@ -36,6 +37,8 @@ if sys.platform == "linux":
 
     _forks = ForkServer("tests.e2e.forks", {**os.environ, "COLUMNS": "200", "PYTHONPATH": str(forks.ROOT)})
     atexit.register(_forks.end)
+
+keep_command_tree()  # for `command`
 
 ROOT = forks.ROOT
 BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
