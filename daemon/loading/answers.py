@@ -91,7 +91,7 @@ def fingerprint(values: F32) -> F64:
 
 def noise(seed: str, shape: tuple[int, ...]) -> F32:
     """Standard normal numbers, the same for the same text on every machine."""
-    letters = np.frombuffer(seed.encode(), np.uint8).astype(np.uint32)  # a list gives the same, and takes six times as long
+    letters = np.frombuffer(seed.encode(), np.uint8).astype(np.uint32)  # a list gives the same in six times the time
     return np.random.default_rng(letters).standard_normal(shape, np.float32)
 
 
