@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -281,9 +282,14 @@ def gguf_name(name: str, architecture: str, shared: str = "") -> str:
     scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
     if scale := next((own for called, own in scales.items() if name.endswith(called)), None):
         return f"blk.{name.split('.')[2]}.{scale}"
-    kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
-    tables = (gguf.get_tensor_name_map(kinds[each], LAYERS) for each in (architecture, "llama"))
+    tables = map(_names, (architecture, "llama"))
     return next(found for table in tables if (found := table.get_name(known, try_suffixes=(".weight", ".bias"))))
+
+
+@cache  # llama.cpp makes all its names for so many layers each time
+def _names(architecture: str) -> gguf.TensorNameMap:
+    kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(kinds[architecture], LAYERS)
 
 
 def interleaved(values: F32, heads: int) -> F32:
