@@ -47,7 +47,7 @@ gpu-carry: $(VENV)/installed-dev
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/gpu --python-version $(GPU_PYTHON) \
 		$(foreach glibc,17 28 34,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64 \
 		cffi cryptography grpcio llguidance platformdirs "protobuf>=7.35" pycparser pydantic==2.14.4 pydantic-core==2.50.5 \
-		annotated-types typing-inspection regex alembic mako sqlalchemy gguf spake2 zeroconf ifaddr onnxruntime-ep-webgpu vulkan
+		annotated-types typing-inspection regex threadpoolctl alembic mako sqlalchemy gguf spake2 zeroconf ifaddr onnxruntime-ep-webgpu vulkan
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

@@ -19,7 +19,7 @@ from motley.daemon.machine.importing import imports_that_stay
 with imports_that_stay():
     from motley.daemon.machine.ending import end_process
     from motley.daemon.machine.json_log import VARIABLE, JsonLog
-    from motley.daemon.machine.processor import pin_to_core
+    from motley.daemon.machine.processor import limit_products, pin_to_core
     from motley.daemon.machine.trouble_log import TroubleLog
     from motley.daemon.pipe.daemon import Daemon, Released
     from motley.daemon.pipe.settings import WorkerSettings
@@ -90,6 +90,7 @@ def run(worker: Worker) -> None:
     daemon = worker.daemon
     start = worker.start = daemon.wait_for("start", COMMAND_S).start
     worker.began = time.monotonic()
+    limit_products(worker.threads)
     with contextlib.closing(worker.listen()) as listener:
         daemon.tell(listening=listener.port)
         peers = daemon.wait_for("peers", COMMAND_S).peers
