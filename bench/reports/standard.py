@@ -130,7 +130,7 @@ class Results:
     def warm_start_s(self) -> float:
         """The seconds from a rank's order to load until it is ready, its share and what the reference answers about it
         being in the cache: the slowest rank."""
-        return max(self.exact[-2].load_s)  # the latest of those that are planned alike
+        return max(self.exact[::2][-1].load_s)  # the latest of those that are planned alike
 
     @property
     def name(self) -> str:
