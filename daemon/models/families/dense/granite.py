@@ -5,42 +5,99 @@ Granite SWA has windows in most layers, sinks in all, and a base of the rotary e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows, no_windows, read_window
+from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope, rope_of
+
+Feed = Callable[[Writer, int, Value], Value]
+"""What a layer's MLP or experts make of rows, given the layer's number: f32[T, D] -> f32[T, D]{U_tp}."""
 
 
 def granite(keys: Keys) -> Model:
     """Describe a model of type ``granite``."""
     shape = read_shape(keys, kv_heads=True)
-    rope, context = read_rope(keys, shape.heads.size)
-    windows = no_windows(keys, shape.layers)
-    return _described("granite", keys, shape, windows, {"main": rope}, ["main"] * shape.layers, context, sinks=False)
+    return granite_like("granite", keys, shape, _mlp(keys))
 
 
 def granite_swa(keys: Keys) -> Model:
     """Describe a model of type ``granite_swa``."""
     shape = read_shape(keys, kv_heads=True, epsilon=1e-5, tied=True)
-    windows = granite_windows(keys, shape.layers)
-    ropes, turned, context = ropes_by_layers(keys, shape)
-    return _described("granite_swa", keys, shape, windows, ropes, turned, context, sinks=True)
+    return granite_like("granite_swa", keys, shape, _mlp(keys), by_layers=True)
 
 
-def granite_windows(keys: Keys, layers: int) -> list[int]:
+def _mlp(keys: Keys) -> Feed:
+    columns, bias = mlp_axis(keys.size("intermediate_size")), keys.flag("mlp_bias", False)
+    return lambda writer, number, x: mlp(writer, number, x, columns, bias)
+
+
+def granite_like(family: str, keys: Keys, shape: Shape, feed: Feed, *, by_layers: bool = False) -> Model:
+    """Describe a model of Granite's layers.
+
+    Args:
+        feed: what follows attention; it is scaled as that is.
+        by_layers: with Granite SWA's windows, sinks and rotary embeddings.
+    """
+    ropes: Mapping[str, Rope]
+    turned: Sequence[str | None]
+    if by_layers:
+        windows = _windows(keys, shape.layers)
+        ropes, turned, context = _ropes_by_layers(keys, shape)
+    else:
+        windows, (rope, context) = no_windows(keys, shape.layers), read_rope(keys, shape.heads.size)
+        ropes, turned = {"main": rope}, ["main"] * shape.layers
+    bias = keys.flag("attention_bias", False)
+    scale, by = keys.number("attention_multiplier", 1.0), keys.number("residual_multiplier", 1.0)
+
+    def layer(number: int) -> Layer:
+        return pre_norm_layer(
+            shape,
+            number,
+            lambda writer, x: writer.scaled(
+                attention(
+                    writer,
+                    shape,
+                    number,
+                    x,
+                    qkv_bias=bias,
+                    output_bias=bias,
+                    scale=scale,
+                    rope=turned[number],
+                    window=windows[number],
+                    sinks=by_layers,
+                ),
+                by,
+            ),
+            lambda writer, x: writer.scaled(feed(writer, number, x), by),
+        )
+
+    return model(
+        family,
+        shape,
+        layer,
+        ropes,
+        context,
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        logits_scale=1 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def _windows(keys: Keys, layers: int) -> list[int]:
     """The window of each layer, which all but every fourth have where a config is silent; 0: none."""
     kinds = [SLIDING if number % 4 else FULL for number in range(layers)]
     return listed_windows(keys, layers, read_window(keys, 128), kinds)
 
 
-def ropes_by_layers(keys: Keys, shape: Shape) -> tuple[dict[str, Rope], list[str | None], int]:
+def _ropes_by_layers(keys: Keys, shape: Shape) -> tuple[dict[str, Rope], list[str | None], int]:
     """The rotary embeddings, which one each layer has (None: none), and the longest context.
 
     ``layer_rope_theta`` has a base for each layer, 0 for those that do not rotate.
@@ -59,52 +116,3 @@ def ropes_by_layers(keys: Keys, shape: Shape) -> tuple[dict[str, Rope], list[str
         given.values["rope_theta"] = float(base)
         ropes[name], context = rope_of(keys, given, shape.heads.size, float(base))
     return ropes, [names.get(base) for base in bases], context
-
-
-def _described(
-    family: str,
-    keys: Keys,
-    shape: Shape,
-    windows: Sequence[int],
-    ropes: Mapping[str, Rope],
-    turned: Sequence[str | None],
-    context: int,
-    *,
-    sinks: bool,
-) -> Model:
-    """`windows` and `turned`, the names of rotary embeddings, are those of each layer."""
-    bias, mlp_bias = keys.flag("attention_bias", False), keys.flag("mlp_bias", False)
-    scale, by = keys.number("attention_multiplier", 1.0), keys.number("residual_multiplier", 1.0)
-    columns = mlp_axis(keys.size("intermediate_size"))
-
-    def layer(number: int) -> Layer:
-        return pre_norm_layer(
-            shape,
-            number,
-            lambda writer, x: writer.scaled(
-                attention(
-                    writer,
-                    shape,
-                    number,
-                    x,
-                    qkv_bias=bias,
-                    output_bias=bias,
-                    scale=scale,
-                    rope=turned[number],
-                    window=windows[number],
-                    sinks=sinks,
-                ),
-                by,
-            ),
-            lambda writer, x: writer.scaled(mlp(writer, number, x, columns, mlp_bias), by),
-        )
-
-    return model(
-        family,
-        shape,
-        layer,
-        ropes,
-        context,
-        embedding_scale=keys.number("embedding_multiplier", 1.0),
-        logits_scale=1 / keys.number("logits_scaling", 1.0),
-    )

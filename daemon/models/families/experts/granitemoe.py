@@ -5,20 +5,15 @@ Granite SWA's have windows in most layers, sinks in all, and a base of the rotar
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count, mixture
-from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, shared_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
-from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations import Routing
-from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.dense.granite import granite_windows, ropes_by_layers
+from motley.daemon.models.families.dense.granite import granite_like
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
 
 
@@ -41,50 +36,15 @@ def granitemoe_swa(keys: Keys) -> Model:
 def _described(family: str, keys: Keys, by_layers: bool = False) -> Model:
     """`by_layers`: with what Granite SWA has."""
     shape = read_shape(keys, kv_heads=True)
-    ropes: dict[str, Rope]
-    turned: list[str | None]
-    if by_layers:
-        windows = granite_windows(keys, shape.layers)
-        ropes, turned, context = ropes_by_layers(keys, shape)
-    else:
-        windows, (rope, context) = no_windows(keys, shape.layers), read_rope(keys, shape.heads.size)
-        ropes, turned = {"main": rope}, ["main"] * shape.layers
-    bias, shared = keys.flag("attention_bias", False), keys.size("shared_intermediate_size", 0, least=0)
-    scale, by = keys.number("attention_multiplier", 1.0), keys.number("residual_multiplier", 1.0)
+    shared = keys.size("shared_intermediate_size", 0, least=0)
     columns = shared_axis(shared, "shared_intermediate_size") if shared else None
 
-    def layer(number: int) -> Layer:
-        def attend(writer: Writer, x: Value) -> Value:
-            found = attention(
-                writer,
-                shape,
-                number,
-                x,
-                qkv_bias=bias,
-                output_bias=bias,
-                scale=scale,
-                rope=turned[number],
-                window=windows[number],
-                sinks=by_layers,
-            )
-            return writer.scaled(found, by)
+    def feed(writer: Writer, number: int, x: Value) -> Value:
+        x = writer.replicated(x)
+        base = granite_shared(writer, shape, number, x, columns) if columns else None
+        return granite_experts(writer, shape, number, x, keys, base)
 
-        def feed(writer: Writer, x: Value) -> Value:
-            x = writer.replicated(x)
-            base = granite_shared(writer, shape, number, x, columns) if columns else None
-            return writer.scaled(granite_experts(writer, shape, number, x, keys, base), by)
-
-        return pre_norm_layer(shape, number, attend, feed)
-
-    return model(
-        family,
-        shape,
-        layer,
-        ropes,
-        context,
-        embedding_scale=keys.number("embedding_multiplier", 1.0),
-        logits_scale=1 / keys.number("logits_scaling", 1.0),
-    )
+    return granite_like(family, keys, shape, feed, by_layers=by_layers)
 
 
 def granite_shared(writer: Writer, shape: Shape, number: int, x: Value, columns: Axis) -> Value:
