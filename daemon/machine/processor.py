@@ -1,4 +1,4 @@
-"""This machine's processor: its name, the cores that may be used, and keeping a process to some of them."""
+"""This machine's processor: its name, the cores that may be used, and keeping a process on one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import psutil
-from threadpoolctl import threadpool_limits
 
 from motley.daemon.machine.cgroups import cgroup_cores
 
@@ -45,14 +44,6 @@ def usable_cores() -> int:
     cores = cores or os.cpu_count() or 1
     quota = cgroup_cores(Path("/"))
     return cores if quota is None else max(1, min(cores, int(quota)))
-
-
-def limit_products(threads: int) -> None:
-    """Have no more than so many threads compute one of NumPy's products in this process.
-
-    By itself it takes one for each core. Where a process has fewer cores to itself, these wait for each other.
-    """
-    threadpool_limits(threads, user_api="blas")
 
 
 def pin_to_core(index: int) -> bool:

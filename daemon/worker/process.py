@@ -19,7 +19,8 @@ from motley.daemon.machine.importing import imports_that_stay
 with imports_that_stay():
     from motley.daemon.machine.ending import end_process
     from motley.daemon.machine.json_log import VARIABLE, JsonLog
-    from motley.daemon.machine.processor import limit_products, pin_to_core
+    from motley.daemon.machine.processor import pin_to_core
+    from motley.daemon.machine.products import limit_products
     from motley.daemon.machine.trouble_log import TroubleLog
     from motley.daemon.pipe.daemon import Daemon, Released
     from motley.daemon.pipe.settings import WorkerSettings
