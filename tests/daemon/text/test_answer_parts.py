@@ -47,14 +47,12 @@ from motley.daemon.text.calls.reading import NamedCall, TaggedCall
 from motley.daemon.text.calls.values import as_json
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
+from tests.daemon.text.putting_together import Taken, put_together
 from tests.e2e.processes import BUNDLED
 
 TOKENIZER = Tokenizer.load(Path(BUNDLED))
 ALL = [*FORMATS, BARE]
 D_BEGIN, D_CALL, D_SEP, D_END = DEEPSEEK.marks[0], *DEEPSEEK.marks[2:]
-
-Taken = tuple[str, str, list[tuple[str, str]]]
-"""What was said, what was thought, and calls: names and arguments."""
 
 
 def taken(
@@ -63,15 +61,9 @@ def taken(
     parts = AnswerParts(calls, marks, thinking, PROPERTIES)
     out = [part for piece in pieces for part in parts.push(piece)]
     out += parts.flush()
-    found: dict[int, list[str]] = {}
-    for call in filter(None, (part.call for part in out)):
-        assert bool(call.id) == bool(call.name) == (call.index not in found), "the first piece names it"
-        own = found.setdefault(call.index, ["", ""])
-        own[0] += call.name
-        own[1] += call.arguments
-    assert parts.called == len(found)
-    said, thought = ("".join(getattr(part, kind) for part in out) for kind in ("content", "reasoning"))
-    return said, thought, [(name, arguments) for name, arguments in found.values()]
+    whole = put_together(out)
+    assert parts.called == len(whole[2])
+    return whole
 
 
 TEXT = {"type": "string"}

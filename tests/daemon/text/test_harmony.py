@@ -18,8 +18,8 @@ from motley.daemon.text.tokenizer import Tokenizer
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from tests.daemon.text.made_tokenizers import WriteFolder, bytes_tokenizer
+from tests.daemon.text.putting_together import Taken, put_together
 
-Taken = tuple[str, str, list[tuple[str, str]]]
 THOUGHT = "<|channel|>analysis<|message|>hm, <x>\n<|end|><|start|>assistant"
 TEMPLATE = """{% if tools %}{{ tools | length }} tools
 {% endif %}{% for m in messages %}{{ m.role }} {{ m.thinking }} {{ m.content }}
@@ -30,15 +30,9 @@ def taken(pieces: list[str]) -> Taken:
     parts = ChannelParts()
     out = [part for piece in pieces for part in parts.push(piece)]
     out += parts.flush()
-    calls: dict[int, list[str]] = {}
-    for call in filter(None, (part.call for part in out)):
-        assert bool(call.id) == bool(call.name) == (call.index not in calls), "the first piece names it"
-        own = calls.setdefault(call.index, ["", ""])
-        own[0] += call.name
-        own[1] += call.arguments
-    assert parts.complete == len(calls)
-    said, thought = ("".join(getattr(part, kind) for part in out) for kind in ("content", "reasoning"))
-    return said, thought, [(name, arguments) for name, arguments in calls.values()]
+    whole = put_together(out)
+    assert parts.complete == len(whole[2])
+    return whole
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from typing import Any
 
 from motley.daemon.text.responses.parts import ResponseParts
 from motley.daemon.text.responses.template import read_response_template
+from tests.daemon.text.putting_together import Taken, put_together
 from tests.daemon.text.responses.cases import TEMPLATES
 
-Taken = tuple[str, str, list[tuple[str, str]]]
-"""What was said, what was thought, and calls: names and arguments."""
 CALLS = "fields/tool_calls"
 SCHEMAS: dict[str, dict[str, Any]] = {"f": {"a": {"type": "string"}, "n": {"type": "integer"}}}
 
@@ -21,16 +20,10 @@ def taken(
     parts = ResponseParts(read_response_template(written), prompt, schemas or {})
     out = [part for piece in pieces for part in parts.push(piece)]
     out += parts.flush()
-    calls: dict[int, list[str]] = {}
-    for call in filter(None, (part.call for part in out)):
-        assert bool(call.id) == bool(call.name) == (call.index not in calls), "the first piece names it"
-        own = calls.setdefault(call.index, ["", ""])
-        own[0] += call.name
-        own[1] += call.arguments
-    assert list(calls) == list(range(len(calls)))
-    assert parts.complete <= len(calls)
-    said, thought = ("".join(getattr(part, kind) for part in out) for kind in ("content", "reasoning"))
-    return said, thought, [(name, arguments) for name, arguments in calls.values()]
+    begun = list(dict.fromkeys(part.call.index for part in out if part.call))
+    assert begun == list(range(len(begun)))
+    assert parts.complete <= len(begun)
+    return put_together(out)
 
 
 def changed(path: str, value: object, template: str = "gemma4") -> dict[str, Any]:
