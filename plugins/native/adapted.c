@@ -23,7 +23,7 @@
 /* Panels of downs, and columns of y, that a thread takes at a time of what is computed alone. */
 enum { ALONE_PANELS = 4, ALONE_COLUMNS = 512 };
 
-enum { MOST_STRETCHES = 128, MOST_FETCHED = 256 << 10 }; /* that are fetched for a chunk: what a level-2 cache holds */
+enum { MOST_FETCHED = 256 << 10 }; /* that are fetched for a chunk: what a level-2 cache holds */
 
 struct job {
     const struct adapted *a;

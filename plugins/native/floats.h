@@ -43,6 +43,19 @@ ALWAYS void add_lanes(floats v[PARTS][TILE], const int count, float *totals) {
     memcpy(totals, v, (size_t)count * 4);
 }
 
+/* As add_lanes, of LANES sums, but a lane has the piece that pieces_of_lanes says: its tree begins within each four lanes. */
+ALWAYS floats add_pieces(floats v[PARTS][LANES]) {
+    UNROLL for (int half = PARTS / 2; half; half /= 2)
+        UNROLL for (int p = 0; p < half; p++)
+            UNROLL for (int i = 0; i < LANES; i++) v[p][i] += v[p + half][i];
+    UNROLL for (int left = LANES; left > 1; left /= 2) { /* vectors, each of the lanes of LANES / left rows */
+        const int group = left == LANES ? 4 : left == LANES / 2 ? 2 : left;
+        UNROLL for (int i = 0; i < left; i += 2)
+            v[0][i / 2] = group == 4 ? FOLD(v[0][i], v[0][i + 1], 4) : FOLD(v[0][i], v[0][i + 1], 2);
+    }
+    return v[0][0];
+}
+
 ALWAYS floats power_of_two(ints n) { return (floats)((n + 127) << 23); }
 
 /* e^x of x <= 0, within 1 ulp; 0 below -104, NaN of NaN. With n = x / ln 2, rounded to even, and r = x - n ln 2 in two

@@ -72,22 +72,36 @@ static void quantise_token(const void *job, int64_t chunk) {
     kernels->quantise(&own, chunk % all->m.tokens);
 }
 
-static void multiply_panel(const void *job, int64_t chunk) {
-    const struct plan *all = job, own = of_head(all, chunk / all->panels);
-    const int64_t row = chunk % all->panels * all->panel, end = row + all->panel;
-    kernels->multiply(&own, row, end < own.m.rows ? end : own.m.rows);
+/* The weights of the panel that this thread probably takes after `chunk`: threads take turns, more or less. */
+static int64_t next_panel(const struct plan *all, int64_t chunk, struct stretch to[2]) {
+    const int64_t next = chunk + pool_threads(all->m.pool);
+    if (next >= all->m.heads * all->panels) return 0;
+    const int64_t row = next % all->panels * all->panel, left = all->m.rows - row;
+    const int64_t first = next / all->panels * all->m.rows + row, count = left < all->panel ? left : all->panel;
+    const uint8_t *codes = all->m.codes + first * all->row_bytes;
+    const uint8_t *scales = (const uint8_t *)(all->m.scales + first * all->blocks);
+    to[0] = (struct stretch){codes, codes + count * all->row_bytes};
+    to[1] = (struct stretch){scales, scales + count * all->blocks * (int64_t)sizeof(float)};
+    return 2;
 }
 
-void matmul_panel(const struct plan *plan, int64_t panel, const struct stretch *soon, int64_t count) {
-    struct plan own = *plan;
-    const int64_t row = panel * plan->panel, end = row + plan->panel < plan->m.rows ? row + plan->panel : plan->m.rows;
+/* Many tokens read weights in an order that no processor foresees, so each panel fetches the next one, as it lies in
+ * memory. A few tokens, which wait for memory, read them as they lie. */
+void matmul_panel(const struct plan *all, int64_t chunk, const struct stretch *soon, int64_t count) {
+    struct plan own = of_head(all, chunk / all->panels);
+    struct stretch stretches[2 + MOST_STRETCHES];
+    const int64_t row = chunk % all->panels * all->panel, end = row + all->panel < own.m.rows ? row + all->panel : own.m.rows;
     int64_t lines = 0;
-    for (int64_t i = 0; i < count; i++) lines += (soon[i].end - soon[i].begin) / LINE;
-    own.soon = soon;
-    own.soon_count = count;
-    own.soon_lines = divide_up(lines, (end - row) * divide_up(plan->m.tokens, MANY_TOKENS));
+    own.soon_count = own.m.tokens > FEW_TOKENS ? next_panel(all, chunk, stretches) : 0;
+    for (int64_t i = 0; i < count; i++) stretches[own.soon_count++] = soon[i];
+    for (int64_t i = 0; i < own.soon_count; i++) lines += divide_up(stretches[i].end - stretches[i].begin, LINE);
+    own.soon = stretches;
+    own.soon_lines = divide_up(lines, (end - row) * divide_up(own.m.tokens, MANY_TOKENS));
+    own.fetched = own.m.tokens > FEW_TOKENS && chunk >= pool_threads(own.m.pool);
     kernels->multiply(&own, row, end);
 }
+
+static void multiply_panel(const void *job, int64_t chunk) { matmul_panel(job, chunk, NULL, 0); }
 
 void matmul_cut(struct plan *plan, int64_t rows, int64_t even) {
     int64_t panel = PANEL_BYTES / plan->row_bytes;

@@ -7,9 +7,10 @@
 #define UNIT_BYTES(lanes, words) (4 * (lanes) * (words))
 #define TOKEN_UNIT(lanes, vectors) (4 * (lanes) * (2 + (vectors)))
 
-enum { LANES_IN_ALL = 16, LARGEST_BLOCK = 256, MOST_PANEL = 64 };
+enum { LANES_IN_ALL = 16, LARGEST_BLOCK = 256, MOST_PANEL = 64, MOST_STRETCHES = 128 };
 
-#define MANY_TOKENS 8 /* for which the codes of a matmul are unpacked once */
+#define FEW_TOKENS 4   /* which wait for the weights of a matmul rather than for its products */
+#define MANY_TOKENS 16 /* for which the codes of a matmul are unpacked once */
 #define LINE 64       /* bytes of a cache's */
 
 /* SHARED with library.py. y[tokens, rows] = x[tokens, columns] @ W[rows, columns].T + bias.
@@ -59,6 +60,7 @@ struct plan {
     int64_t panels;      /* of a head */
     struct reach ahead;
     uint8_t *activations;
+    int32_t fetched;            /* whether the panel's weights are in a cache, or on their way to one */
     const struct stretch *soon; /* what is fetched while a panel is computed, a few lines with each row and tile */
     int64_t soon_count, soon_lines;
 };

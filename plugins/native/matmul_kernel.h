@@ -1,8 +1,8 @@
 /* The kernels of matmul.c, of one level. */
 #define NEAR_BYTES (24 << 10) /* of activations: three quarters of any level-1 cache */
-#define ROWS_TOGETHER 8       /* of weights, by one token */
 #define PIECES 4              /* of a row: so many vectors have one in each four lanes */
 #define IN_ORDER __asm__ volatile("" ::: "memory") /* loads moved up would fill the registers */
+#define UNPACKED_ROWS (LANES == 16 ? 2 : 1) /* rows of weights whose codes of a unit fit the registers */
 
 typedef int8_t lane_codes __attribute__((vector_size(LANES)));
 typedef uint16_t pairs __attribute__((vector_size(4 * LANES)));
@@ -35,13 +35,6 @@ ALWAYS ints pieces_of_lanes(void) {
     ints pieces;
     UNROLL for (int lane = 0; lane < LANES; lane++) pieces[lane] = lane % 4 * (LANES / 4) + lane / 4;
     return pieces;
-}
-
-/* The sums of lanes in the order of their pieces. */
-ALWAYS floats in_order(floats sums) {
-    ints lanes;
-    UNROLL for (int piece = 0; piece < LANES; piece++) lanes[piece] = piece % (LANES / 4) * 4 + piece / (LANES / 4);
-    return permute(sums, lanes);
 }
 
 /* Which of its unit's blocks each lane belongs to. */
@@ -89,38 +82,45 @@ ALWAYS ints load_zeros(const struct plan *plan, const struct weights *w, int64_t
     return (ints)((unsigneds)permute(words, bit >> 5) >> (unsigneds)(bit & 31)) & ((1 << k.bits) - 1);
 }
 
-/* Add a unit's part to the sums of a row of weights by `tokens` tokens. Of the last unit, which may not be `whole`, only
- * what there is is read. */
-ALWAYS void add_unit(const struct plan *plan, const struct weights *w, int64_t unit, const uint8_t *values,
-                     floats sums[], const int whole, const int tokens, const struct kind k) {
-    const int subs = 8 / k.bits, size = UNIT_BYTES(LANES, k.words); /* elements in a byte of codes; bytes in a unit */
+/* What lanes have of a unit of a row of weights: the even elements of words, then the odd ones, unpacked. */
+struct unpacked {
+    bytes codes[2 * PIECES];
+    floats scale;
+    ints zero;
+};
+
+/* Of the last unit, which may not be `whole`, only what there is is read. With `fetch`, what is further on is fetched. */
+ALWAYS struct unpacked unpack(const struct plan *plan, const struct weights *w, int64_t unit, const int fetch, const int whole,
+                              const struct kind k) {
+    const int size = UNIT_BYTES(LANES, k.words); /* bytes in a unit */
     const int64_t at = unit * size, block = at >> plan->block_shift, left = whole ? size : plan->row_bytes - at;
-    bytes packed[PIECES], codes[2 * PIECES]; /* unpacked: the even elements of words, then the odd ones */
+    struct unpacked own;
+    bytes packed[PIECES];
     floats scale = {0};
-    ints zero = {0};
     if (whole) memcpy(&scale, w->scales + block, (size_t)k.blocks * 4);
     else scale = load_floats(w->scales + block, plan->blocks - block);
-    scale = permute(scale, w->which);
-    if (k.zeros) zero = load_zeros(plan, w, block, whole, k);
-    UNROLL for (int line = 0; line < size; line += 64) {
-        if (!whole && line >= left) break;
-        __builtin_prefetch(w->codes + at + line + plan->ahead.far, 0, 2);
-        __builtin_prefetch(w->codes + at + line + plan->ahead.near, 0, 3);
-    }
+    own.scale = permute(scale, w->which);
+    if (k.zeros) own.zero = load_zeros(plan, w, block, whole, k);
+    if (fetch)
+        UNROLL for (int line = 0; line < size; line += LINE) {
+            if (!whole && line >= left) break;
+            __builtin_prefetch(w->codes + at + line + plan->ahead.far, 0, 2);
+            __builtin_prefetch(w->codes + at + line + plan->ahead.near, 0, 3);
+        }
     load_pieces(w->codes + at, left, k.words, packed);
     UNROLL for (int i = 0; i < k.words; i++) {
-        codes[i] = k.bits == 4 ? packed[i] & 15 : packed[i];
-        if (k.bits == 4) codes[k.words + i] = packed[i] >> 4;
+        own.codes[i] = k.bits == 4 ? packed[i] & 15 : packed[i];
+        if (k.bits == 4) own.codes[k.words + i] = packed[i] >> 4;
     }
-    UNROLL for (int t = 0; t < tokens; t++) {
-        const uint8_t *own = values + t * TOKEN_UNIT(LANES, k.words * subs);
-        IN_ORDER;
-        ints exact = (ints)load_bytes(own + 4 * LANES);
-        if (k.zeros) exact *= zero;
-        exact = dots(k.bits, k.words * subs, exact, codes, own + 8 * LANES);
-        const floats factor = scale * (floats)load_bytes(own);
-        sums[t] = fused(__builtin_convertvector(exact, floats), factor, sums[t]);
-    }
+    return own;
+}
+
+/* Add a unit of a token's `values` to the sum of a row of weights. */
+ALWAYS floats add_unit(const struct unpacked *row, const uint8_t *values, floats sum, const struct kind k) {
+    ints exact = (ints)load_bytes(values + 4 * LANES);
+    if (k.zeros) exact *= row->zero;
+    exact = dots(k.bits, k.words * 8 / k.bits, exact, row->codes, values + 8 * LANES);
+    return fused(__builtin_convertvector(exact, floats), row->scale * (floats)load_bytes(values), sum);
 }
 
 ALWAYS struct weights weights_of(const struct plan *plan, int64_t row, ints which, const struct kind k) {
@@ -128,61 +128,73 @@ ALWAYS struct weights weights_of(const struct plan *plan, int64_t row, ints whic
     return (struct weights){plan->m.codes + row * plan->row_bytes, zeros, plan->m.scales + row * plan->blocks, which};
 }
 
-/* Add the units in [begin, end) to the sums of a row of weights by `tokens` tokens, which are `kept` between calls; after
- * the last unit they go to y. */
-ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int64_t begin, int64_t end,
-                 floats kept[PARTS][MANY_TOKENS], ints which, const int tokens, const struct kind k) {
-    const struct matmul *m = &plan->m;
-    const struct weights w = weights_of(plan, row, which, k);
+/* Add the units in [begin, end) to the sums of a few `rows` of weights by `tokens` tokens; weights come from memory with
+ * the first tokens, and from a cache later. */
+ALWAYS void tile(const struct plan *plan, int64_t row, int64_t token, int tokens, int64_t begin, int64_t end,
+                 floats sums[][PARTS][MANY_TOKENS], ints which, const int fetch, const int rows, const struct kind k) {
+    const int token_unit = TOKEN_UNIT(LANES, k.words * 8 / k.bits);
     int64_t width;
-    const uint8_t *values = token_units(plan, token, MANY_TOKENS, &width);
-    const int64_t apart = width * TOKEN_UNIT(LANES, k.words * 8 / k.bits);
-    const int64_t whole = (end < plan->whole_units ? end : plan->whole_units) / PARTS * PARTS;
-    floats all[PARTS][TILE];
-    for (int p = 0; p < PARTS; p++)
-        UNROLL for (int t = 0; t < tokens; t++) all[p][t] = begin ? kept[p][t] : (floats){0};
-    for (int64_t unit = begin; unit < whole; unit += PARTS)
-        UNROLL for (int p = 0; p < PARTS; p++)
-            add_unit(plan, &w, unit + p, values + (unit + p) * apart, all[p], 1, tokens, k);
-    if (end < plan->units) {
-        for (int p = 0; p < PARTS; p++)
-            UNROLL for (int t = 0; t < tokens; t++) kept[p][t] = all[p][t];
-        return;
+    const uint8_t *values = token_units(plan, token, MANY_TOKENS, &width) + begin * tokens * token_unit;
+    struct weights w[UNPACKED_ROWS];
+    UNROLL for (int n = 0; n < rows; n++) {
+        w[n] = weights_of(plan, row + n, which, k);
+        for (int i = 0; i < PARTS * MANY_TOKENS && !begin; i++) {
+            IN_ORDER; /* a call of memset takes longer */
+            sums[n][0][i] = (floats){0};
+        }
     }
-    for (int64_t unit = whole; unit < plan->units; unit++)
-        add_unit(plan, &w, unit, values + unit * apart, all[unit % PARTS], 0, tokens, k);
-    float totals[TILE];
-    for (int p = 0; p < PARTS; p++)
-        UNROLL for (int t = 0; t < tokens; t++) all[p][t] = in_order(all[p][t]);
-    add_lanes(all, tokens, totals);
-    for (int t = 0; t < tokens; t++)
-        m->y[(token + t) * m->heads * m->rows + row] = totals[t] + (m->bias ? m->bias[row] : 0.f);
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int whole = unit < plan->whole_units;
+        struct unpacked own[UNPACKED_ROWS];
+        if (whole) UNROLL for (int n = 0; n < rows; n++) own[n] = unpack(plan, w + n, unit, fetch, 1, k);
+        else UNROLL for (int n = 0; n < rows; n++) own[n] = unpack(plan, w + n, unit, fetch, 0, k);
+        for (int t = 0; t < tokens; t++, values += token_unit) {
+            floats next[UNPACKED_ROWS]; /* none is stored before all are known: then they share what they read */
+            UNROLL for (int n = 0; n < rows; n++)
+                next[n] = add_unit(own + n, values, sums[n][unit % PARTS][t], k);
+            UNROLL for (int n = 0; n < rows; n++) sums[n][unit % PARTS][t] = next[n];
+        }
+    }
 }
 
-/* At most ROWS_TOGETHER rows of weights by one token. Their lanes are added together: in short rows that is much of the
- * work. */
-ALWAYS void rows_by_token(const struct plan *plan, int64_t row, int64_t count, int64_t token, ints which,
-                          const struct kind k) {
+/* The results of `count` rows of weights, at most LANES, by one token. */
+ALWAYS void finish(const struct plan *plan, int64_t row, int64_t count, int64_t token, floats sums[PARTS][LANES]) {
     const struct matmul *m = &plan->m;
+    const floats bias = m->bias ? load_floats(m->bias + row, count) : (floats){0};
+    store_floats(m->y + token * m->heads * m->rows + row, add_pieces(sums) + bias, count);
+}
+
+/* At most LANES rows of weights, one after another as they lie in memory, by a few tokens, whose sums are in registers. */
+ALWAYS void rows_by_few(const struct plan *plan, int64_t row, int64_t count, int64_t token, ints which, const int tokens,
+                        const struct kind k) {
+    const int token_unit = TOKEN_UNIT(LANES, k.words * 8 / k.bits);
     int64_t width;
     const uint8_t *values = token_units(plan, token, MANY_TOKENS, &width);
-    const int64_t apart = width * TOKEN_UNIT(LANES, k.words * 8 / k.bits), whole = plan->whole_units / PARTS * PARTS;
-    floats all[PARTS][TILE] = {0};
-    float totals[TILE];
+    const int64_t apart = width * token_unit, whole = plan->whole_units / PARTS * PARTS;
+    floats all[FEW_TOKENS][PARTS][LANES] = {0};
     for (int64_t n = 0; n < count; n++) {
         const struct weights w = weights_of(plan, row + n, which, k);
-        floats sums[PARTS][1];
-        UNROLL for (int p = 0; p < PARTS; p++) sums[p][0] = (floats){0};
+        floats sums[PARTS][FEW_TOKENS];
+        for (int p = 0; p < PARTS; p++)
+            UNROLL for (int t = 0; t < tokens; t++) sums[p][t] = (floats){0};
         for (int64_t unit = 0; unit < whole; unit += PARTS)
-            UNROLL for (int p = 0; p < PARTS; p++)
-                add_unit(plan, &w, unit + p, values + (unit + p) * apart, sums[p], 1, 1, k);
-        for (int64_t unit = whole; unit < plan->units; unit++)
-            add_unit(plan, &w, unit, values + unit * apart, sums[unit % PARTS], 0, 1, k);
-        UNROLL for (int p = 0; p < PARTS; p++) all[p][n] = in_order(sums[p][0]);
+            UNROLL for (int p = 0; p < PARTS; p++) {
+                const struct unpacked own = unpack(plan, &w, unit + p, 1, 1, k);
+                const uint8_t *from = values + (unit + p) * apart;
+                UNROLL for (int t = 0; t < tokens; t++) {
+                    IN_ORDER;
+                    sums[p][t] = add_unit(&own, from + t * token_unit, sums[p][t], k);
+                }
+            }
+        for (int64_t unit = whole; unit < plan->units; unit++) {
+            const struct unpacked own = unpack(plan, &w, unit, 1, 0, k);
+            floats *sum = sums[unit % PARTS];
+            UNROLL for (int t = 0; t < tokens; t++) sum[t] = add_unit(&own, values + unit * apart + t * token_unit, sum[t], k);
+        }
+        for (int p = 0; p < PARTS; p++)
+            UNROLL for (int t = 0; t < tokens; t++) all[t][p][n] = sums[p][t];
     }
-    add_lanes(all, ROWS_TOGETHER, totals);
-    for (int64_t n = 0; n < count; n++)
-        m->y[token * m->heads * m->rows + row + n] = totals[n] + (m->bias ? m->bias[row + n] : 0.f);
+    UNROLL for (int t = 0; t < tokens; t++) finish(plan, row, count, token + t, all[t]);
 }
 
 /* The next lines of what is read soon: `from` is in the first of the stretches that are left. */
@@ -201,25 +213,45 @@ ALWAYS void fetch_soon(struct fetching *f, int64_t lines) {
 /* A panel of weight rows by all tokens: the panel stays in a cache, a tile's chunk of units in a nearer one. */
 ALWAYS void panel(const struct plan *plan, int64_t row, int64_t end, const struct kind k) {
     const ints which = blocks_of_lanes(plan, k.words);
-    const int64_t most = NEAR_BYTES / (MANY_TOKENS * plan->token_unit) / PARTS * PARTS;
-    floats kept[MOST_PANEL][PARTS][MANY_TOKENS];
+    floats sums[MOST_PANEL][PARTS][MANY_TOKENS];
     struct fetching soon = {plan->soon, plan->soon + plan->soon_count, plan->soon_count ? plan->soon->begin : NULL};
     for (int64_t token = 0, next; token < plan->m.tokens; token = next) {
         const int64_t left = plan->m.tokens - token;
-        const int tokens = left >= MANY_TOKENS ? MANY_TOKENS : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        const int tokens = left >= MANY_TOKENS ? MANY_TOKENS : (int)left;
         next = token + tokens;
-        for (int64_t n = row; n < end && tokens == 1; n += ROWS_TOGETHER) {
-            const int64_t count = end - n < ROWS_TOGETHER ? end - n : ROWS_TOGETHER;
-            fetch_soon(&soon, count * plan->soon_lines);
-            rows_by_token(plan, n, count, token, which, k);
+        if (tokens <= FEW_TOKENS) {
+            for (int64_t n = row; n < end; n += LANES) {
+                const int64_t count = end - n < LANES ? end - n : LANES;
+                fetch_soon(&soon, count * plan->soon_lines);
+                switch (tokens) {
+                    case 1: rows_by_few(plan, n, count, token, which, 1, k); break;
+                    case 2: rows_by_few(plan, n, count, token, which, 2, k); break;
+                    case 3: rows_by_few(plan, n, count, token, which, 3, k); break;
+                    default: rows_by_few(plan, n, count, token, which, FEW_TOKENS, k);
+                }
+            }
+            continue;
         }
-        for (int64_t begin = 0, stop; begin < plan->units && tokens > 1; begin = stop) {
+        const int64_t most = NEAR_BYTES / (tokens * plan->token_unit) / PARTS * PARTS;
+        const int64_t lines = (plan->soon_lines * most + plan->units - 1) / plan->units;
+        const int fetch = !token && !plan->fetched; /* then rows are read one after another, too */
+        for (int64_t begin = 0, stop; begin < plan->units; begin = stop) {
             stop = begin + most < plan->units ? begin + most : plan->units;
-            for (int64_t n = row; n < end; n++) {
-                if (!begin) fetch_soon(&soon, plan->soon_lines);
-                if (tokens == MANY_TOKENS) tile(plan, n, token, begin, stop, kept[n - row], which, MANY_TOKENS, k);
-                else if (tokens == 4) tile(plan, n, token, begin, stop, kept[n - row], which, 4, k);
-                else tile(plan, n, token, begin, stop, kept[n - row], which, 2, k);
+            for (int64_t n = row, rows; n < end; n += rows) {
+                rows = fetch || end - n < UNPACKED_ROWS ? 1 : UNPACKED_ROWS;
+                fetch_soon(&soon, rows * lines);
+                if (fetch) tile(plan, n, token, tokens, begin, stop, sums + (n - row), which, 1, 1, k);
+                else if (rows == 1) tile(plan, n, token, tokens, begin, stop, sums + (n - row), which, 0, 1, k);
+                else tile(plan, n, token, tokens, begin, stop, sums + (n - row), which, 0, UNPACKED_ROWS, k);
+            }
+        }
+        for (int64_t n = row; n < end; n += LANES) {
+            const int64_t count = end - n < LANES ? end - n : LANES;
+            for (int t = 0; t < tokens; t++) {
+                floats all[PARTS][LANES];
+                for (int i = 0; i < LANES; i++)
+                    UNROLL for (int p = 0; p < PARTS; p++) all[p][i] = sums[n - row + (i < count ? i : 0)][p][t];
+                finish(plan, n, count, token + t, all);
             }
         }
     }

@@ -54,7 +54,7 @@ from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_blocks
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.packing import clear_slot, fill_slot, pack_adapter
 from motley.plugins.onnxruntime.recurrences import allocated_slots
-from motley.plugins.onnxruntime.sessions import Store, Threads, Workshop, compute
+from motley.plugins.onnxruntime.sessions import Store, Threads, Workshop, compute, multiplies
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 
@@ -104,7 +104,7 @@ class OnnxRuntimeEngine:
         self._movable = {name: self._blocks[name] for name in graph.blocks.arrays(movable)}
         """Those that can be copied to far ones."""
         self._far_blocks = {f"{FAR}{name}": graph.far.read(name) for name in self._movable} if graph.far else {}
-        self._threads = Threads(options.threads)
+        self._threads = Threads(options.threads, multiplies(segments, lowered.initializers))
         self._workshop = Workshop(graph, lowered.initializers, self._threads)
         parts = self._workshop.make(segments)
         self._layers = [part for part in parts if not part.segment.head]

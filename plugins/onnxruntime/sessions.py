@@ -8,6 +8,7 @@ packs into a layout of its own when a session is made, so the pages that a sessi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -114,16 +115,31 @@ def _with_base(part: Part, before: Part | None) -> Part:
     return replace(part, adapt=replace(part.adapt, base=before.then.matrix))
 
 
+def multiplies(segments: Sequence[Segment], initializers: Mapping[str, TensorProto]) -> bool:
+    """Whether the runtime multiplies by most of the weights, as it does where they are not quantised.
+
+    Else it is not worth threads of its own: they take the time of those that multiply, as they spin for some
+    milliseconds after the little that they do.
+    """
+    nodes = chain.from_iterable(segment.nodes for segment in segments)
+    own = dict.fromkeys(name for node in nodes for name in node.input if name in initializers)
+    return 2 * sum(_elements(initializers[name]) for name in own) > sum(map(_elements, initializers.values()))
+
+
+def _elements(tensor: TensorProto) -> int:
+    return math.prod(tensor.dims)
+
+
 class Threads:
-    """Compute threads of this process, for the runtime and for products.
+    """Compute threads of this process, for products and, with `multiplies`, for the runtime itself.
 
     Raises:
-        EngineError: the kernels are missing, or this process has another number of threads already.
+        EngineError: the kernels are missing, or the runtime has another number of threads in this process already.
     """
 
-    def __init__(self, count: int) -> None:
-        _share_threads(count)
-        self.count = count
+    def __init__(self, count: int, multiplies: bool = True) -> None:
+        self.shares_pool = _share_pool(count, multiplies)
+        """Whether the runtime's sessions share a pool of threads; else each runs on the thread that calls it."""
         self.workshops = WeakSet[Workshop]()
         try:
             self.pool = Pool(count)
@@ -264,7 +280,7 @@ class Workshop:
         )
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        if self._threads.count > 1:
+        if self._threads.shares_pool:
             options.use_per_session_threads = False
         else:
             options.inter_op_num_threads = options.intra_op_num_threads = 1
@@ -305,7 +321,7 @@ _NO_MEMORY = re.compile("bad_alloc|bad allocation|Failed to allocate memory")
 """How the runtime says so, where it does not raise a `MemoryError`."""
 
 _pool: list[int] = []
-"""The threads of the runtime's pool in this process, once there is one."""
+"""The threads of the runtime's pool in this process, 1 if there is none, once that is decided."""
 
 
 @cache
@@ -315,17 +331,22 @@ def _share_arena() -> None:
     ort.create_and_register_allocator(where, None)
 
 
-def _share_threads(threads: int) -> None:
-    """One pool for all segments: a pool for each made a token forty times slower.
+def _share_pool(threads: int, multiplies: bool) -> bool:
+    """One pool for all sessions: a pool for each made a token forty times slower.
+
+    The first call of a process decides, as the runtime takes a pool only before its first session: engines that come
+    later have that pool, or none.
 
     Raises:
         EngineError: the process has a pool of another size, which the runtime can neither replace nor leave unused.
     """
-    if threads > 1 and not _pool:
-        ort.set_global_thread_pool_sizes(threads, 1)
-        _pool.append(threads)
-    if _pool and _pool != [threads]:
+    if not _pool:
+        _pool.append(threads if multiplies else 1)
+        if _pool[0] > 1:
+            ort.set_global_thread_pool_sizes(threads, 1)
+    if _pool[0] not in (1, threads):
         raise EngineError(
             f"engine 'onnxruntime' cannot have threads={threads} in a process where it has had threads={_pool[0]}; "
             "give every engine of a process the same number"
         )
+    return _pool[0] > 1
