@@ -3,7 +3,7 @@
 Of up to `EXACT` nodes all sets are looked at, in the order of what each takes at the least: units taken for fluid,
 a sum for no longer than its rows need to reach anybody. The search ends where that is more than the best set found
 takes, so nothing is missed. Of more nodes, sets are grown, shrunk and changed by one node as long as a rough forecast
-gets better, from the fastest nodes and from neighbours; the best few of the sets that were met are forecast in full,
+gets better, from the fastest nodes and from neighbours; of the sets that were met the best of each size are forecast in full,
 and the best of these is changed by one node as long as that gets better too.
 
 Nodes may also form stages, of some layers each (`motley.orchestrator.planning.choosing.staging`): what is best of both
@@ -36,8 +36,8 @@ EXACT = 8
 """Of so many nodes the best set is found for certain."""
 STARTS = 6
 """Of more nodes, the search begins with so many sets."""
-FORECAST = 6
-"""Of more nodes, so many sets that look best are forecast."""
+FORECAST = 10
+"""Of more nodes, so many sets that look best, of each size, are forecast."""
 NEIGHBOURS = 10
 """Of more nodes, so many sets that differ from the best by a node are forecast, again and again while one is better."""
 

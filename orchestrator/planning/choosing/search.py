@@ -12,6 +12,9 @@ from typing import Generic, TypeVar
 
 from motley.orchestrator.planning.choosing.arrangement import Choice, Groups, Members, better
 
+DOUBT = 1.25
+"""What is estimated to take so many times as long as the best so far is forecast to is not the best."""
+
 T = TypeVar("T", Members, Groups)
 
 
@@ -58,10 +61,16 @@ class Descent(Generic[T]):
             forecasts: how many; up to four times as many while none has been possible.
             bound: what is estimated to take as long is not forecast.
         """
-        promising = sorted((one for one in self._met if self._met[one] < bound), key=self.rough_s)
+        by_size: dict[int, list[T]] = {}
+        for one in sorted((one for one in self._met if self._met[one] < bound), key=self.rough_s):
+            by_size.setdefault(len(one), []).append(one)
+        # An estimate errs alike for arrangements of one size, so the best of each size come before the second ones.
+        turns = ((place, self.rough_s(one), one) for own in by_size.values() for place, one in enumerate(own))
+        promising = [one for _, _, one in sorted(turns)]
         best: Choice | None = None
         for tried, one in enumerate(promising[: 4 * forecasts]):
             if tried >= forecasts and best is not None:
                 break
-            best = better(best, of(one))
+            if best is None or self.rough_s(one) < DOUBT * best.forecast.token_s:
+                best = better(best, of(one))
         return best

@@ -57,7 +57,7 @@ def test_it_begins_with_the_best_few() -> None:
 def test_the_best_of_those_that_look_best_is_chosen_by_the_forecast() -> None:
     descent = Descent[Members](estimate)
     descent.descend([(0,), (2,)], 2, neighbours)
-    real = {5: 2.0, 4: 1.0, 3: 0.5}
+    real = {5: 3.0, 4: 2.5, 3: 0.5}
     best = descent.best(lambda one: choice(one[0], real[one[0]]), 2)
     assert best is not None
     assert best.members == (4,)  # the third was not looked at
@@ -65,3 +65,25 @@ def test_the_best_of_those_that_look_best_is_chosen_by_the_forecast() -> None:
     assert best is not None
     assert best.members == (3,)  # more are looked at while none is possible
     assert descent.best(lambda one: choice(one[0], 1.0), 2, bound=1.0) is None
+
+
+def test_what_is_estimated_to_take_much_longer_is_not_forecast() -> None:
+    descent = Descent[Members](estimate)
+    descent.descend([(0,), (2,)], 2, neighbours)
+    forecast: list[int] = []
+
+    def noted(one: Members) -> Choice:
+        forecast.extend(one)
+        return choice(one[0], 2.5)
+
+    descent.best(noted, 6)
+    assert forecast == [5, 4]  # 3.0 may be less than 2.5, 4.0 is not
+
+
+def test_the_best_of_each_size_is_forecast_first() -> None:
+    descent = Descent[Members](lambda one: {(0, 1): 1.0, (0, 2): 1.1, (0, 3): 1.2, (4,): 1.22}[one])
+    descent.descend([(0, 1), (0, 2), (0, 3), (4,)], 4, lambda _: ())
+    real = {(0, 1): 1.2, (0, 2): 1.0, (0, 3): 1.0, (4,): 1.0}
+    best = descent.best(lambda one: Choice(one, [], Forecast(real[one], 0.0, 0.0, 0.0)), 2)
+    assert best is not None
+    assert best.members == (4,)
