@@ -3,8 +3,8 @@
 Of up to `EXACT` nodes all sets are looked at, in the order of what each takes at the least: units taken for fluid,
 a sum for no longer than its rows need to reach anybody. The search ends where that is more than the best set found
 takes, so nothing is missed. Of more nodes, sets are grown, shrunk and changed by one node as long as a rough forecast
-gets better, from the fastest nodes and from neighbours; of the sets that were met the best of each size are forecast in full,
-and the best of these is changed by one node as long as that gets better too.
+gets better, from the fastest nodes and from neighbours; of the sets that were met the best of each size are forecast in
+full, and the best of these is changed by one node as long as that gets better too.
 
 Nodes may also form stages, of some layers each (`motley.orchestrator.planning.choosing.staging`): what is best of both
 is taken.
