@@ -22,6 +22,7 @@ from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, 
 from motley.plugins.installed import load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import BoundMixture, _LocalExpert
+from motley.plugins.onnxruntime.sessions import Threads
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import (
     Case,
@@ -462,6 +463,38 @@ def test_another_number_of_threads_in_the_same_process_is_refused(
     for threads in (1, 2):
         with pytest.raises(EngineError, match=f"cannot have threads={threads} in a process where .* threads=3"):
             session(golden_cases()[0], tmp_path / str(threads), options=EngineOptions(threads=threads))
+
+
+@pytest.mark.parametrize(("quantisation", "multiplies"), [("int4", False), ("int8", False), ("fp32", True)])
+def test_the_runtime_has_threads_where_it_multiplies(
+    quantisation: str, multiplies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+
+    def threads(count: int, multiplies: bool) -> Threads:
+        said.append(multiplies)
+        return Threads(count, multiplies)
+
+    monkeypatch.setattr("motley.plugins.onnxruntime.engine.Threads", threads)
+    with session(PLAIN, tmp_path, quantisation=quantisation):
+        assert said == [multiplies]
+
+
+def test_threads_of_products_alone_need_no_pool_of_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr("onnxruntime.set_global_thread_pool_sizes", lambda intra, inter: sizes.append(intra))
+    pool: list[int] = []
+    monkeypatch.setattr("motley.plugins.onnxruntime.sessions._pool", pool)
+    for count, multiplies, shares in ((2, False, False), (3, True, False)):  # the first decides
+        threads = Threads(count, multiplies)
+        assert threads.shares_pool is shares
+        threads.close()
+    assert not sizes
+    pool.clear()
+    threads = Threads(2, multiplies=True)
+    assert threads.shares_pool
+    threads.close()
+    assert sizes == [2]
 
 
 @pytest.mark.parametrize(
