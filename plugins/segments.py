@@ -30,7 +30,10 @@ ROWS = "rows"
 #                   ``motley.CachedAttention`` has
 # `ATTEND`          queries, turned, f32[T, heads * d], and the rest; the   y
 #                   rows' keys and values are in the caches
-# `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x + skip; x + skip
+# `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x * factor + skip; that sum
+#                                                                           itself; attributes: epsilon, factor
+# `HEAD_NORMS`      q, k (and v) side by side f32[T, E], a gain f32[d] or   the same, normed head by head where there is
+#                   nothing for each of these                               a gain; attributes: heads, size, epsilon
 # `GATED`           gate and up side by side f32[T, 2 F], or gate f32[T, F]  silu(gate) * up, or by another activation;
 #                   and up f32[T, F]                                        attributes: columns (F), activation
 # `DELTA`           q, k, v, z side by side and b, a side by side, and      y; attributes as ``motley.GatedDelta``
@@ -47,11 +50,13 @@ HEAD_PRODUCT = "QuantisedHeadProduct"
 ATTENTION = "AttentionOfSlots"
 ATTEND = "AttendToSlots"
 NORM = "Norm"
+HEAD_NORMS = "HeadNorms"
 GATED = "Gated"
 DELTA = "DeltaOfSlots"
 SPACE = "StateSpaceOfSlots"
 CONVOLUTION = "ShortConvolutionOfSlots"
 RECURRENT = (DELTA, SPACE, CONVOLUTION)
+_OPERATORS = (PRODUCT, HEAD_PRODUCT, NORM, HEAD_NORMS, GATED, *RECURRENT)
 
 
 @dataclass(frozen=True)
@@ -243,7 +248,7 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
         return _mixture(node)
     if node.domain == DOMAIN and node.op_type in (ATTENTION, ATTEND):
         return Kernel(node, (node.input[0],), (node.output[0],))
-    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in (PRODUCT, HEAD_PRODUCT, NORM, GATED, *RECURRENT)):
+    if is_adapted(node) or (node.domain == DOMAIN and node.op_type in _OPERATORS):
         rows = tuple(name for name in node.input if name and name not in initializers)
         return Kernel(node, rows, tuple(filter(None, node.output)))
     return None

@@ -21,6 +21,7 @@ struct kernels {
     void (*quantise)(const struct plan *plan, int64_t token);
     void (*multiply)(const struct plan *plan, int64_t row, int64_t end);
     void (*normalise)(const struct norm *norm);
+    void (*normalise_heads)(const struct head_norms *norms);
     void (*gate)(const struct gated *gated);
     void (*mix)(const struct weighing *w);
     void (*adapt_down)(const struct adapted_piece *piece);

@@ -59,6 +59,25 @@ class Norm(ctypes.Structure):
         ("rows", c_int64),
         ("columns", c_int64),
         ("epsilon", c_float),
+        ("factor", c_float),
+    )
+
+
+PARTS_OF_HEADS = 3
+"""Of rows of heads, see rows.h."""
+
+
+class HeadNorms(ctypes.Structure):
+    """``struct head_norms`` of rows.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("gains", c_void_p * PARTS_OF_HEADS),
+        ("heads", c_int64 * PARTS_OF_HEADS),
+        ("rows", c_int64),
+        ("size", c_int64),
+        ("epsilon", c_float),
     )
 
 
@@ -327,12 +346,12 @@ class Recurrent(ctypes.Structure):
 
 
 STRUCTS = (
-    *(Matmul, Norm, Gated, Mixture, Table, Span, SpanList, Tier, Attention, Question),
+    *(Matmul, Norm, HeadNorms, Gated, Mixture, Table, Span, SpanList, Tier, Attention, Question),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     *(Encoding, Draw, Masses),
 )
-INTERFACE = (17, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (18, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -346,6 +365,7 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("prepare", [POINTER(Matmul)], c_int32),
     ("matmul", [POINTER(Matmul)], None),
     ("norm", [POINTER(Norm)], None),
+    ("head_norms", [POINTER(HeadNorms)], None),
     ("gated", [POINTER(Gated)], None),
     ("prepare_mixture", [POINTER(Mixture)], c_int32),
     ("mixture", [POINTER(Mixture)], c_int64),

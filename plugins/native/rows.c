@@ -1,6 +1,6 @@
 /* Norms and gates of rows. The arithmetic is the same to the bit for every level, and for a row beside any others:
  *
- * - Norm: lane i of 16 adds the squares of elements i, i + 16, ... by lane = fma(total, total, lane), starting from 0;
+ * - Norm, of a row or of a head: lane i of 16 adds the squares of elements i, i + 16, ... by lane = fma(total, total, lane), starting from 0;
  *   lanes are added as the tree of matmul.c. With s = 1 / sqrt(sum / columns + epsilon), y = total * s * weight.
  * - Gate: gate * sigmoid(z) with e = exp(-|z|) (floats.h) is gate / (1 + e), for negative z gate * e / (1 + e), where
  *   a gate below -120 counts as -120 (e is 0 there).
@@ -12,5 +12,7 @@
 #include "library.h"
 
 EXPORT void motley_norm(const struct norm *norm) { kernels->normalise(norm); }
+
+EXPORT void motley_head_norms(const struct head_norms *norms) { kernels->normalise_heads(norms); }
 
 EXPORT void motley_gated(const struct gated *gated) { kernels->gate(gated); }

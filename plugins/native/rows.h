@@ -3,7 +3,8 @@
 #define MOTLEY_ROWS_H
 #include <stdint.h>
 
-/* SHARED with library.py. y[rows, columns] = total / sqrt(mean(total^2) + epsilon) * weight, of total = x + skip. */
+/* SHARED with library.py. y[rows, columns] = total / sqrt(mean(total^2) + epsilon) * weight, of total = x * factor + skip.
+ */
 struct norm {
     const float *x;
     const float *skip; /* or NULL */
@@ -11,6 +12,20 @@ struct norm {
     float *y;
     float *total; /* or NULL; may be x or skip */
     int64_t rows, columns;
+    float epsilon;
+    float factor; /* without skip, 1 */
+};
+
+enum { PARTS_OF_HEADS = 3 };
+
+/* SHARED with library.py. Rows of heads side by side, as queries, keys and values are: the heads of a part are normed, each
+ * by itself, or copied. */
+struct head_norms {
+    const float *x;
+    float *y;                           /* [rows, size * heads of all parts], as x */
+    const float *gains[PARTS_OF_HEADS]; /* [size] of each part; or NULL: it is copied */
+    int64_t heads[PARTS_OF_HEADS];
+    int64_t rows, size;
     float epsilon;
 };
 

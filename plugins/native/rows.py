@@ -11,23 +11,25 @@ read-only (the message names it), and `ImportError` if the compiled kernels are 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
-from .library import F32, Gated, Norm, address, library, place
+from .library import F32, Gated, HeadNorms, Norm, address, library, place
 
 Action = Callable[[], None]
 """A call computes something on buffers that were bound to it."""
 
 
-def bind_norm(x: F32, skip: F32 | None, weight: F32, epsilon: float, y: F32, total: F32 | None) -> Action:
-    """RMS norm of rows: ``total = x + skip``, ``y = total / sqrt(mean(total ** 2) + epsilon) * weight``.
+def bind_norm(
+    x: F32, skip: F32 | None, weight: F32, epsilon: float, y: F32, total: F32 | None, factor: float = 1.0
+) -> Action:
+    """RMS norm of rows: ``total = x * factor + skip``, ``y = total / sqrt(mean(total ** 2) + epsilon) * weight``.
 
     Args:
         x: f32[M, D].
-        skip: f32[M, D]; None: nothing is added.
+        skip: f32[M, D]; None: nothing is added, and there is no factor.
         weight: f32[D].
         y: f32[M, D], overwritten.
         total: f32[M, D], overwritten, may be `x` or `skip` itself; None: it is not wanted.
@@ -42,9 +44,33 @@ def bind_norm(x: F32, skip: F32 | None, weight: F32, epsilon: float, y: F32, tot
         rows=rows,
         columns=columns,
         epsilon=epsilon,
+        factor=factor,
     )
     norm.kept = (x, skip, weight, y, total)
     return partial(library().motley_norm, ctypes.byref(norm))
+
+
+def bind_head_norms(
+    x: F32, gains: Sequence[F32 | None], heads: Sequence[int], size: int, epsilon: float, y: F32
+) -> Action:
+    """RMS norms of heads that lie side by side in rows, such as those of queries, keys and values.
+
+    Args:
+        x: f32[M, H * size], H heads in all.
+        gains: f32[size] of each part, at most `PARTS_OF_HEADS`; None: its heads are as they were.
+        heads: how many each part has.
+        y: f32[M, H * size], overwritten; not `x`.
+    """
+    rows, width = len(x) if x.ndim else 0, sum(heads) * size
+    norms = HeadNorms(
+        x=address("x", x, np.float32, rows, width), y=place("y", y, np.float32, rows, width), rows=rows, size=size
+    )
+    norms.epsilon = epsilon
+    for part, (gain, count) in enumerate(zip(gains, heads, strict=True)):
+        norms.heads[part] = count
+        norms.gains[part] = None if gain is None else address("gains", gain, np.float32, size)
+    norms.kept = (x, gains, y)
+    return partial(library().motley_head_norms, ctypes.byref(norms))
 
 
 ACTIVATIONS = ("silu", "gelu_tanh", "clamped", "sigmoid")

@@ -1,27 +1,46 @@
 /* The kernels of rows.c, and the sum of mixture.c, of one level. */
+ALWAYS void normalise_row(const float *x, const float *skip, float factor, const float *weight, float epsilon,
+                          int64_t columns, float *y, float *total) {
+    float sum;
+    floats squares[PARTS][TILE];
+    UNROLL for (int p = 0; p < PARTS; p++) squares[p][0] = (floats){0};
+    for (int64_t i = 0; i < columns; i += LANES_IN_ALL)
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            const int64_t at = i + p * LANES, left = columns - at;
+            if (left <= 0) continue;
+            floats value = load_floats(x + at, left);
+            if (skip) value = value * factor + load_floats(skip + at, left);
+            if (total) store_floats(total + at, value, left);
+            store_floats(y + at, value, left);
+            squares[p][0] = fused(value, value, squares[p][0]);
+        }
+    add_lanes(squares, 1, &sum);
+    const floats scale = 1 / __builtin_elementwise_sqrt(all_lanes(sum / (float)columns + epsilon));
+    for (int64_t i = 0; i < columns; i += LANES)
+        store_floats(y + i, load_floats(y + i, columns - i) * scale * load_floats(weight + i, columns - i), columns - i);
+}
+
 static void normalise(const struct norm *norm) {
-    const int64_t columns = norm->columns;
     for (int64_t row = 0; row < norm->rows; row++) {
-        const float *x = norm->x + row * columns, *skip = norm->skip ? norm->skip + row * columns : NULL;
-        float *y = norm->y + row * columns, *total = norm->total ? norm->total + row * columns : NULL, sum;
-        floats squares[PARTS][TILE];
-        UNROLL for (int p = 0; p < PARTS; p++) squares[p][0] = (floats){0};
-        for (int64_t i = 0; i < columns; i += LANES_IN_ALL)
-            UNROLL for (int p = 0; p < PARTS; p++) {
-                const int64_t at = i + p * LANES, left = columns - at;
-                if (left <= 0) continue;
-                floats value = load_floats(x + at, left);
-                if (skip) value += load_floats(skip + at, left);
-                if (total) store_floats(total + at, value, left);
-                store_floats(y + at, value, left);
-                squares[p][0] = fused(value, value, squares[p][0]);
-            }
-        add_lanes(squares, 1, &sum);
-        const floats scale = 1 / __builtin_elementwise_sqrt(all_lanes(sum / (float)columns + norm->epsilon));
-        for (int64_t i = 0; i < columns; i += LANES)
-            store_floats(y + i, load_floats(y + i, columns - i) * scale * load_floats(norm->weight + i, columns - i),
-                         columns - i);
+        const int64_t at = row * norm->columns;
+        normalise_row(norm->x + at, norm->skip ? norm->skip + at : NULL, norm->factor, norm->weight, norm->epsilon,
+                      norm->columns, norm->y + at, norm->total ? norm->total + at : NULL);
     }
+}
+
+static void normalise_heads(const struct head_norms *norms) {
+    const float *x = norms->x;
+    float *y = norms->y;
+    for (int64_t row = 0; row < norms->rows; row++)
+        for (int part = 0; part < PARTS_OF_HEADS; part++) {
+            const int64_t size = norms->size, heads = norms->heads[part];
+            const float *gain = norms->gains[part];
+            if (!gain) memcpy(y, x, (size_t)(heads * size) * sizeof *x);
+            for (int64_t head = 0; gain && head < heads; head++)
+                normalise_row(x + head * size, NULL, 1, gain, norms->epsilon, size, y + head * size, NULL);
+            x += heads * size;
+            y += heads * size;
+        }
 }
 
 /* gate * sigmoid(z) */

@@ -20,9 +20,9 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.native.adapted import AdaptedProduct, StepRows
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
-from motley.plugins.native.rows import Action, bind_gated, bind_norm
+from motley.plugins.native.rows import Action, bind_gated, bind_head_norms, bind_norm
 from motley.plugins.nodes import attributes_of
-from motley.plugins.segments import GATED, HEAD_PRODUCT, NORM, PRODUCT, Kernel
+from motley.plugins.segments import GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, Kernel
 
 Bind = Callable[[Mapping[str, Array]], Action]
 """Binds something to compute to the places of its values, by name. The places must outlive the result."""
@@ -139,8 +139,7 @@ def allocated_blocks(graph: RankGraph) -> dict[str, Array]:
 def kernel(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
     """What computes the node of a `Kernel`, but attention, recurrences and what adapters add, and the width of its
     operands and results by their names."""
-    make = {PRODUCT: _product, HEAD_PRODUCT: _head_product, NORM: _norm, GATED: _gated}[then.node.op_type]
-    return make(then, weight, pool)
+    return _MAKERS[then.node.op_type](then, weight, pool)
 
 
 def _product(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
@@ -233,14 +232,23 @@ def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | N
 def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
     x, skip, name = then.node.input
     y, total = [*then.results, ""][:2]
-    gain, epsilon = weight(name), attributes_of(then.node)["epsilon"]
+    attributes, gain = attributes_of(then.node), weight(name)
+    epsilon, factor = attributes["epsilon"], attributes["factor"]
     assert gain is not None
 
     def bind(places: Mapping[str, Array]) -> Action:
         added, whole = (places[name] if name else None for name in (skip, total))
-        return bind_norm(places[x], added, gain, epsilon, places[y], whole)
+        return bind_norm(places[x], added, gain, epsilon, places[y], whole, factor)
 
     return bind, dict.fromkeys([*then.operands, *then.results], len(gain))
+
+
+def _head_norms(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
+    (x,), (y,) = then.operands, then.results
+    gains = [weight(name) if name else None for name in then.node.input[1:]]
+    heads, size, epsilon = (attributes_of(then.node)[name] for name in ("heads", "size", "epsilon"))
+    width = sum(heads) * size
+    return lambda places: bind_head_norms(places[x], gains, heads, size, epsilon, places[y]), {x: width, y: width}
 
 
 def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
@@ -250,3 +258,13 @@ def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, in
     (up,) = others or [""]
     widths = {gate: columns if up else 2 * columns, y: columns} | ({up: columns} if up else {})
     return Gate(gate, up, y, activation), widths
+
+
+_MAKERS: dict[str, Callable[[Kernel, Weight, Pool], tuple[Bind, dict[str, int]]]] = {
+    PRODUCT: _product,
+    HEAD_PRODUCT: _head_product,
+    NORM: _norm,
+    HEAD_NORMS: _head_norms,
+    GATED: _gated,
+}
+"""By operator, what makes its `Bind`."""

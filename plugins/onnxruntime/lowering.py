@@ -10,7 +10,8 @@ in the graph                                    in the runtime (domain ``com.mic
 ``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
 ``Split`` -> ``StateSpace``                     `motley.plugins.segments.SPACE` on packed XZ and BC
 ``Split`` -> ``ShortConvolution``               `motley.plugins.segments.CONVOLUTION` on packed BCX
-``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`
+``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`, with a ``Mul`` by a number before it
+``Reshape`` -> ``RMSNormalization`` of heads    `motley.plugins.segments.HEAD_NORMS` on packed QKV
 ``Split`` -> ``Swish`` -> ``Mul``               `motley.plugins.segments.GATED`
 ``Sigmoid`` -> ``Mul``                          the same, of a gate that was reshaped
 ``Swish``                                       ``QuickGelu(alpha=1)``
@@ -31,7 +32,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from motley.plugins.engine import DOMAIN
 from motley.plugins.nodes import attributes_of, is_experts
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
-from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_PRODUCT, NORM, PRODUCT, SPACE
+from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
 
 MICROSOFT = "com.microsoft"
 HEAD_PRODUCTS = "HeadProducts"
@@ -50,6 +51,33 @@ class Lowered:
 
     nodes: list[NodeProto]
     initializers: Mapping[str, TensorProto]
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """The norms of heads that lie side by side.
+
+    Attributes:
+        x: the name of the rows of heads.
+        gains: the name of the gain of each part's heads; "": they are not normed.
+        heads: how many each part has.
+        size: of a head.
+    """
+
+    x: str
+    gains: list[str]
+    heads: list[int]
+    size: int
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An operand of an attention: what it is made from, by which norm of heads, if any, and the values on the way."""
+
+    source: str
+    norm: NodeProto | None = None
+    made: tuple[str, ...] = ()
 
 
 def lower(model: onnx.ModelProto) -> Lowered:
@@ -83,11 +111,15 @@ class Lowering:
                 self._readers.setdefault(name, []).append(node)
         self._gates: dict[str, tuple[NodeProto, str]] = {}
         """By the result of a gate: what splits gate and up, or shapes the gate alone; and the activation."""
+        self._head_norms: dict[str, HeadNorms] = {}
+        """By the result of an attention, the norms of its heads."""
         self._absorbed: set[str] = set()
-        """Values that a gate makes for itself."""
+        """Values that a kernel makes for itself."""
         if self.fuses:
             for node in self._nodes:
                 self._find_gate(node)
+                self._find_head_norms(node)
+                self._find_factor(node)
 
     def run(self) -> list[NodeProto]:
         """The lowered nodes."""
@@ -112,11 +144,14 @@ class Lowering:
             yield node
         elif node.op_type == "RMSNormalization" and not self._made_by(node.input[0], "Reshape"):  # that is of heads
             source = self._residual_add(node)
-            added = [*source.input] if source else [node.input[0], ""]
-            total = [source.output[0]] if source else []
-            epsilon = attributes_of(node)["epsilon"]
+            added, factor = self._terms(source) if source else ([node.input[0], ""], 1.0)
             yield helper.make_node(
-                NORM, [*added, node.input[1]], [node.output[0], *total], domain=DOMAIN, epsilon=epsilon
+                NORM,
+                [*added, node.input[1]],
+                [node.output[0], *(source.output if source else ())],
+                domain=DOMAIN,
+                epsilon=attributes_of(node)["epsilon"],
+                factor=factor,
             )
         elif node.output[0] in self._gates:
             source, activation = self._gates[node.output[0]]
@@ -124,7 +159,7 @@ class Lowering:
             columns = numpy_helper.to_array(self._initializers[source.input[1]])[place]
             yield helper.make_node(GATED, of, node.output, domain=DOMAIN, columns=columns, activation=activation)
         elif node.output[0] in self._absorbed:
-            return  # made by the gate that reads it
+            return  # made by the gate or the norm that reads it
         elif node.op_type == "Add" and any(
             self._residual_add(reader) is node for reader in self._readers.get(node.output[0], ())
         ):
@@ -194,6 +229,61 @@ class Lowering:
             return None
         return add if self._readers[add.output[0]][0] is node else None
 
+    def _scaled(self, value: str) -> tuple[str, float] | None:
+        """What a value is a number times, if nobody else reads it, and that number."""
+        by = self._made_by(value, "Mul")
+        if by is None or len(self._readers[value]) != 1 or by.input[1] not in self._initializers:
+            return None
+        factor = self._initializers[by.input[1]]
+        return (by.input[0], float(numpy_helper.to_array(factor).item())) if not factor.dims else None
+
+    def _terms(self, add: NodeProto) -> tuple[list[str], float]:
+        """What is added, and by what the first of it is multiplied before."""
+        for one, other in (add.input, reversed(add.input)):
+            if scaled := self._scaled(one):
+                return [scaled[0], other], scaled[1]
+        return [*add.input], 1.0
+
+    def _find_factor(self, norm: NodeProto) -> None:
+        """Note what a norm multiplies by itself."""
+        add = self._residual_add(norm)
+        if add is not None:
+            terms, _ = self._terms(add)
+            self._absorbed.update(name for name in add.input if name not in terms)
+
+    def _find_head_norms(self, attention: NodeProto) -> None:
+        """Note the norms of an attention's heads, if what is normed comes from one split, and nobody else reads it."""
+        if attention.domain != DOMAIN or not attention.op_type.startswith("CachedAttention"):
+            return
+        parts = [self._normed(name) for name in attention.input[: len(attention.output)]]
+        split = self._made_by(parts[0].source, "Split")
+        norms = [part.norm for part in parts if part.norm]
+        if split is None or not norms or list(split.output) != [part.source for part in parts]:
+            return
+        size, epsilons = attributes_of(attention)["head_dim"], {attributes_of(norm)["epsilon"] for norm in norms}
+        if len(epsilons) > 1:
+            return
+        widths = numpy_helper.to_array(self._initializers[split.input[1]])
+        self._head_norms[attention.output[0]] = HeadNorms(
+            split.input[0],
+            [part.norm.input[1] if part.norm else "" for part in parts],
+            [int(width) // size for width in widths],
+            size,
+            epsilons.pop(),
+        )
+        self._absorbed.update(name for part in parts for name in part.made)
+
+    def _normed(self, value: str) -> _Part:
+        """How one of an attention's operands is made."""
+        rows = self._made_by(value, "Reshape")
+        norm = self._made_by(rows.input[0], "RMSNormalization") if rows else None
+        heads = self._made_by(norm.input[0], "Reshape") if norm else None
+        if rows is None or norm is None or heads is None:
+            return _Part(value)
+        made = (value, norm.output[0], heads.output[0])
+        alone = all(len(self._readers[name]) == 1 for name in made)
+        return _Part(heads.input[0], norm, made) if alone and norm.input[1] in self._initializers else _Part(value)
+
     def _product(self, gemm: NodeProto, dequantise: NodeProto) -> NodeProto:
         (data, scale, zeros), bits, shape, block = self._codes(dequantise)
         bias = gemm.input[2] if len(gemm.input) > 2 else ""
@@ -242,7 +332,20 @@ class Lowering:
 
     def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
         count = len(node.output)  # of the operands with a row per token: a cache for each but the queries
-        packed = yield from self._packed(node.input[:count], f"{node.output[0]}.qkv")
+        name = f"{node.output[0]}.qkv"
+        if (norms := self._head_norms.get(node.output[0])) is not None:
+            yield helper.make_node(
+                HEAD_NORMS,
+                [norms.x, *norms.gains],
+                [name],
+                domain=DOMAIN,
+                heads=norms.heads,
+                size=norms.size,
+                epsilon=norms.epsilon,
+            )
+            packed = name
+        else:
+            packed = yield from self._packed(node.input[:count], name)
         others = node.input[count:]
         attention = helper.make_node(ATTENTION, [packed, *others], node.output, name=node.name, domain=DOMAIN)
         attention.attribute.extend(node.attribute)

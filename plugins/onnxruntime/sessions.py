@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import EngineError, RankGraph
@@ -126,6 +126,11 @@ def multiplies(segments: Sequence[Segment], initializers: Mapping[str, TensorPro
     return 2 * sum(_elements(initializers[name]) for name in own) > sum(map(_elements, initializers.values()))
 
 
+def _is_stored(tensor: TensorProto) -> bool:
+    """Whether the share file has it, rather than the graph."""
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
 def _elements(tensor: TensorProto) -> int:
     return math.prod(tensor.dims)
 
@@ -183,8 +188,8 @@ class Workshop:
             MemoryError: there is no room for it.
         """
         thens = [segment.then for segment in segments if isinstance(segment.then, Kernel)]
-        moved = dict.fromkeys(name for then in thens for name in then.node.input if name in self._initializers)
-        self._share.make_room(map(self._initializers.__getitem__, moved))
+        read = dict.fromkeys(name for then in thens for name in then.node.input if name in self._initializers)
+        self._share.make_room(filter(_is_stored, map(self._initializers.__getitem__, read)))
         parts = [self._make(segment) for segment in segments if segment.outputs or segment.then]
         parts = [_with_base(part, before) for before, part in zip([None, *parts], parts, strict=False)]
         self._choose_reach(parts)
@@ -253,9 +258,10 @@ class Workshop:
         return part
 
     def _weight(self, name: str) -> Array | None:
-        """A weight in huge pages."""
-        if name in self._initializers and name not in self._moved:
-            self._moved[name] = self._share.move(self._initializers[name])
+        """A weight in huge pages, or a constant."""
+        tensor = self._initializers.get(name)
+        if tensor is not None and name not in self._moved:
+            self._moved[name] = self._share.move(tensor) if _is_stored(tensor) else numpy_helper.to_array(tensor)
         return self._moved.get(name)
 
     def _open(self, segment: Segment) -> ort.InferenceSession:
@@ -266,7 +272,7 @@ class Workshop:
         graph = self._graph
         read = dict.fromkeys(chain.from_iterable(node.input for node in segment.nodes))
         constants = [self._initializers[name] for name in read if name in self._initializers]
-        stored = [tensor for tensor in constants if tensor.data_location == TensorProto.EXTERNAL]
+        stored = list(filter(_is_stored, constants))
         model = helper.make_model(
             helper.make_graph(
                 segment.nodes,

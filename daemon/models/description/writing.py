@@ -305,8 +305,12 @@ class Writer:
         return summed or self._made(Sum(x, Value(f"{_block(x.name)}.reduced", x.axis)))
 
     def scaled(self, x: Value, by: float) -> Value:
-        """x times a number; x itself where that is 1."""
-        return x if by == 1.0 else self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
+        """x times a number, summed over the ranks first if it is partial; x itself where the number is 1."""
+        if by == 1.0:
+            return x
+        if x.placement is Placement.PARTIAL:  # then it is multiplied by who adds it to a residual
+            x = self.replicated(x)
+        return self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
 
     def times(self, name: str, x: Value, w: W) -> Value:
         """x times a number that is a weight f32[1]."""

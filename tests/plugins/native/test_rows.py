@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.plugins.native.library import F32
-from motley.plugins.native.rows import ACTIVATIONS, bind_gated, bind_norm
+from motley.plugins.native.rows import ACTIVATIONS, bind_gated, bind_head_norms, bind_norm
 from tests.plugins.native.native_levels import LEVELS, assert_same, at_all_levels, normal, set_level
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
@@ -46,6 +46,45 @@ def test_norms(rows: int, columns: int, skipped: bool, scale: float) -> None:
     for row in range(rows):
         alone = norm(x[row : row + 1], None if skip is None else skip[row : row + 1], weight)
         assert_same(alone, y[row : row + 1])
+
+
+@given(rows=st.integers(1, 3), columns=st.integers(1, 70), factor=st.sampled_from((1.0, 0.22, -3.5)))
+def test_norms_of_scaled_rows(rows: int, columns: int, factor: float) -> None:
+    random = np.random.default_rng([rows, columns])
+    x, skip, weight = normal(random, rows, columns), normal(random, rows, columns), normal(random, columns)
+    total = x * np.float32(factor) + skip
+
+    def scaled() -> F32:
+        y, added = np.empty_like(x), np.empty_like(x)
+        bind_norm(x, skip, weight, 1e-5, y, added, factor)()
+        assert_same(added, total)
+        return y
+
+    assert_same(at_all_levels(scaled), norm(total, None, weight))
+
+
+@given(
+    rows=st.integers(1, 3),
+    heads=st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any),
+    size=st.integers(1, 70),
+    normed=st.lists(st.booleans(), min_size=3, max_size=3),
+)
+def test_norms_of_heads_are_those_of_each_head(rows: int, heads: list[int], size: int, normed: list[bool]) -> None:
+    random = np.random.default_rng([rows, size])
+    x = normal(random, rows, sum(heads) * size)
+    gains = [normal(random, size) if one else None for one, _ in zip(normed, heads, strict=False)]
+
+    def norms() -> F32:
+        y = np.full_like(x, np.nan)
+        bind_head_norms(x, gains, heads, size, 1e-5, y)()
+        return y
+
+    y, at = at_all_levels(norms), 0
+    for count, gain in zip(heads, gains, strict=True):
+        own = x[:, at : at + count * size].reshape(-1, size)
+        expected = own if gain is None else norm(own.copy(), None, gain)
+        assert_same(y[:, at : at + count * size].reshape(-1, size), expected)
+        at += count * size
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -213,6 +252,15 @@ def a_norm(**changed: Any) -> None:
     bind_norm(**{name: np.ones(shape, np.float32) for name, shape in shapes.items()} | {"epsilon": 1e-5} | changed)
 
 
+def head_norms(**changed: Any) -> None:
+    given = {
+        "x": np.ones((3, 8), np.float32),
+        "y": np.ones((3, 8), np.float32),
+        "gains": [np.ones(2, np.float32), None],
+    }
+    bind_head_norms(**given | {"heads": [3, 1], "size": 2, "epsilon": 1e-5} | changed)
+
+
 def a_gate(**changed: Any) -> None:
     bind_gated(**{"gate_up": np.ones((3, 8), np.float32), "y": np.ones((3, 4), np.float32)} | changed)
 
@@ -232,6 +280,9 @@ REFUSED: list[tuple[Callable[..., None], str, Any]] = [
     (a_norm, "y", ones(3, 8, writeable=False)),
     (a_norm, "total", ones(3, 8, writeable=False)),
     (a_norm, "total", ones(3, 16)[:, ::2]),
+    (head_norms, "x", ones(3, 9)),
+    (head_norms, "y", ones(3, 8, writeable=False)),
+    (head_norms, "gains", [ones(3), None]),
     (a_gate, "y", ones(4)),
     (a_gate, "y", ones(3, 4, writeable=False)),
     (a_gate, "gate_up", ones(3, 7)),

@@ -22,8 +22,9 @@ from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, 
 from motley.plugins.installed import load_engine
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime.experts import BoundMixture, _LocalExpert
-from motley.plugins.onnxruntime.sessions import Threads
+from motley.plugins.onnxruntime.sessions import Threads, Workshop
 from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.segments import Segment
 from tests.models.cases import (
     Case,
     LocalSession,
@@ -463,6 +464,23 @@ def test_another_number_of_threads_in_the_same_process_is_refused(
     for threads in (1, 2):
         with pytest.raises(EngineError, match=f"cannot have threads={threads} in a process where .* threads=3"):
             session(golden_cases()[0], tmp_path / str(threads), options=EngineOptions(threads=threads))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "hunyuan-dense", "granite"])
+def test_a_layer_needs_no_session_of_the_runtime(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms of heads, and what a residual is multiplied by, are our own kernels'. A session takes longer than either."""
+    opened: list[set[str]] = []
+    make = Workshop._open
+
+    def noted(self: Workshop, segment: Segment) -> Any:
+        opened.append({node.op_type for node in segment.nodes})
+        return make(self, segment)
+
+    monkeypatch.setattr(Workshop, "_open", noted)
+    with session(golden_case(name), tmp_path, quantisation="int4"):
+        # What scales embeddings, the last sum, the rows that get logits, and what scales these.
+        assert all(operations <= {"Mul", "Add", "Gather", "Tanh"} for operations in opened)
+        assert len(opened) <= 4
 
 
 @pytest.mark.parametrize(("quantisation", "multiplies"), [("int4", False), ("int8", False), ("fp32", True)])
