@@ -468,7 +468,7 @@ def test_another_number_of_threads_in_the_same_process_is_refused(
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "hunyuan-dense", "granite"])
 def test_a_layer_needs_no_session_of_the_runtime(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms of heads, and what a residual is multiplied by, are our own kernels'. A session takes longer than either."""
+    """Norms of heads, and what a residual is multiplied by, are kernels of ours: a session takes longer."""
     opened: list[set[str]] = []
     make = Workshop._open
 
