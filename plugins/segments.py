@@ -32,10 +32,12 @@ ROWS = "rows"
 #                   rows' keys and values are in the caches
 # `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x * factor + skip; that sum
 #                                                                           itself; attributes: epsilon, factor
-# `HEAD_NORMS`      q, k (and v) side by side f32[T, E], a gain f32[d] or   the same, normed head by head where there is
-#                   nothing for each of these                               a gain; attributes: heads, size, epsilon
-# `GATED`           gate and up side by side f32[T, 2 F], or gate f32[T, F]  silu(gate) * up, or by another activation;
-#                   and up f32[T, F]                                        attributes: columns (F), activation
+# `HEAD_NORMS`      q, k (and v) side by side, perhaps with more behind,    q, k (and v), normed head by head where a
+#                   f32[T, W]; a gain f32[d] or nothing for each of them    gain is; attributes: heads, size, epsilon,
+#                                                                           width (W)
+# `GATED`           gate and up side by side f32[T, 2 F], or gate, perhaps  silu(gate) * up, or by another activation;
+#                   among others, f32[T, W] and up f32[T, F]                attributes: columns (F), activation, width,
+#                                                                           first (of the gates)
 # `DELTA`           q, k, v, z side by side and b, a side by side, and      y; attributes as ``motley.GatedDelta``
 #                   what else ``motley.GatedDelta`` has
 # `SPACE`           x, z side by side, b, c side by side, dt, and what      y; attributes as ``motley.StateSpace``

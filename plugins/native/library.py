@@ -77,6 +77,7 @@ class HeadNorms(ctypes.Structure):
         ("heads", c_int64 * PARTS_OF_HEADS),
         ("rows", c_int64),
         ("size", c_int64),
+        ("width", c_int64),
         ("epsilon", c_float),
     )
 
@@ -90,7 +91,8 @@ class Gated(ctypes.Structure):
         ("y", c_void_p),
         ("rows", c_int64),
         ("columns", c_int64),
-        ("stride", c_int64),
+        ("gate_stride", c_int64),
+        ("up_stride", c_int64),
         ("activation", c_int32),
     )
 

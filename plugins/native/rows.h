@@ -21,23 +21,22 @@ enum { PARTS_OF_HEADS = 3 };
 /* SHARED with library.py. Rows of heads side by side, as queries, keys and values are: the heads of a part are normed, each
  * by itself, or copied. */
 struct head_norms {
-    const float *x;
-    float *y;                           /* [rows, size * heads of all parts], as x */
+    const float *x;                     /* [rows, width], the heads first */
+    float *y;                           /* [rows, size * heads of all parts] */
     const float *gains[PARTS_OF_HEADS]; /* [size] of each part; or NULL: it is copied */
     int64_t heads[PARTS_OF_HEADS];
-    int64_t rows, size;
+    int64_t rows, size, width;
     float epsilon;
 };
 
 enum activation { SILU, GELU_TANH, CLAMPED, SIGMOID };
 
-/* SHARED with library.py. y[rows, columns] of gate and up, rows of as many columns that are `stride` apart: see rows.c.
- */
+/* SHARED with library.py. y[rows, columns] of gate and up, rows of as many columns that are so far apart: see rows.c. */
 struct gated {
     const float *gate;
     const float *up;
     float *y;
-    int64_t rows, columns, stride;
+    int64_t rows, columns, gate_stride, up_stride;
     int32_t activation;
 };
 #endif

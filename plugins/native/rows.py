@@ -56,16 +56,20 @@ def bind_head_norms(
     """RMS norms of heads that lie side by side in rows, such as those of queries, keys and values.
 
     Args:
-        x: f32[M, H * size], H heads in all.
+        x: f32[M, W], of which the first ``H * size`` are H heads in all.
         gains: f32[size] of each part, at most `PARTS_OF_HEADS`; None: its heads are as they were.
         heads: how many each part has.
         y: f32[M, H * size], overwritten; not `x`.
     """
-    rows, width = len(x) if x.ndim else 0, sum(heads) * size
+    (rows, width), taken = x.shape if x.ndim == 2 else (0, 0), sum(heads) * size
     norms = HeadNorms(
-        x=address("x", x, np.float32, rows, width), y=place("y", y, np.float32, rows, width), rows=rows, size=size
+        x=address("x", x, np.float32, rows, max(width, taken)),
+        y=place("y", y, np.float32, rows, taken),
+        rows=rows,
+        size=size,
+        width=width,
+        epsilon=epsilon,
     )
-    norms.epsilon = epsilon
     for part, (gain, count) in enumerate(zip(gains, heads, strict=True)):
         norms.heads[part] = count
         norms.gains[part] = None if gain is None else address("gains", gain, np.float32, size)
@@ -77,24 +81,28 @@ ACTIVATIONS = ("silu", "gelu_tanh", "clamped", "sigmoid")
 """What gates may be opened by, see rows.c: the numbers that rows.h calls them by are their places."""
 
 
-def bind_gated(gate_up: F32, y: F32, activation: str = "silu", up: F32 | None = None) -> Action:
+def bind_gated(gate_up: F32, y: F32, activation: str = "silu", up: F32 | None = None, first: int = 0) -> Action:
     """What a gated MLP makes of gate and up: ``y = silu(gate) * up``, or with another of `ACTIVATIONS`.
 
     Args:
-        gate_up: f32[M, 2F], gates first; or f32[M, F], gates alone.
+        gate_up: f32[M, 2F], gates first; or f32[M, W], of which F are gates.
         y: f32[M, F], overwritten.
         up: f32[M, F], where it is apart; else None.
+        first: where it is apart, which of the W are the first that are gates.
     """
     rows, columns = y.shape if y.ndim == 2 else (0, 0)
-    stride = 2 * columns if up is None else columns
+    given = gate_up.shape[1] if gate_up.ndim == 2 else 0
+    stride = 2 * columns if up is None else max(given, first + columns)
     result, gates = place("y", y, np.float32, rows, columns), address("gate_up", gate_up, np.float32, rows, stride)
+    gates += 4 * first
     gated = Gated(
         y=result,
         gate=gates,
         up=gates + 4 * columns if up is None else address("up", up, np.float32, rows, columns),
         rows=rows,
         columns=columns,
-        stride=stride,
+        gate_stride=stride,
+        up_stride=stride if up is None else columns,
         activation=ACTIVATIONS.index(activation),
     )
     gated.kept = (gate_up, up, y)

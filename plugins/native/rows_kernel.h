@@ -29,9 +29,9 @@ static void normalise(const struct norm *norm) {
 }
 
 static void normalise_heads(const struct head_norms *norms) {
-    const float *x = norms->x;
     float *y = norms->y;
-    for (int64_t row = 0; row < norms->rows; row++)
+    for (int64_t row = 0; row < norms->rows; row++) {
+        const float *x = norms->x + row * norms->width;
         for (int part = 0; part < PARTS_OF_HEADS; part++) {
             const int64_t size = norms->size, heads = norms->heads[part];
             const float *gain = norms->gains[part];
@@ -41,6 +41,7 @@ static void normalise_heads(const struct head_norms *norms) {
             x += heads * size;
             y += heads * size;
         }
+    }
 }
 
 /* gate * sigmoid(z) */
@@ -66,7 +67,7 @@ ALWAYS floats activate(floats gate, floats up, const enum activation activation)
 ALWAYS void gate_rows(const struct gated *gated, const enum activation activation) {
     const int64_t columns = gated->columns;
     for (int64_t row = 0; row < gated->rows; row++) {
-        const float *gates = gated->gate + row * gated->stride, *ups = gated->up + row * gated->stride;
+        const float *gates = gated->gate + row * gated->gate_stride, *ups = gated->up + row * gated->up_stride;
         float *y = gated->y + row * columns;
         for (int64_t i = 0; i < columns; i += LANES) {
             const floats gate = load_floats(gates + i, columns - i), up = load_floats(ups + i, columns - i);

@@ -105,15 +105,18 @@ class Gate:
     Attributes:
         gate, up, y: the names of its operands and result; no `up`: it lies beside the gate.
         activation: as `motley.plugins.native.rows.ACTIVATIONS` has it.
+        first: where they are apart, which element of a row of gates is the first that is one.
     """
 
     gate: str
     up: str
     y: str
     activation: str
+    first: int = 0
 
     def __call__(self, places: Mapping[str, Array]) -> Action:
-        return bind_gated(places[self.gate], places[self.y], self.activation, places[self.up] if self.up else None)
+        up = places[self.up] if self.up else None
+        return bind_gated(places[self.gate], places[self.y], self.activation, up, self.first)
 
 
 def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
@@ -246,9 +249,9 @@ def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int
 def _head_norms(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
     (x,), (y,) = then.operands, then.results
     gains = [weight(name) if name else None for name in then.node.input[1:]]
-    heads, size, epsilon = (attributes_of(then.node)[name] for name in ("heads", "size", "epsilon"))
-    width = sum(heads) * size
-    return lambda places: bind_head_norms(places[x], gains, heads, size, epsilon, places[y]), {x: width, y: width}
+    heads, size, epsilon, width = (attributes_of(then.node)[name] for name in ("heads", "size", "epsilon", "width"))
+    widths = {x: width, y: sum(heads) * size}
+    return lambda places: bind_head_norms(places[x], gains, heads, size, epsilon, places[y]), widths
 
 
 def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
@@ -256,8 +259,8 @@ def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, in
     attributes = attributes_of(then.node)
     columns, activation = attributes["columns"], attributes["activation"].decode()
     (up,) = others or [""]
-    widths = {gate: columns if up else 2 * columns, y: columns} | ({up: columns} if up else {})
-    return Gate(gate, up, y, activation), widths
+    widths = {gate: attributes["width"], y: columns} | ({up: columns} if up else {})
+    return Gate(gate, up, y, activation, attributes["first"]), widths
 
 
 _MAKERS: dict[str, Callable[[Kernel, Weight, Pool], tuple[Bind, dict[str, int]]]] = {

@@ -13,7 +13,7 @@ in the graph                                    in the runtime (domain ``com.mic
 ``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`, with a ``Mul`` by a number before it
 ``Reshape`` -> ``RMSNormalization`` of heads    `motley.plugins.segments.HEAD_NORMS` on packed QKV
 ``Split`` -> ``Swish`` -> ``Mul``               `motley.plugins.segments.GATED`
-``Sigmoid`` -> ``Mul``                          the same, of a gate that was reshaped
+``Split`` -> ``Sigmoid`` -> ``Mul``             the same, of a gate behind queries, keys and values
 ``Swish``                                       ``QuickGelu(alpha=1)``
 ==============================================  ==============================================================
 
@@ -62,6 +62,7 @@ class HeadNorms:
         gains: the name of the gain of each part's heads; "": they are not normed.
         heads: how many each part has.
         size: of a head.
+        width: of the rows, which may have more behind the heads.
     """
 
     x: str
@@ -69,6 +70,7 @@ class HeadNorms:
     heads: list[int]
     size: int
     epsilon: float
+    width: int
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Lowering:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
         self._gates: dict[str, tuple[NodeProto, str]] = {}
-        """By the result of a gate: what splits gate and up, or shapes the gate alone; and the activation."""
+        """By the result of a gate: what splits gate and up, or the gate from others; and the activation."""
         self._head_norms: dict[str, HeadNorms] = {}
         """By the result of an attention, the norms of its heads."""
         self._absorbed: set[str] = set()
@@ -154,10 +156,7 @@ class Lowering:
                 factor=factor,
             )
         elif node.output[0] in self._gates:
-            source, activation = self._gates[node.output[0]]
-            of, place = ([source.input[0]], 0) if source.op_type == "Split" else ([source.output[0], node.input[1]], 1)
-            columns = numpy_helper.to_array(self._initializers[source.input[1]])[place]
-            yield helper.make_node(GATED, of, node.output, domain=DOMAIN, columns=columns, activation=activation)
+            yield self._gated(node, *self._gates[node.output[0]])
         elif node.output[0] in self._absorbed:
             return  # made by the gate or the norm that reads it
         elif node.op_type == "Add" and any(
@@ -190,8 +189,8 @@ class Lowering:
         if product.op_type != "Mul" or product.domain:
             return
         sigmoid = self._made_by(product.input[0], "Sigmoid")
-        if sigmoid is not None and (shaped := self._made_by(sigmoid.input[0], "Reshape")):
-            self._gates[product.output[0]] = shaped, "sigmoid"
+        if sigmoid is not None and (split := self._made_by(sigmoid.input[0], "Split")):
+            self._gates[product.output[0]] = split, "sigmoid"
             self._absorbed.add(sigmoid.output[0])
         opened = self._made_by(product.input[0], "Swish") or self._made_by(product.input[0], "Gelu")
         if opened is None:
@@ -208,6 +207,21 @@ class Lowering:
         if split is not None and [*split.output] == [gate, up]:
             self._gates[product.output[0]] = split, activation
             self._absorbed.update(node.output[0] for node in inner)
+
+    def _gated(self, product: NodeProto, split: NodeProto, activation: str) -> NodeProto:
+        widths = numpy_helper.to_array(self._initializers[split.input[1]]).tolist()
+        sigmoid = self._made_by(product.input[0], "Sigmoid")
+        number = list(split.output).index(sigmoid.input[0]) if sigmoid else 0
+        return helper.make_node(
+            GATED,
+            [split.input[0], *([product.input[1]] if sigmoid else [])],
+            product.output,
+            domain=DOMAIN,
+            columns=widths[number],
+            activation=activation,
+            width=sum(widths),
+            first=sum(widths[:number]),
+        )
 
     def _clamps(self, opened: NodeProto, up: str) -> list[NodeProto] | None:
         """What bounds gate and up and adds 1 to up, if the numbers are those of our kernels' ``clamped``."""
@@ -252,24 +266,28 @@ class Lowering:
             self._absorbed.update(name for name in add.input if name not in terms)
 
     def _find_head_norms(self, attention: NodeProto) -> None:
-        """Note the norms of an attention's heads, if what is normed comes from one split, and nobody else reads it."""
+        """Note the norms of an attention's heads, if what is normed is split from one value, and nobody else reads it.
+
+        Without a norm, if more is split from that value: its heads must lie side by side alone.
+        """
         if attention.domain != DOMAIN or not attention.op_type.startswith("CachedAttention"):
             return
         parts = [self._normed(name) for name in attention.input[: len(attention.output)]]
         split = self._made_by(parts[0].source, "Split")
         norms = [part.norm for part in parts if part.norm]
-        if split is None or not norms or list(split.output) != [part.source for part in parts]:
+        if split is None or list(split.output)[: len(parts)] != [part.source for part in parts]:
             return
         size, epsilons = attributes_of(attention)["head_dim"], {attributes_of(norm)["epsilon"] for norm in norms}
-        if len(epsilons) > 1:
+        if len(epsilons) > 1 or not (norms or len(split.output) > len(parts)):
             return
-        widths = numpy_helper.to_array(self._initializers[split.input[1]])
+        widths = numpy_helper.to_array(self._initializers[split.input[1]]).tolist()
         self._head_norms[attention.output[0]] = HeadNorms(
             split.input[0],
             [part.norm.input[1] if part.norm else "" for part in parts],
-            [int(width) // size for width in widths],
+            [width // size for width in widths[: len(parts)]],
             size,
-            epsilons.pop(),
+            epsilons.pop() if epsilons else 0.0,
+            sum(widths),
         )
         self._absorbed.update(name for part in parts for name in part.made)
 
@@ -342,6 +360,7 @@ class Lowering:
                 heads=norms.heads,
                 size=norms.size,
                 epsilon=norms.epsilon,
+                width=norms.width,
             )
             packed = name
         else:

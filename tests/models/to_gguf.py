@@ -60,7 +60,7 @@ ARCHITECTURES = {
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
-    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|up|turned|latent)_proj\.|in_proj_[qkv]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
+    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_proj\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
 )
 """Matrices that a model has, and no file."""
 LAYERS = 8

@@ -76,18 +76,25 @@ def attention(
             name = f"{module}.{letter}_halves_proj"
         return W(f"{name}.weight", out, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
 
+    def beside(which: str, first: int) -> W:
+        """The queries, or their gates, of which `q_proj` has those of a head side by side."""
+        both, of_head = f"{module}.q_proj", (range(first, first + heads.size),)
+        parts = (Part(f"{both}.weight", (2 * query.size, shape.hidden), heads=2 * heads.size, of_head=of_head),)
+        bias_parts = (Part(f"{both}.bias", (2 * query.size,), heads=2 * heads.size, of_head=of_head),)
+        name = f"{module}.q_{which}_proj"
+        return W(f"{name}.weight", query, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
+
+    gates = [W(f"{module}.{gate}.weight", query, residual)] if gate else [beside("gate", heads.size)] if gated else []
     of_values = replace(heads, size=values or heads.size)
     q, k, v, *opening = writer.linear(
         f"{at}.qkv",
         x,
-        projection("q", query_axis(replace(heads, size=2 * heads.size)) if gated else query, 0),
+        beside("query", 0) if gated else projection("q", query, 0),
         projection("k", key, query.size),
         projection("v", key_axis(of_values), query.size + key.size),
-        *([W(f"{module}.{gate}.weight", query, residual)] if gate else []),
-        ys=(f"{at}.q", f"{at}.k", f"{at}.v", *([f"{at}.gate"] if gate else [])),
+        *gates,
+        ys=(f"{at}.q", f"{at}.k", f"{at}.v", *[f"{at}.gate" for _ in gates]),
     )
-    if gated:
-        q, *opening = writer.head_parts(f"{at}.q.parts", q, (f"{at}.query", query), (f"{at}.gate", query))
     if values:
         v = writer.join(f"{at}.value", v, v, first=2 * values - heads.size)
     q_norm, k_norm = f"{module}.q_norm.weight", f"{module}.k_norm.weight"

@@ -47,12 +47,11 @@ Mlp = Callable[[Writer, int, Value], Value]
 """Writes a layer's MLP, or its experts, given its number and the normalised rows."""
 
 
-def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool, ahead: bool = False) -> Model:
+def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, ahead: bool = False) -> Model:
     """Describe a model of gated DeltaNet layers with a layer of gated attention after every three of them.
 
     Args:
         mlp: reads what the keys say of MLPs.
-        fused: files have all projections of a key head side by side, ``in_proj_qkvz`` and ``in_proj_ba``.
         ahead: not the model but its head that predicts a token further ahead, a layer of gated attention.
     """
     shape = read_shape(keys, norm_offset=1.0)
@@ -67,7 +66,7 @@ def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool,
         def mix(writer: Writer, x: Value) -> Value:
             if number >= len(attends) or attends[number]:
                 return attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, qk_norm=True, gated=True)
-            return delta_net(writer, shape, number, x, heads, reach, fused)
+            return delta_net(writer, shape, number, x, heads, reach)
 
         return pre_norm_layer(shape, number, mix, lambda writer, x: feed(writer, number, x), enter)
 
@@ -80,18 +79,14 @@ def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, fused: bool,
     return model(family, shape, layer, {"main": rope}, context)
 
 
-def delta_net(
-    writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int, fused: bool
-) -> Value:
+def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated DeltaNet, from its normalised input to its output projection.
 
     Args:
         reach: positions that the convolution of queries, keys and values sees, a row's own among them.
-        fused: see `hybrid`.
     """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.linear_attn"
-    project = _fused_projections if fused else _projections
-    q, k, v, z, b, a = project(writer, at, module, shape.residual, x, heads)
+    q, k, v, z, b, a = _projections(writer, at, module, shape.residual, x, heads)
     sees = Axis(Kind.PLAIN, reach, "linear_conv_kernel_dim")
     elements = 2 * heads.key_axis.size + heads.value_axis.size
 
@@ -121,44 +116,36 @@ def delta_net(
 def _projections(
     writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: RecurrentHeads
 ) -> tuple[Value, ...]:
-    """Queries, keys, values, gates and the numbers b and a, of which files have the first three in one matrix, and may
-    have the last two in one, side by side for each key head."""
-    key, value = heads.key_axis, heads.value_axis
+    """Queries, keys, values, gates and the numbers b and a.
 
-    def part(letter: str, out: Axis, start: int) -> W:
-        whole = Part(f"{module}.in_proj_qkv.weight", (2 * key.size + value.size, residual.size), start)
-        return W(f"{module}.in_proj_{letter}.weight", out, residual, parts=(whole,))
+    Files have the first three in one matrix, or all four, or each apart, and b and a likewise. Where all four, or b and
+    a, are in one, what is of a key head lies side by side.
+    """
+    key, value, shared = heads.key_axis, heads.value_axis, heads.values // heads.keys
+    sizes = {"q": heads.key_size, "k": heads.key_size, "v": shared * heads.value_size, "z": shared * heads.value_size}
+    starts = {"q": 0, "k": key.size, "v": 2 * key.size}
 
-    names = tuple(f"{at}.{letter}" for letter in "qkvzba")
-    z = W(f"{module}.in_proj_z.weight", value, residual)
-    qkvz = writer.linear(
-        f"{at}.qkvz", x, part("q", key, 0), part("k", key, key.size), part("v", value, 2 * key.size), z, ys=names[:4]
+    def by_heads(letters: str, each: Mapping[str, int], letter: str) -> Part:
+        first, whole = sum(each[one] for one in letters[: letters.index(letter)]), sum(each[one] for one in letters)
+        name, own = f"{module}.in_proj_{letters}.weight", range(first, first + each[letter])
+        return Part(name, (heads.keys * whole, residual.size), heads=whole, of_head=(own,))
+
+    def projection(letter: str, out: Axis) -> W:
+        if letter in "ba":
+            parts = [by_heads("ba", {"b": shared, "a": shared}, letter)]
+        else:
+            parts = [by_heads("qkvz", sizes, letter)]
+        if letter in starts:
+            qkv = f"{module}.in_proj_qkv.weight"
+            parts.append(Part(qkv, (2 * key.size + value.size, residual.size), starts[letter]))
+        return W(f"{module}.in_proj_{letter}.weight", out, residual, parts=tuple(parts))
+
+    qkvz = [projection(letter, key if letter in "qk" else value) for letter in "qkvz"]
+    ba = [projection(letter, heads.gate_axis) for letter in "ba"]
+    return (
+        *writer.linear(f"{at}.qkvz", x, *qkvz, ys=tuple(f"{at}.{letter}" for letter in "qkvz")),
+        *writer.linear(f"{at}.ba", x, *ba, ys=(f"{at}.b", f"{at}.a")),
     )
-    shared = heads.values // heads.keys
-
-    def gate(letter: str, first: int) -> W:
-        rows = range(first, first + shared)
-        both = Part(f"{module}.in_proj_ba.weight", (2 * heads.values, residual.size), heads=2 * shared, of_head=(rows,))
-        return W(f"{module}.in_proj_{letter}.weight", heads.gate_axis, residual, parts=(both,))
-
-    return *qkvz, *writer.linear(f"{at}.ba", x, gate("b", 0), gate("a", shared), ys=names[4:])
-
-
-def _fused_projections(
-    writer: Writer, at: str, module: str, residual: Axis, x: Value, heads: RecurrentHeads
-) -> tuple[Value, ...]:
-    """The same, of which files have those of a key head together, head by head."""
-
-    def projected(letters: str, axes: tuple[Axis, ...]) -> tuple[Value, ...]:
-        size = sum(axis.size for axis in axes)
-        out = Axis(Kind.HEADS, size, "linear_num_key_heads", heads.per_key(size // heads.keys))
-        matrix = W(f"{module}.in_proj_{letters}.weight", out, residual)
-        (whole,) = writer.linear(f"{at}.{letters}", x, matrix)
-        parts = [(f"{at}.{letter}", axis) for letter, axis in zip(letters, axes, strict=True)]
-        return writer.head_parts(f"{at}.{letters}.parts", whole, *parts)
-
-    qkvz = projected("qkvz", (heads.key_axis, heads.key_axis, heads.value_axis, heads.value_axis))
-    return *qkvz, *projected("ba", (heads.gate_axis, heads.gate_axis))
 
 
 def _read_heads(keys: Keys) -> RecurrentHeads:

@@ -27,7 +27,6 @@ from motley.daemon.models.gguf.recurrent import (
     lfm2,
     lfm2_moe,
     nemotron_h,
-    qwen3_next,
     qwen35,
     qwen35_moe,
 )
@@ -426,7 +425,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         latent=True,
     ),
     "glm-dsa": Architecture("glm_moe_dsa", _glm_dsa, _LATENT | _INDEXER, latent=True),
-    "qwen3next": Architecture("qwen3_next", qwen3_next, SSM, partial=True),
+    "qwen3next": Architecture("qwen3_next", qwen35_moe, SSM, partial=True),
     "qwen35": Architecture("qwen3_5_text", qwen35, SSM, partial=True),
     "qwen35moe": Architecture("qwen3_5_moe_text", qwen35_moe, SSM, partial=True),
     "ernie4_5": Architecture("ernie4_5", _ernie),

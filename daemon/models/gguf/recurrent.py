@@ -69,20 +69,6 @@ def _delta_net(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def qwen3_next(metadata: Metadata) -> dict[str, Any]:
-    """Whose older files have the projections of a recurrent layer in one matrix."""
-    own = metadata.own
-    apart = metadata.has("linear_attn.in_proj_qkv.weight")
-    return (
-        _delta_net(metadata)
-        | experts(metadata, normalised=True, own_width=True)
-        | {
-            "projections_are_apart": apart,
-            "shared_expert_intermediate_size": own.size("expert_shared_feed_forward_length"),
-        }
-    )
-
-
 def qwen35(metadata: Metadata) -> dict[str, Any]:
     """Qwen3.5 with MLPs."""
     no_experts(metadata)
@@ -90,7 +76,7 @@ def qwen35(metadata: Metadata) -> dict[str, Any]:
 
 
 def qwen35_moe(metadata: Metadata) -> dict[str, Any]:
-    """Qwen3.5 with experts."""
+    """Qwen3.5 with experts, and Qwen3-Next."""
     shared = metadata.own.size("expert_shared_feed_forward_length")
     mixture = experts(metadata, normalised=True, own_width=True)
     return _delta_net(metadata) | mixture | {"shared_expert_intermediate_size": shared}

@@ -38,7 +38,7 @@ def _dense(keys: Keys, ahead: bool = False) -> Model:
         columns = mlp_axis(keys.size("intermediate_size"))
         return lambda writer, number, x: mlp(writer, number, x, columns)
 
-    return hybrid("qwen3_5", keys, feeding, fused=False, ahead=ahead)
+    return hybrid("qwen3_5", keys, feeding, ahead=ahead)
 
 
 def _with_experts(keys: Keys, ahead: bool = False) -> Model:
@@ -50,4 +50,4 @@ def _with_experts(keys: Keys, ahead: bool = False) -> Model:
         routing = Routing(keys.size("num_experts_per_tok"), normalised=True)
         return lambda writer, number, x: experts(writer, shape, number, x, count, columns, routing, shared=shared)
 
-    return hybrid("qwen3_5_moe", keys, feeding, fused=False, ahead=ahead)
+    return hybrid("qwen3_5_moe", keys, feeding, ahead=ahead)

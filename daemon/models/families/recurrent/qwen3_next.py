@@ -14,7 +14,7 @@ from motley.daemon.models.keys import Keys
 
 
 def qwen3_next(keys: Keys) -> Model:
-    """Describe a model of type ``qwen3_next``; ``projections_are_apart`` says that a GGUF file has them so."""
+    """Describe a model of type ``qwen3_next``."""
     return _described(keys)
 
 
@@ -40,4 +40,4 @@ def _described(keys: Keys, ahead: bool = False) -> Model:
 
         return feed
 
-    return hybrid("qwen3_next", keys, feeding, fused=not keys.flag("projections_are_apart", False), ahead=ahead)
+    return hybrid("qwen3_next", keys, feeding, ahead=ahead)
