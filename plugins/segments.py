@@ -32,9 +32,9 @@ ROWS = "rows"
 #                   rows' keys and values are in the caches
 # `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x * factor + skip; that sum
 #                                                                           itself; attributes: epsilon, factor
-# `HEAD_NORMS`      q, k (and v) side by side, perhaps with more behind,    q, k (and v), normed head by head where a
-#                   f32[T, W]; a gain f32[d] or nothing for each of them    gain is; attributes: heads, size, epsilon,
-#                                                                           width (W)
+# `HEAD_NORMS`      a value f32[T, W] of which q, k (and v) are parts; a    q, k (and v) side by side, normed head by
+#                   gain f32[d] or nothing for each of these                head where a gain is; attributes: firsts,
+#                                                                           heads, size, epsilon, width (W)
 # `GATED`           gate and up side by side f32[T, 2 F], or gate, perhaps  silu(gate) * up, or by another activation;
 #                   among others, f32[T, W] and up f32[T, F]                attributes: columns (F), activation, width,
 #                                                                           first (of the gates)

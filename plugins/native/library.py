@@ -75,6 +75,7 @@ class HeadNorms(ctypes.Structure):
         ("y", c_void_p),
         ("gains", c_void_p * PARTS_OF_HEADS),
         ("heads", c_int64 * PARTS_OF_HEADS),
+        ("firsts", c_int64 * PARTS_OF_HEADS),
         ("rows", c_int64),
         ("size", c_int64),
         ("width", c_int64),

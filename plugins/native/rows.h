@@ -18,13 +18,14 @@ struct norm {
 
 enum { PARTS_OF_HEADS = 3 };
 
-/* SHARED with library.py. Rows of heads side by side, as queries, keys and values are: the heads of a part are normed, each
- * by itself, or copied. */
+/* SHARED with library.py. Parts of rows, as queries, keys and values are, to lie side by side: the heads of a part are
+ * normed, each by itself, or copied. */
 struct head_norms {
-    const float *x;                     /* [rows, width], the heads first */
+    const float *x;                     /* [rows, width] */
     float *y;                           /* [rows, size * heads of all parts] */
     const float *gains[PARTS_OF_HEADS]; /* [size] of each part; or NULL: it is copied */
     int64_t heads[PARTS_OF_HEADS];
+    int64_t firsts[PARTS_OF_HEADS]; /* where each part begins in a row of x */
     int64_t rows, size, width;
     float epsilon;
 };

@@ -51,27 +51,29 @@ def bind_norm(
 
 
 def bind_head_norms(
-    x: F32, gains: Sequence[F32 | None], heads: Sequence[int], size: int, epsilon: float, y: F32
+    x: F32, firsts: Sequence[int], gains: Sequence[F32 | None], heads: Sequence[int], size: int, epsilon: float, y: F32
 ) -> Action:
-    """RMS norms of heads that lie side by side in rows, such as those of queries, keys and values.
+    """RMS norms of the heads of parts of rows, such as queries, keys and values, which then lie side by side.
 
     Args:
-        x: f32[M, W], of which the first ``H * size`` are H heads in all.
+        x: f32[M, W].
+        firsts: where each part begins in a row of x.
         gains: f32[size] of each part, at most `PARTS_OF_HEADS`; None: its heads are as they were.
         heads: how many each part has.
         y: f32[M, H * size], overwritten; not `x`.
     """
-    (rows, width), taken = x.shape if x.ndim == 2 else (0, 0), sum(heads) * size
+    rows, width = x.shape if x.ndim == 2 else (0, 0)
+    least = max(first + count * size for first, count in zip(firsts, heads, strict=True))
     norms = HeadNorms(
-        x=address("x", x, np.float32, rows, max(width, taken)),
-        y=place("y", y, np.float32, rows, taken),
+        x=address("x", x, np.float32, rows, max(width, least)),
+        y=place("y", y, np.float32, rows, sum(heads) * size),
         rows=rows,
         size=size,
         width=width,
         epsilon=epsilon,
     )
-    for part, (gain, count) in enumerate(zip(gains, heads, strict=True)):
-        norms.heads[part] = count
+    for part, (first, gain, count) in enumerate(zip(firsts, gains, heads, strict=True)):
+        norms.firsts[part], norms.heads[part] = first, count
         norms.gains[part] = None if gain is None else address("gains", gain, np.float32, size)
     norms.kept = (x, gains, y)
     return partial(library().motley_head_norms, ctypes.byref(norms))

@@ -30,18 +30,15 @@ static void normalise(const struct norm *norm) {
 
 static void normalise_heads(const struct head_norms *norms) {
     float *y = norms->y;
-    for (int64_t row = 0; row < norms->rows; row++) {
-        const float *x = norms->x + row * norms->width;
+    for (int64_t row = 0; row < norms->rows; row++)
         for (int part = 0; part < PARTS_OF_HEADS; part++) {
             const int64_t size = norms->size, heads = norms->heads[part];
-            const float *gain = norms->gains[part];
+            const float *gain = norms->gains[part], *x = norms->x + row * norms->width + norms->firsts[part];
             if (!gain) memcpy(y, x, (size_t)(heads * size) * sizeof *x);
             for (int64_t head = 0; gain && head < heads; head++)
                 normalise_row(x + head * size, NULL, 1, gain, norms->epsilon, size, y + head * size, NULL);
-            x += heads * size;
             y += heads * size;
         }
-    }
 }
 
 /* gate * sigmoid(z) */

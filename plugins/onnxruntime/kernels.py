@@ -249,9 +249,10 @@ def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int
 def _head_norms(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
     (x,), (y,) = then.operands, then.results
     gains = [weight(name) if name else None for name in then.node.input[1:]]
-    heads, size, epsilon, width = (attributes_of(then.node)[name] for name in ("heads", "size", "epsilon", "width"))
-    widths = {x: width, y: sum(heads) * size}
-    return lambda places: bind_head_norms(places[x], gains, heads, size, epsilon, places[y]), widths
+    attributes = attributes_of(then.node)
+    firsts, heads, size, epsilon = (attributes[name] for name in ("firsts", "heads", "size", "epsilon"))
+    widths = {x: attributes["width"], y: sum(heads) * size}
+    return lambda places: bind_head_norms(places[x], firsts, gains, heads, size, epsilon, places[y]), widths
 
 
 def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:

@@ -55,17 +55,19 @@ class Lowered:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """The norms of heads that lie side by side.
+    """The norms of the heads of some parts of rows.
 
     Attributes:
-        x: the name of the rows of heads.
+        x: the name of the rows.
+        firsts: where each part begins in them.
         gains: the name of the gain of each part's heads; "": they are not normed.
         heads: how many each part has.
         size: of a head.
-        width: of the rows, which may have more behind the heads.
+        width: of the rows.
     """
 
     x: str
+    firsts: list[int]
     gains: list[str]
     heads: list[int]
     size: int
@@ -266,25 +268,27 @@ class Lowering:
             self._absorbed.update(name for name in add.input if name not in terms)
 
     def _find_head_norms(self, attention: NodeProto) -> None:
-        """Note the norms of an attention's heads, if what is normed is split from one value, and nobody else reads it.
+        """Note the norms of an attention's heads, if they are split from one value.
 
-        Without a norm, if more is split from that value: its heads must lie side by side alone.
+        Without a norm, if more is split from that value: the heads must lie side by side alone.
         """
         if attention.domain != DOMAIN or not attention.op_type.startswith("CachedAttention"):
             return
         parts = [self._normed(name) for name in attention.input[: len(attention.output)]]
         split = self._made_by(parts[0].source, "Split")
         norms = [part.norm for part in parts if part.norm]
-        if split is None or list(split.output)[: len(parts)] != [part.source for part in parts]:
+        if split is None or not {part.source for part in parts} <= {*split.output}:
             return
         size, epsilons = attributes_of(attention)["head_dim"], {attributes_of(norm)["epsilon"] for norm in norms}
         if len(epsilons) > 1 or not (norms or len(split.output) > len(parts)):
             return
         widths = numpy_helper.to_array(self._initializers[split.input[1]]).tolist()
+        numbers = [list(split.output).index(part.source) for part in parts]
         self._head_norms[attention.output[0]] = HeadNorms(
             split.input[0],
+            [sum(widths[:number]) for number in numbers],
             [part.norm.input[1] if part.norm else "" for part in parts],
-            [width // size for width in widths[: len(parts)]],
+            [widths[number] // size for number in numbers],
             size,
             epsilons.pop() if epsilons else 0.0,
             sum(widths),
@@ -357,6 +361,7 @@ class Lowering:
                 [norms.x, *norms.gains],
                 [name],
                 domain=DOMAIN,
+                firsts=norms.firsts,
                 heads=norms.heads,
                 size=norms.size,
                 epsilon=norms.epsilon,

@@ -68,23 +68,24 @@ def test_norms_of_scaled_rows(rows: int, columns: int, factor: float) -> None:
     heads=st.lists(st.integers(0, 3), min_size=1, max_size=3).filter(any),
     size=st.integers(1, 70),
     normed=st.lists(st.booleans(), min_size=3, max_size=3),
-    behind=st.integers(0, 5),
+    firsts=st.lists(st.integers(0, 9), min_size=3, max_size=3),
 )
 def test_norms_of_heads_are_those_of_each_head(
-    rows: int, heads: list[int], size: int, normed: list[bool], behind: int
+    rows: int, heads: list[int], size: int, normed: list[bool], firsts: list[int]
 ) -> None:
     random = np.random.default_rng([rows, size])
-    x = normal(random, rows, sum(heads) * size + behind)
+    firsts = firsts[: len(heads)]
+    x = normal(random, rows, 9 + max(heads) * size)
     gains = [normal(random, size) if one else None for one, _ in zip(normed, heads, strict=False)]
 
     def norms() -> F32:
         y = np.full((rows, sum(heads) * size), np.nan, np.float32)
-        bind_head_norms(x, gains, heads, size, 1e-5, y)()
+        bind_head_norms(x, firsts, gains, heads, size, 1e-5, y)()
         return y
 
     y, at = at_all_levels(norms), 0
-    for count, gain in zip(heads, gains, strict=True):
-        own = x[:, at : at + count * size].reshape(-1, size)
+    for first, count, gain in zip(firsts, heads, gains, strict=True):
+        own = x[:, first : first + count * size].reshape(-1, size)
         expected = own if gain is None else norm(own.copy(), None, gain)
         assert_same(y[:, at : at + count * size].reshape(-1, size), expected)
         at += count * size
@@ -264,7 +265,7 @@ def head_norms(**changed: Any) -> None:
         "y": np.ones((3, 8), np.float32),
         "gains": [np.ones(2, np.float32), None],
     }
-    bind_head_norms(**given | {"heads": [3, 1], "size": 2, "epsilon": 1e-5} | changed)
+    bind_head_norms(**given | {"firsts": [0, 6], "heads": [3, 1], "size": 2, "epsilon": 1e-5} | changed)
 
 
 def a_gate(**changed: Any) -> None:
