@@ -187,7 +187,8 @@ class LocalMesh:
         said: list[wp.Tokens] = []
         while not said or not said[-1].finish:
             try:
-                tokens = await asyncio.wait_for(queue.get(), STALL_S)
+                async with asyncio.timeout(STALL_S):
+                    tokens = await queue.get()
             except TimeoutError:
                 raise MeshError(f"no token within {STALL_S:.0f} s") from None
             if isinstance(tokens, Exception):
@@ -214,7 +215,8 @@ class LocalMesh:
         told: asyncio.Future[pb.AdapterEvent] = asyncio.get_running_loop().create_future()
         self._ordered[order.id] = told
         self._send(0, adapter=order)
-        event = await asyncio.wait_for(told, STALL_S)
+        async with asyncio.timeout(STALL_S):
+            event = await told
         del self._ordered[order.id]
         if event.HasField("failure"):
             raise MeshError(event.failure.message)
@@ -293,14 +295,16 @@ class LocalMesh:
                 assignment.engine = spec.engines[rank]
             start = wp.Start(session=self._session, epoch=1, rank=rank, assignment=assignment)
             self._send(rank, start=start)
-        addresses = [f"127.0.0.1:{port}" for port in await asyncio.wait_for(asyncio.gather(*ports), PEERS_S)]
+        async with asyncio.timeout(PEERS_S):
+            addresses = [f"127.0.0.1:{port}" for port in await asyncio.gather(*ports)]
         for rank in range(workers):
             self._send(rank, peers=pb.Peers(addresses=addresses))
         all_loaded = asyncio.gather(*loaded)
         while not all_loaded.done():
             self._progressed = False
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(all_loaded), STALL_S)
+                async with asyncio.timeout(STALL_S):
+                    await asyncio.shield(all_loaded)
             if not all_loaded.done() and not self._progressed:
                 raise MeshError(f"no rank gave a sign of life in loading for {STALL_S:.0f} s")
         await all_loaded

@@ -97,14 +97,16 @@ async def _look(token: str, kept: Sequence[Membership]) -> Announced | None:
             " mDNS (UDP port 5353) pass? Else name HOST:PORT, as `motley up` prints it"
         )
     console.print("In this network there are:")
+    fitting.sort(key=lambda mesh: (mesh.name, mesh.addresses, mesh.port))
     for number, mesh in enumerate(fitting, start=1):
-        console.print(f"  {number}. {mesh.name} at {mesh.addresses[0]}", markup=False)
+        console.print(f"  {number}. {mesh.name} at {join_address(mesh.addresses[0], mesh.port)}", markup=False)
     if len(fitting) == 1:
         return fitting[0]
     while True:
         answer = await _typed(f"Which? 1 to {len(fitting)}: ")
         if answer.strip().isdecimal() and 1 <= int(answer) <= len(fitting):
             return fitting[int(answer) - 1]
+        console.print(f"There is no mesh of the number {answer.strip()!r}.", markup=False)
 
 
 async def _reachable(mesh: Announced) -> str:

@@ -91,7 +91,8 @@ class Store:
         """
         begun = self._thread.submit(self._write, statements)
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(begun)), WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.shield(asyncio.wrap_future(begun))
         except (SQLAlchemyError, TimeoutError) as error:
             why = str(error) or f"no answer within {WAIT_S:.0f} s"
             may_be = isinstance(error, TimeoutError) and not begun.cancel()  # what has not begun never does
@@ -105,7 +106,8 @@ class Store:
         """
         found = asyncio.get_running_loop().run_in_executor(self._thread, self._read, query)
         try:
-            return await asyncio.wait_for(asyncio.shield(found), WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                return await asyncio.shield(found)
         except (SQLAlchemyError, TimeoutError) as error:
             why = str(error) or f"no answer within {WAIT_S:.0f} s"
             raise StoreError(f"cannot read {self._where}: {why}") from error

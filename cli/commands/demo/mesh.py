@@ -270,7 +270,8 @@ async def _end(daemon: asyncio.subprocess.Process) -> None:
     if daemon.returncode is None:
         daemon.terminate()
         try:
-            await asyncio.wait_for(daemon.wait(), STOP_S)
+            async with asyncio.timeout(STOP_S):
+                await daemon.wait()
         except TimeoutError:
             daemon.kill()
             await daemon.wait()

@@ -214,7 +214,7 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
         if local is None:
             _tell_all(orchestrator, config, say)
         if announce:
-            await stack.enter_async_context(_announced(orchestrator))
+            await stack.enter_async_context(_announced(orchestrator, local.node_name if local else socket.gethostname()))
         if local is None:
             await asyncio.Event().wait()
             return
@@ -273,13 +273,13 @@ def _show_code(pairing: Pairing) -> None:
 
 
 @asynccontextmanager
-async def _announced(orchestrator: Orchestrator) -> AsyncIterator[None]:
+async def _announced(orchestrator: Orchestrator, name: str) -> AsyncIterator[None]:
     """Let `motley join` find the mesh, where other machines can reach it; without that it goes on all the same."""
     targets = [parse_address(target) for target in orchestrator.join_targets]
     addresses = [host for host, _ in targets if is_address(host)]
     async with AsyncExitStack() as stack:
         if addresses:
-            mesh = Announced(socket.gethostname(), tuple(addresses), targets[0][1], orchestrator.fingerprint[:16])
+            mesh = Announced(name, tuple(addresses), targets[0][1], orchestrator.fingerprint[:16])
             try:
                 await stack.enter_async_context(announced(mesh))
             except Exception as error:  # whatever a network of the day does not like

@@ -98,7 +98,8 @@ async def check_name(host: str) -> None:
     # Not in one of the loop's own threads: those are waited for in the end, and a look-up may take half a minute.
     threading.Thread(target=look_up, name=f"look up {host}", daemon=True).start()
     try:
-        trouble = await asyncio.wait_for(answer, NAME_S)
+        async with asyncio.timeout(NAME_S):
+            trouble = await answer
     except TimeoutError:
         trouble = f"no answer of the name service within {NAME_S:g} s"
     if trouble:

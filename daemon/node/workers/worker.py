@@ -82,7 +82,8 @@ class RankWorker:
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(asyncio.IncompleteReadError, TimeoutError):
-                offered = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), 10)
+                async with asyncio.timeout(10):
+                    offered = await reader.readexactly(TOKEN_BYTES)
                 if hmac.compare_digest(offered, token) and not connected.done():
                     connected.set_result((reader, writer))
                     return
@@ -152,7 +153,8 @@ class RankWorker:
         if self._process.returncode is None:
             self.send(WorkerCommand(release=Release()))
             try:
-                await asyncio.wait_for(self._process.wait(), STOP_S)
+                async with asyncio.timeout(STOP_S):
+                    await self._process.wait()
             except TimeoutError:
                 await kill_child(self._process)
         self._writer.close()

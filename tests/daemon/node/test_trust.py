@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -51,3 +52,15 @@ async def test_a_name_service_that_does_not_answer_is_told_at_once_and_before_an
     with pytest.raises(TrustError, match=r"the name 'upstairs' \(no answer of the name service within 0.2 s\)"):
         await run_daemon(DaemonConfig(orchestrator="upstairs:4000", token=TOKEN), Observer())
     assert time.monotonic() - began < 5
+
+
+async def test_ctrl_c_is_not_lost_that_comes_with_the_answer_of_the_name_service() -> None:
+    loop = asyncio.get_running_loop()
+    checking = asyncio.ensure_future(check_name("127.0.0.1"))
+    await asyncio.sleep(0)  # it has asked
+    for thread in threading.enumerate():
+        if thread.name == "look up 127.0.0.1":
+            thread.join()  # its answer waits for the loop
+    loop.call_soon(checking.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await checking

@@ -172,7 +172,8 @@ class _Deeds:
         with contextlib.suppress(CliError):
             await self._mesh.client.call("POST", f"/api/nodes/{name}/leave")
         with contextlib.suppress(TimeoutError):  # it stays: it is needed, or the orchestrator was killed meanwhile
-            await asyncio.wait_for(self._mesh.daemons[name].wait(), LEAVE_S)
+            async with asyncio.timeout(LEAVE_S):
+                await self._mesh.daemons[name].wait()
             await self._come_back(name)
 
     async def _restart(self, _: str) -> None:
