@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
 
 from motley.plugins.engine import F32
+from tests.models.causal import AutoModelForCausalLM
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "all": {"r": 4, "lora_alpha": 6, "target_modules": "all-linear"},

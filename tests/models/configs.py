@@ -90,6 +90,7 @@ GLM = LLAMA | {"model_type": "glm"}
 CWM = LLAMA | {"model_type": "cwm"}
 INTERNLM3 = LLAMA | {"model_type": "internlm3"}
 YOUTU = LLAMA | _LATENT | {"model_type": "youtu"}
+MISTRAL4 = GLM4_MOE | _LATENT | {"model_type": "mistral4"}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

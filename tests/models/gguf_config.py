@@ -14,7 +14,7 @@ MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "nemotron_h_moe"),
+    *("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "mistral4", "nemotron_h_moe"),
 )
 """Architectures whose experts have a width of their own."""
 
@@ -210,9 +210,9 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_indexer_top_k(config["index_topk"])
     if writer.arch in ("glm4moe", "deepseek2", "glm-dsa", "exaone-moe"):
         writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers", 0))
-    if writer.arch in ("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe"):
+    if writer.arch in ("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "mistral4"):
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
-        if config["model_type"] != "deepseek_v2":  # of which files may say nothing
+        if config["model_type"] not in ("deepseek_v2", "mistral4"):  # of which files may say nothing
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_shared_count(config.get("n_shared_experts") or config["num_shared_experts"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
@@ -225,6 +225,8 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope, local = ropes(config)
     usual = 0.25 if "linear_num_key_heads" in config else 1.0
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", usual))
+    if "kv_lora_rank" in config:  # whose heads are what turns of them
+        partial = 1.0
     writer.add_rope_dimension_count(config.get("rotary_dim") or int(config["head_dim"] * partial))
     stretched = rope.get("alpha", 1.0) ** (config["head_dim"] / (config["head_dim"] - 2))
     writer.add_rope_freq_base(rope["rope_theta"] * stretched)
@@ -243,7 +245,7 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         if "mscale_all_dim" in rope:
             by = 1.0 if writer.arch == "mistral3" else 0.1
             writer.add_rope_scaling_yarn_log_mul(by * rope["mscale_all_dim"])
-        if writer.arch == "mistral3":
+        if writer.arch in ("mistral3", "mistral4"):
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
     if writer.arch == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])

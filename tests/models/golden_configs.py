@@ -961,6 +961,24 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "mistral4": {
+        "architectures": ["Mistral4ForCausalLM"],
+        "model_type": "mistral4",
+        **_LATENT,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "rope_parameters": {
+            **_YARN_ROPE,
+            "original_max_position_embeddings": 8,
+            "factor": 16.0,
+            "max_position_embeddings": 128,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+            "partial_rotary_factor": 8 / 24,
+        },
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

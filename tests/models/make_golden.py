@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, DynamicCache
 from transformers.integrations.mxfp4 import FP4_VALUES
 
+from tests.models.causal import AutoModelForCausalLM
 from tests.models.golden_configs import CASES, LONG_BASE, LONG_CASES, PROMPT, settings_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -199,7 +200,7 @@ _HY_V3 = {
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family in ("gpt_oss", "gemma4_text", "llama4_text", "minimax_m3_vl_text", "granitemoe_swa"):
+    if family in ("gpt_oss", "gemma4_text", "llama4_text", "minimax_m3_vl_text", "granitemoe_swa", "mistral4"):
         yield from weights.items()
         return
     if family == "gemma3":

@@ -52,6 +52,7 @@ REFUSED: Mapping[str, str] = {
     "minimax-m2": "motley.DistCollective of rows that are not .*rotary_dim=8 of head_dim=16",
     "minimax-m3": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
     "ministral3": "motley.CachedAttentionWarmed",
+    "mistral4": "motley.HeadProducts, .*motley.CachedAttentionWarmed",
     "mixtral": "TopK, .*motley.Experts",
     "mixtral-fused-window": "TopK, .*motley.Experts",
     "nemotron-h": "motley.StateSpace",

@@ -10,11 +10,13 @@ The rotated elements stand first in a cached row, as those of other families' he
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import log
 
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
+from motley.daemon.models.description.operations import Warmth
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
@@ -37,6 +39,7 @@ class Latent:
         values: elements of what a head has seen.
         neighbours: elements that turn together are neighbours in a checkpoint; else a half lies between them.
         scale: of the products of queries and keys.
+        warmth: None: queries do not grow with their positions. Where they do, latent rows are cached as values, too.
     """
 
     heads: int
@@ -47,6 +50,7 @@ class Latent:
     values: int
     neighbours: bool
     scale: float
+    warmth: Warmth | None = None
 
     def axis(self, size: int) -> Axis:
         """Query heads of some size, side by side."""
@@ -63,8 +67,12 @@ class Latent:
         return range(first, first + self.turned, 2), range(first + 1, first + self.turned, 2)
 
 
-def read_latent(keys: Keys, epsilon: float = 1e-6) -> tuple[Shape, Latent, Rope, int]:
+def read_latent(keys: Keys, epsilon: float = 1e-6, ignored: Collection[str] = ()) -> tuple[Shape, Latent, Rope, int]:
     """What most configs have, the sizes of latent attention, its rotary embedding, and the longest context, tokens.
+
+    Args:
+        epsilon: of most norms, where the keys are silent.
+        ignored: keys of the rotary embedding that change nothing in it.
 
     Raises:
         ConfigError: naming the key that is missing or not possible.
@@ -78,7 +86,7 @@ def read_latent(keys: Keys, epsilon: float = 1e-6) -> tuple[Shape, Latent, Rope,
     keys.only("attention_bias", False)
     keys.get("head_dim")  # published configs have it, and mean by it various things
     shape = read_shape(keys.filled({"num_key_value_heads": heads}), head_dim=turned, epsilon=epsilon)
-    rope, context = read_rope(keys, turned)
+    rope, context = read_rope(keys, turned, ignored=ignored)
     latent = Latent(
         heads=heads,
         queries=keys.size("q_lora_rank", 0),
@@ -117,17 +125,18 @@ def latent_attention(writer: Writer, shape: Shape, sizes: Latent, number: int, x
             parts=(_part_of_heads(sizes, module, range(sizes.plain), transposed=True),),
         ),
     )
-    k_turned, k_latent = _keys(writer, shape, sizes, number, x)
+    key = writer.join(f"{at}.key", *_keys(writer, shape, sizes, number, x))
     attended = writer.attend(
         f"{at}.attended",
         number,
         writer.join(f"{at}.query", queries, absorbed, first=sizes.plain),
-        writer.join(f"{at}.key", k_turned, k_latent),
-        None,
+        key,
+        None if sizes.warmth is None else key,
         Heads(sizes.heads, 1, sizes.turned + sizes.latent),
         rope="main",
         window=0,
         scale=sizes.scale,
+        warmth=sizes.warmth,
     )
     seen = writer.head_linear(
         f"{at}.seen",

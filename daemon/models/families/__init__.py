@@ -48,6 +48,7 @@ from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
+from motley.daemon.models.families.latent.mistral4 import mistral4
 from motley.daemon.models.families.latent.youtu import youtu
 from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
 from motley.daemon.models.families.recurrent.lfm2 import lfm2, lfm2_moe
@@ -102,6 +103,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "ministral": ministral,
     "ministral3": ministral3,
     "mistral": mistral,
+    "mistral4": mistral4,
     "mixtral": mixtral,
     "nemotron_h": nemotron_h,
     "olmo2": olmo2,
@@ -154,7 +156,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "llava_next": ("llama", "mistral", "qwen2", "granite"),
     "llava_onevision": ("qwen2",),
     "minimax_m3_vl": ("minimax_m3_vl_text",),
-    "mistral3": ("mistral", "ministral3"),
+    "mistral3": ("mistral", "ministral3", "mistral4"),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
     "qwen2_vl": ("qwen2_vl_text",),
     "qwen3_5": ("qwen3_5_text",),

@@ -11,6 +11,13 @@ from motley.daemon.models.gguf.metadata import Metadata
 
 KV_HEADS = "attention.head_count_kv"
 ROUTER = "mlp.gate.weight"
+ROUTED = frozenset(
+    {
+        *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
+        "expert_weights_scale",
+    }
+)
+"""Keys of experts in groups, which sigmoids choose."""
 SHARING = ("qwen2moe", "qwen3next", "qwen35moe")
 """Architectures whose rows all have an expert besides, of a width of its own."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.gguf.architecture import (
     KV_HEADS,
+    ROUTED,
     ROUTER,
     Architecture,
     experts,
@@ -19,6 +20,15 @@ from motley.daemon.models.gguf.architecture import (
 )
 from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
 from motley.daemon.models.gguf.granite import granite, granite_moe, granite_moe_family
+from motley.daemon.models.gguf.latent import (
+    INDEXER,
+    LATENT,
+    WARMTH,
+    deepseek2,
+    deepseek2_family,
+    glm_dsa,
+    mistral4,
+)
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.gguf.recurrent import (
     CONVOLUTIONS,
@@ -252,52 +262,6 @@ def _minimax_m2(metadata: Metadata) -> dict[str, Any]:
     }
 
 
-def _deepseek2_family(metadata: Metadata) -> str:
-    """V2 is of this architecture too: a softmax chooses its experts, which older files leave unsaid."""
-    return "deepseek_v2" if metadata.own.size("expert_gating_func", 1, least=0) in (0, 1) else "deepseek_v3"
-
-
-def _deepseek2(metadata: Metadata) -> dict[str, Any]:
-    """Only files of which each head's matrices are apart tell their sizes; in older ones heads have ``key_length``."""
-    own, keys = metadata.own, dict[str, Any]()
-    if _deepseek2_family(metadata) == "deepseek_v3":
-        only_sigmoids(metadata)
-    else:
-        keys["topk_method"] = "group_limited_greedy"  # where there are several groups, this is how V2 chooses
-    apart = "attention.key_length_mla" in own.values
-    turned = metadata.head_size
-    length = own.size("attention.key_length_mla" if apart else "attention.key_length")
-    rope = dict(rope_keys(metadata)["rope_parameters"])
-    if rope.get("rope_type") == "yarn" and "rope.scaling.yarn_log_multiplier" in own.values:
-        del rope["attention_factor"]
-        stretch = 10 * own.number("rope.scaling.yarn_log_multiplier")
-        rope |= {"mscale": stretch, "mscale_all_dim": stretch}
-    return (
-        keys
-        | {
-            "rope_parameters": rope,
-            "num_hidden_layers": metadata.layers,
-            "num_key_value_heads": own.size("attention.head_count"),
-            "q_lora_rank": own.size("attention.q_lora_rank", 0, least=0) or None,
-            "kv_lora_rank": own.size("attention.kv_lora_rank"),
-            "qk_rope_head_dim": turned,
-            "qk_nope_head_dim": length - turned,
-            "v_head_dim": own.size("attention.value_length_mla" if apart else "attention.value_length"),
-            "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
-            "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
-            "n_routed_experts": own.size("expert_count"),
-            "n_shared_experts": own.size("expert_shared_count", 0, least=0),
-        }
-        | grouped_experts(metadata)
-    )
-
-
-def _glm_dsa(metadata: Metadata) -> dict[str, Any]:
-    """GLM-5: DeepSeek V3's layers, and how many positions their indexers choose."""
-    only_sigmoids(metadata)
-    return _deepseek2(metadata) | {"index_topk": metadata.own.size("attention.indexer.top_k")}
-
-
 def _exaone_moe(metadata: Metadata) -> dict[str, Any]:
     """K-EXAONE; layers beside those with windows do not rotate."""
     own, layers = metadata.own, metadata.layers
@@ -350,19 +314,6 @@ _MULTIPLIERS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
-_ROUTED = frozenset(
-    {
-        *("expert_gating_func", "expert_group_count", "expert_group_used_count", "expert_shared_count"),
-        "expert_weights_scale",
-    }
-)
-"""Keys of experts in groups, which sigmoids choose."""
-_LATENT = _ROUTED | {
-    *("attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla", "attention.value_length_mla"),
-    *("leading_dense_block_count", "nextn_predict_layers", "rope.scaling.yarn_log_multiplier"),
-}
-_INDEXER = frozenset(f"attention.indexer.{key}" for key in ("head_count", "key_length", "top_k", "types"))
-"""Keys of what chooses the positions that a row sees."""
 _EPSILON = {"norm_eps": "attention.layer_norm_rms_epsilon"}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
@@ -407,10 +358,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": Architecture(
         "glm4_moe",
         _glm4_moe,
-        _ROUTED | {"nextn_predict_layers", "leading_dense_block_count"},
+        ROUTED | {"nextn_predict_layers", "leading_dense_block_count"},
         partial=True,
     ),
-    "dots1": Architecture("dots1", _dots1, _ROUTED | {"leading_dense_block_count"}),
+    "dots1": Architecture("dots1", _dots1, ROUTED | {"leading_dense_block_count"}),
     "phi3": Architecture(
         "phi3",
         _phi3,
@@ -419,12 +370,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
     ),
     "deepseek2": Architecture(
-        _deepseek2_family,
-        _deepseek2,
-        _LATENT,
+        deepseek2_family,
+        deepseek2,
+        LATENT | WARMTH,
         latent=True,
     ),
-    "glm-dsa": Architecture("glm_moe_dsa", _glm_dsa, _LATENT | _INDEXER, latent=True),
+    "mistral4": Architecture("mistral4", mistral4, LATENT | WARMTH, latent=True),
+    "glm-dsa": Architecture("glm_moe_dsa", glm_dsa, LATENT | INDEXER, latent=True),
     "qwen3next": Architecture("qwen3_next", qwen35_moe, SSM, partial=True),
     "qwen35": Architecture("qwen3_5_text", qwen35, SSM, partial=True),
     "qwen35moe": Architecture("qwen3_5_moe_text", qwen35_moe, SSM, partial=True),
@@ -443,7 +395,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone-moe": Architecture(
         "exaone_moe",
         _exaone_moe,
-        _ROUTED | {"attention.sliding_window_pattern", "leading_dense_block_count", "nextn_predict_layers"},
+        ROUTED | {"attention.sliding_window_pattern", "leading_dense_block_count", "nextn_predict_layers"},
     ),
     "llama4": Architecture("llama4_text", _llama4, frozenset({"interleave_moe_layer_step"})),
     "granite": Architecture(
@@ -469,7 +421,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         name: Architecture(
             "nemotron_h",
             nemotron_h,
-            SSM | _ROUTED | {"attention.layer_norm_epsilon", "moe_latent_size"},
+            SSM | ROUTED | {"attention.layer_norm_epsilon", "moe_latent_size"},
             {"layer_norm_epsilon": "attention.layer_norm_rms_epsilon"},
             listed=(KV_HEADS, "feed_forward_length"),
             rotates=False,

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.operations import Warmth
 from motley.daemon.models.files import read_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
@@ -120,9 +121,20 @@ def test_what_experts_of_deepseek_cannot_be(tmp_path: Path) -> None:
         ("deepseek-v2", "deepseek2.expert_group_count", 4, r"n_group = 4 .* only 1"),
         ("deepseek-v2", "deepseek2.expert_gating_func", 3, r"deepseek2\.expert_gating_func = 3 .* only 2, a sigmoid"),
         ("glm-moe-dsa", "glm-dsa.expert_gating_func", 1, r"glm-dsa\.expert_gating_func = 1 .* only 2, a sigmoid"),
+        ("mistral4", "mistral4.expert_gating_func", 2, r"mistral4\.expert_gating_func = 2 .* only 1, a softmax"),
+        ("mistral4", "mistral4.attention.temperature_length", 16, r"temperature_length = 16 .*context_length = 8"),
     ):
         with pytest.raises(ConfigError, match=complaint):
             read_model(to_gguf(GOLDEN / name, tmp_path / "m.gguf", adapt=told(key, value)))
+
+
+def test_mistral_large_3_is_a_deepseek_whose_queries_grow(tmp_path: Path) -> None:
+    def warm(writer: gguf.GGUFWriter) -> None:
+        writer.add_attn_temperature_scale(0.25)
+
+    model = read_model(to_gguf(GOLDEN / "deepseek-v2", tmp_path / "m.gguf", adapt=warm))
+    warmths = {layer.attention.warmth for layer in model.layers if layer.attention}
+    assert (model.family, warmths) == ("mistral4", {Warmth(0.25, 32)})
 
 
 def test_what_gemma_4_cannot_be(tmp_path: Path) -> None:

@@ -18,7 +18,17 @@ from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
-from motley.daemon.models.description.operations import Add, Experts, Gated, Norm, Operation, Sum, Times, weights_of
+from motley.daemon.models.description.operations import (
+    Add,
+    Experts,
+    Gated,
+    HeadLinear,
+    Norm,
+    Operation,
+    Sum,
+    Times,
+    weights_of,
+)
 from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
@@ -317,7 +327,9 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
     if case.folder.name.startswith(("granitemoehybrid", "lfm2", "nemotron")):
         recurrent = {"hidden_size": 192, "mamba_d_head": 16, "mamba_n_heads": 24, "mamba_num_heads": 24, "n_groups": 12}
         recurrent["mamba_n_groups"] = 12 if "dense" in case.folder.name else 1
-    one_for_all = case.attentions[0].v is None  # keys are made for all query heads together
+    one_for_all = any(
+        isinstance(each, HeadLinear) for each in case.model.operations
+    )  # keys are made for all query heads together
     keys, size = (case.heads.group, None) if one_for_all else (12, case.heads.size)
     queries = case.heads.group * (1 if one_for_all else 12)
     heads = {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}

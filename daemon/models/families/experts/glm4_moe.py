@@ -6,6 +6,7 @@ Solar Open has such experts in every layer, and heads that turn whole.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
 from motley.daemon.models.blocks.attention import attention
@@ -71,6 +72,17 @@ def corrected_experts(keys: Keys, shape: Shape, sparse: list[bool]) -> Callable[
     """What writes a layer's experts by `corrected_routing` where it is `sparse` or after the last one, else its MLP."""
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
+    return routed_experts(keys, shape, sparse, lambda number, count: corrected_routing(keys, number, count))
+
+
+def routed_experts(
+    keys: Keys, shape: Shape, sparse: list[bool], routing: Callable[[int, int], Routing]
+) -> Callable[[Writer, int, Value], Value]:
+    """What writes a layer's experts where it is `sparse` or after the last one, else its MLP.
+
+    Args:
+        routing: how experts are chosen, by the layer's number and how many experts it has.
+    """
     count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
     plain, number_shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
     shared = SharedExpert(number_shared * columns, "shared_experts", gated=False) if number_shared else None
@@ -78,29 +90,31 @@ def corrected_experts(keys: Keys, shape: Shape, sparse: list[bool]) -> Callable[
     def write(writer: Writer, number: int, x: Value) -> Value:
         if number < len(sparse) and not sparse[number]:
             return mlp(writer, number, x, plain)
-        routing = corrected_routing(keys, number, count)
-        return experts(writer, shape, number, x, count, columns, routing, shared=shared)
+        return experts(writer, shape, number, x, count, columns, routing(number, count), shared=shared)
 
     return write
 
 
 def corrected_routing(keys: Keys, number: int, count: int) -> Routing:
     """Experts in groups, chosen by sigmoids with a correction."""
+    correction = W(
+        f"model.layers.{number}.mlp.gate.e_score_correction_bias", Axis(Kind.PLAIN, count, "n_routed_experts")
+    )
+    return replace(grouped_routing(keys, count), scores="sigmoid", correction=correction)
+
+
+def grouped_routing(keys: Keys, count: int) -> Routing:
+    """Experts in groups, chosen by a softmax."""
     groups, kept, chosen = keys.size("n_group", 1), keys.size("topk_group", 1), keys.size("num_experts_per_tok")
     if count % groups or (groups > 1 and count // groups < 2):
         raise keys.refusal("n_group", f"a divisor of n_routed_experts = {count} that leaves two experts in a group")
     if kept > groups or kept * (count // groups) < chosen:
         raise keys.refusal("topk_group", f"at most n_group = {groups}, with num_experts_per_tok = {chosen} experts")
-    correction = W(
-        f"model.layers.{number}.mlp.gate.e_score_correction_bias", Axis(Kind.PLAIN, count, "n_routed_experts")
-    )
     return Routing(
         chosen,
-        scores="sigmoid",
         normalised=keys.flag("norm_topk_prob", True),
         epsilon=1e-20,
         groups=groups,
         groups_kept=kept,
         scaling=keys.number("routed_scaling_factor", 1.0),
-        correction=correction,
     )

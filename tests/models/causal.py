@@ -1,0 +1,9 @@
+"""`AutoModelForCausalLM` of transformers 5.24, told of the text models that it knows beside images only."""
+
+from __future__ import annotations
+
+from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+
+__all__ = ["AutoModelForCausalLM"]

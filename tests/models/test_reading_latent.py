@@ -1,0 +1,64 @@
+"""Configs of families with latent attention: defaults, both spellings, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.daemon.models.description.axes import Heads
+from motley.daemon.models.description.model import expected_shapes, tensors
+from motley.daemon.models.description.operations import Route, Routing, Warmth
+from motley.daemon.models.description.rope import Rope, YarnScaling
+from motley.daemon.models.keys import ConfigError
+from tests.models.configs import MISTRAL4, read, without
+from tests.models.test_reading import attentions
+
+
+def test_mistral4_s_queries_grow_and_latent_rows_are_cached_as_values(tmp_path: Path) -> None:
+    model = read(tmp_path, MISTRAL4 | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.0})
+    assert model.ropes == {"main": Rope(10000.0, 8, YarnScaling(128.0, 8192, 32.0, 1.0, True, 1.0))}
+    (attend, *_) = attentions(model)
+    assert (attend.heads, attend.warmth) == (Heads(4, 1, 40), Warmth(0.1, 8192))
+    assert attend.v == attend.k
+    assert attend.scale == pytest.approx(24**-0.5 * (0.1 * log(128) + 1) ** 2)
+    assert (model.context, model.expert_layers) == (8192 * 128, [0, 1, 2])
+    rule = Routing(2, normalised=True, epsilon=1e-20, groups=2, groups_kept=1, scaling=2.0)
+    assert {each.routing for each in model.operations if isinstance(each, Route)} == {rule}
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(model)}
+    stacked = places["model.layers.0.mlp.experts.5.up_proj.weight"]
+    assert stacked == {"model.layers.0.mlp.experts.gate_up_proj[5]"}
+
+
+def test_mistral4_s_queries_have_a_latent_row_unless_it_is_null(tmp_path: Path) -> None:
+    silent = expected_shapes(read(tmp_path, without(MISTRAL4, "q_lora_rank")))
+    assert silent["model.layers.0.self_attn.q_a_proj.weight"] == (1024, 64)
+    none = expected_shapes(read(tmp_path, MISTRAL4 | {"q_lora_rank": None}))
+    assert "model.layers.0.self_attn.q_a_proj.weight" not in none
+
+
+def test_the_text_of_mistral_3_may_be_a_mistral4(tmp_path: Path) -> None:
+    part = read(tmp_path, {"model_type": "mistral3", "text_config": MISTRAL4, "vision_config": {"hidden_size": 8}})
+    assert replace(part, prefixes=()) == read(tmp_path, MISTRAL4)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (MISTRAL4 | {"rope_scaling": YARN}, "rope_scaling"),
+        (MISTRAL4 | {"rope_parameters": YARN | {"rope_type": "linear"}}, "rope_parameters.rope_type"),
+        (MISTRAL4 | {"rope_parameters": YARN}, "rope_parameters.llama_4_scaling_beta"),
+        (MISTRAL4 | {"n_group": 4}, "n_group"),
+        (MISTRAL4 | {"attention_bias": True}, "attention_bias"),
+        (MISTRAL4 | {"scoring_func": "sigmoid"}, "scoring_func"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} (= .*supported: |is absent; expected)"):
+        read(tmp_path, config)
