@@ -979,6 +979,17 @@ CASES: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 8 / 24,
         },
     },
+    "sarvam-moe": {
+        "architectures": ["SarvamMoEForCausalLM"],
+        "model_type": "sarvam_moe",
+        **_EXPERTS,
+        "num_experts": 6,
+        "num_shared_experts": 2,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+        "use_qkv_bias": True,
+        "rope_theta": 500.0,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

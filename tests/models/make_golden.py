@@ -10,6 +10,7 @@ continuation), ``prompt`` (P) and ``logits`` f32[P + 15, V] of all rows but the 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -196,6 +197,24 @@ _HY_V3 = {
     ".shared_experts.": ".shared_mlp.",
 }
 """The same of Hy3."""
+_SARVAM = {
+    "model.embed_tokens.": "model.word_embeddings.",
+    ".self_attn.o_proj.": ".attention.dense.",
+    ".self_attn.q_norm.": ".attention.query_layernorm.",
+    ".self_attn.k_norm.": ".attention.key_layernorm.",
+    ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
+    ".self_attn.": ".attention.",
+}
+"""The same of Sarvam 30B, whose queries, keys and values lie in one matrix."""
+
+
+def _fused_heads(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights with queries, keys and values of each layer in one tensor, ``query_key_value``."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in weights.items():
+        whole = re.sub(r"\.[qkv]_proj\.", ".query_key_value.", name)
+        found[whole] = torch.cat([found[whole], value.to(found[whole].dtype)]) if whole in found else value
+    return found
 
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -217,6 +236,10 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         yield "model.visual.merger.norm.weight", torch.ones(16)
         yield "mtp.fc.weight", torch.ones(4, 8)
         return
+    if family == "sarvam_moe":
+        for today, published in _SARVAM.items():
+            weights = {name.replace(today, published): value for name, value in weights.items()}
+        weights = _fused_heads(weights)
     if family == "hy_v3":
         for name, value in weights.items():
             for today, published in _HY_V3.items():

@@ -14,7 +14,7 @@ from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Route, Routing, Warmth
 from motley.daemon.models.description.rope import Rope, YarnScaling
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import MISTRAL4, read, without
+from tests.models.configs import DEEPSEEK_V3, MISTRAL4, SARVAM_MLA, read, without
 from tests.models.test_reading import attentions
 
 
@@ -45,6 +45,14 @@ def test_the_text_of_mistral_3_may_be_a_mistral4(tmp_path: Path) -> None:
     assert replace(part, prefixes=()) == read(tmp_path, MISTRAL4)
 
 
+def test_sarvam_105b_is_a_deepseek_in_both_spellings(tmp_path: Path) -> None:
+    today = read(tmp_path, SARVAM_MLA | {"rope_parameters": YARN})
+    assert today == read(tmp_path, DEEPSEEK_V3 | {"rope_parameters": YARN, "routed_scaling_factor": 2.5})
+    published = without(SARVAM_MLA, "n_routed_experts") | {"num_experts": 6, "num_shared_experts": 1, "head_dim": 40}
+    scaling = {key: value for key, value in YARN.items() if not key.startswith("rope_")} | {"type": "deepseek_yarn"}
+    assert read(tmp_path, published | {"rope_theta": 500.0, "rope_scaling": scaling}) == today
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -57,6 +65,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_p
         (MISTRAL4 | {"n_group": 4}, "n_group"),
         (MISTRAL4 | {"attention_bias": True}, "attention_bias"),
         (MISTRAL4 | {"scoring_func": "sigmoid"}, "scoring_func"),
+        (SARVAM_MLA | {"num_experts": 4}, "num_experts"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:

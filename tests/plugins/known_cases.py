@@ -71,6 +71,7 @@ REFUSED: Mapping[str, str] = {
     "qwen3-moe": "TopK, .*motley.Experts",
     "qwen3-moe-not-normalised": "TopK, .*motley.Experts",
     "qwen3-next": "motley.GatedDelta",
+    "sarvam-moe": "Sigmoid, .*TopK, .*motley.Experts",
     "smollm3": _TABLES,
     "youtu": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "smollm3-biases-some-windows": _TABLES,

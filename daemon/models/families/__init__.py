@@ -44,11 +44,13 @@ from motley.daemon.models.families.experts.mixtral import mixtral
 from motley.daemon.models.families.experts.olmoe import olmoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_vl_moe
+from motley.daemon.models.families.experts.sarvam_moe import sarvam_moe
 from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
 from motley.daemon.models.families.latent.mistral4 import mistral4
+from motley.daemon.models.families.latent.sarvam_mla import sarvam_mla
 from motley.daemon.models.families.latent.youtu import youtu
 from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
 from motley.daemon.models.families.recurrent.lfm2 import lfm2, lfm2_moe
@@ -121,6 +123,8 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "qwen3_next": qwen3_next,
     "qwen3_vl_moe_text": qwen3_vl_moe,
     "qwen3_vl_text": qwen3,
+    "sarvam_mla": sarvam_mla,
+    "sarvam_moe": sarvam_moe,
     "seed_oss": seed_oss,
     "smollm3": smollm3,
     "solar_open": solar_open,

@@ -57,6 +57,7 @@ NOT_TOLD = {
     "cwm",
     "glm",
     "granitemoe_swa",
+    "sarvam_moe",
     "youtu",
 }
 """Families of which a file does not tell all that the golden models have, or that no architecture here is."""

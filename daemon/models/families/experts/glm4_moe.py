@@ -28,23 +28,29 @@ NEXTN = "num_nextn_predict_layers"
 
 def glm4_moe(keys: Keys) -> Model:
     """Describe a model of type ``glm4_moe``."""
-    return _described("glm4_moe", keys, 10000.0, 0.5)
+    return glm4_moe_like("glm4_moe", keys, 10000.0, 0.5)
 
 
 def glm4_moe_ahead(keys: Keys) -> Model:
     """Describe its head that predicts a token further ahead."""
-    return _described("glm4_moe", keys, 10000.0, 0.5, ahead=True)
+    return glm4_moe_like("glm4_moe", keys, 10000.0, 0.5, ahead=True)
 
 
 def solar_open(keys: Keys) -> Model:
     """Describe a model of type ``solar_open``."""
     columns = keys.size("moe_intermediate_size", 1280)
     silent = {"first_k_dense_replace": 0, "moe_intermediate_size": columns, "intermediate_size": columns}
-    return _described("solar_open", keys.filled(silent), 1e6, 1.0)
+    return glm4_moe_like("solar_open", keys.filled(silent), 1e6, 1.0)
 
 
-def _described(family: str, keys: Keys, theta: float, partial: float, ahead: bool = False) -> Model:
-    """`theta` and `partial`: of the rotary embedding where the keys are silent; `ahead`: not the model but its head."""
+def glm4_moe_like(family: str, keys: Keys, theta: float, partial: float, ahead: bool = False, fused: str = "") -> Model:
+    """A model of GLM-4.5's layers.
+
+    Args:
+        theta, partial: of the rotary embedding where the keys are silent.
+        ahead: not the model but its head that predicts a token further ahead.
+        fused: see `attention`.
+    """
     shape = read_shape(keys, epsilon=1e-5)
     rope, context = read_rope(keys, shape.heads.size, theta, partial)
     no_windows(keys, shape.layers)
@@ -56,7 +62,7 @@ def _described(family: str, keys: Keys, theta: float, partial: float, ahead: boo
         return pre_norm_layer(
             shape,
             number,
-            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, qk_norm=qk_norm),
+            lambda writer, x: attention(writer, shape, number, x, qkv_bias=bias, qk_norm=qk_norm, fused=fused),
             lambda writer, x: mixture(writer, number, x),
             enter,
         )

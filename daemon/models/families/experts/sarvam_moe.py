@@ -1,0 +1,50 @@
+"""Sarvam 30B: GLM-4.5's layers with heads that turn whole; its files have names of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from motley.daemon.models.description.model import Model
+from motley.daemon.models.families.experts.glm4_moe import glm4_moe_like
+from motley.daemon.models.keys import Keys
+
+DEFAULTS = {"head_dim": 64, "rms_norm_eps": 1e-6, "use_qk_norm": True, "routed_scaling_factor": 2.5}
+"""What transformers takes where a config is silent."""
+ALSO = {
+    "n_routed_experts": "num_experts",
+    "n_shared_experts": "num_shared_experts",
+    "attention_bias": "use_qkv_bias",
+}
+"""What published configs call keys."""
+NAMES = {
+    "self_attn.query_key_value.": "attention.query_key_value.",
+    "self_attn.o_proj.": "attention.dense.",
+    "self_attn.q_norm.": "attention.query_layernorm.",
+    "self_attn.k_norm.": "attention.key_layernorm.",
+    "mlp.gate.e_score_correction_bias": "mlp.gate.expert_bias",
+}
+"""What published files call tensors of a layer."""
+
+
+def sarvam_moe(keys: Keys) -> Model:
+    """Describe a model of type ``sarvam_moe``."""
+    keys = published_keys(keys, ALSO).filled(DEFAULTS)
+    described = glm4_moe_like("sarvam_moe", keys, 8e6, 1.0, fused="query_key_value")
+    spelled = {
+        f"model.layers.{number}.{usual}": f"model.layers.{number}.{own}"
+        for number in range(len(described.layers))
+        for usual, own in NAMES.items()
+    }
+    return replace(described, spelled={"model.embed_tokens.": "model.word_embeddings.", **spelled})
+
+
+def published_keys(keys: Keys, also: dict[str, str]) -> Keys:
+    """Keys by transformers' names, also where published configs have them by others.
+
+    Raises:
+        ConfigError: a config has both, and they say different things.
+    """
+    keys = keys.filled({key: keys.get(other) for key, other in also.items()})
+    for key, other in also.items():
+        keys.only(other, keys.get(key))
+    return keys

@@ -1,0 +1,43 @@
+"""Configs of families with experts that are mostly others': defaults, both spellings, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.daemon.models.description.model import tensors
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.keys import ConfigError
+from tests.models.configs import GLM4_MOE, SARVAM_MOE, read, without
+
+
+def test_sarvam_30b_is_a_glm_whose_heads_turn_whole(tmp_path: Path) -> None:
+    model = read(tmp_path, SARVAM_MOE | {"head_dim": 16, "attention_bias": True})
+    told = {"head_dim": 16, "use_qk_norm": True, "partial_rotary_factor": 1.0, "rope_theta": 8e6}
+    usual = read(tmp_path, GLM4_MOE | told | {"attention_bias": True, "routed_scaling_factor": 2.5})
+    assert model.ropes == {"main": Rope(8e6, 16)}
+    assert [tensor.name for tensor in tensors(model)] == [tensor.name for tensor in tensors(usual)]
+    published = without(SARVAM_MOE, "n_routed_experts") | {"num_experts": 6, "num_shared_experts": 1}
+    published |= {"use_qkv_bias": True, "head_dim": 16}
+    assert replace(read(tmp_path, published), family="") == replace(model, family="")
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(model)}
+    fused = {f"model.layers.0.{module}.query_key_value.weight" for module in ("attention", "self_attn")}
+    assert places["model.layers.0.self_attn.k_proj.weight"] == fused
+    assert places["model.layers.1.mlp.gate.e_score_correction_bias"] == {"model.layers.1.mlp.gate.expert_bias"}
+    assert "model.word_embeddings.weight" in places["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (SARVAM_MOE | {"num_experts": 4}, "num_experts"),
+        (SARVAM_MOE | {"num_shared_experts": 2, "n_shared_experts": 1}, "num_shared_experts"),
+        (SARVAM_MOE | {"scoring_func": "softmax"}, "scoring_func"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key} = .*supported: "):
+        read(tmp_path, config)
