@@ -155,6 +155,9 @@ def add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if config["q_lora_rank"]:
         writer.add_q_lora_rank(config["q_lora_rank"])
     writer.add_kv_lora_rank(config["kv_lora_rank"])
+    if writer.arch == "minicpm3":
+        writer.add_key_length(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
+        return
     writer.add_key_length(config["kv_lora_rank"] + config["qk_rope_head_dim"])
     writer.add_value_length(config["kv_lora_rank"])
     writer.add_key_length_mla(config["qk_nope_head_dim"] + config["qk_rope_head_dim"])
@@ -247,7 +250,7 @@ def add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_rope_scaling_yarn_log_mul(by * rope["mscale_all_dim"])
         if writer.arch in ("mistral3", "mistral4"):
             writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
-    if writer.arch == "phi3":
+    if writer.arch in ("minicpm3", "phi3"):
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
     if rope["rope_type"] == "longrope":
         original = config["original_max_position_embeddings"]

@@ -990,6 +990,26 @@ CASES: dict[str, dict[str, Any]] = {
         "use_qkv_bias": True,
         "rope_theta": 500.0,
     },
+    "minicpm3": {
+        "architectures": ["MiniCPM3ForCausalLM"],
+        "model_type": "minicpm3",
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "head_dim": ABSENT,
+        "scale_emb": 3,
+        "scale_depth": 1.2,
+        "dim_model_base": 32,
+        "tie_word_embeddings": True,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 500.0,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.4, 2.0],
+            "long_factor": [1.1, 1.5, 3.0, 6.0],
+        },
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

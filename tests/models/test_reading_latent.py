@@ -11,10 +11,10 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
-from motley.daemon.models.description.operations import Route, Routing, Warmth
+from motley.daemon.models.description.operations import Route, Routing, Scale, Warmth
 from motley.daemon.models.description.rope import Rope, YarnScaling
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import DEEPSEEK_V3, MISTRAL4, SARVAM_MLA, read, without
+from tests.models.configs import DEEPSEEK_V3, MINICPM3, MISTRAL4, SARVAM_MLA, read, without
 from tests.models.test_reading import attentions
 
 
@@ -53,6 +53,26 @@ def test_sarvam_105b_is_a_deepseek_in_both_spellings(tmp_path: Path) -> None:
     assert read(tmp_path, published | {"rope_theta": 500.0, "rope_scaling": scaling}) == today
 
 
+def test_minicpm3_scales_embeddings_residuals_and_logits(tmp_path: Path) -> None:
+    model = read(tmp_path, MINICPM3)
+    scales = [each.by for each in model.operations if isinstance(each, Scale)]
+    assert scales == pytest.approx([1.4 / 3**0.5] * 6 + [256 / 64])
+    assert (model.embedding_scale, model.tied, model.experts) == (12.0, True, None)
+    none = read(tmp_path, MINICPM3 | {"scale_depth": None, "dim_model_base": None, "scale_emb": 1})
+    assert not any(isinstance(each, Scale) for each in none.operations)
+    assert none.embedding_scale == 1.0
+
+
+def test_minicpm3_s_heads_are_as_published_where_a_config_is_silent(tmp_path: Path) -> None:
+    sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    model = read(tmp_path, {key: value for key, value in MINICPM3.items() if key not in sizes})
+    assert {attend.heads for attend in attentions(model)} == {Heads(4, 1, 32 + 256)}
+    assert model.ropes == {"main": Rope(10000.0, 32)}
+    shapes = expected_shapes(model)
+    assert shapes["model.layers.0.self_attn.q_a_proj.weight"] == (768, 64)
+    assert shapes["model.layers.0.self_attn.v_up_proj.weight"] == (64, 256)
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -66,6 +86,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_p
         (MISTRAL4 | {"attention_bias": True}, "attention_bias"),
         (MISTRAL4 | {"scoring_func": "sigmoid"}, "scoring_func"),
         (SARVAM_MLA | {"num_experts": 4}, "num_experts"),
+        (MINICPM3 | {"rope_interleave": True}, "rope_interleave"),
+        (MINICPM3 | {"mlp_bias": True}, "mlp_bias"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:

@@ -106,7 +106,7 @@ def to_gguf(
         found = dict(recurrent(found, config, tiled=architecture != "qwen3next"))
     if "mamba_d_state" in config or "ssm_state_size" in config:
         found = dict(mamba(found, config))
-    if "kv_lora_rank" in config:
+    if "kv_lora_rank" in config and architecture != "minicpm3":
         found = dict(by_heads(found, config))
     for name, values in found.items():
         if architecture in INTERLEAVED and ".q_proj" in name:

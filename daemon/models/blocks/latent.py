@@ -20,7 +20,7 @@ from motley.daemon.models.description.operations import Warmth
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.models.rope_keys import USUAL, read_rope
 from motley.daemon.weights.places import Part
 
 EPSILON = 1e-6
@@ -67,12 +67,14 @@ class Latent:
         return range(first, first + self.turned, 2), range(first + 1, first + self.turned, 2)
 
 
-def read_latent(keys: Keys, epsilon: float = 1e-6, ignored: Collection[str] = ()) -> tuple[Shape, Latent, Rope, int]:
+def read_latent(
+    keys: Keys, epsilon: float = 1e-6, ignored: Collection[str] = (), types: Collection[str] = USUAL
+) -> tuple[Shape, Latent, Rope, int]:
     """What most configs have, the sizes of latent attention, its rotary embedding, and the longest context, tokens.
 
     Args:
         epsilon: of most norms, where the keys are silent.
-        ignored: keys of the rotary embedding that change nothing in it.
+        ignored, types: see `read_rope`.
 
     Raises:
         ConfigError: naming the key that is missing or not possible.
@@ -86,7 +88,7 @@ def read_latent(keys: Keys, epsilon: float = 1e-6, ignored: Collection[str] = ()
     keys.only("attention_bias", False)
     keys.get("head_dim")  # published configs have it, and mean by it various things
     shape = read_shape(keys.filled({"num_key_value_heads": heads}), head_dim=turned, epsilon=epsilon)
-    rope, context = read_rope(keys, turned, ignored=ignored)
+    rope, context = read_rope(keys, turned, ignored=ignored, types=types)
     latent = Latent(
         heads=heads,
         queries=keys.size("q_lora_rank", 0),

@@ -49,6 +49,7 @@ from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
+from motley.daemon.models.families.latent.minicpm3 import minicpm3
 from motley.daemon.models.families.latent.mistral4 import mistral4
 from motley.daemon.models.families.latent.sarvam_mla import sarvam_mla
 from motley.daemon.models.families.latent.youtu import youtu
@@ -100,6 +101,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "llama": llama,
     "llama4_text": llama4,
     "mimo_v2_flash": mimo_v2_flash,
+    "minicpm3": minicpm3,
     "minimax_m2": minimax_m2,
     "minimax_m3_vl_text": minimax_m3,
     "ministral": ministral,

@@ -27,8 +27,10 @@ from motley.daemon.models.gguf.latent import (
     deepseek2,
     deepseek2_family,
     glm_dsa,
+    minicpm3,
     mistral4,
 )
+from motley.daemon.models.gguf.long_rope import LONG_FACTORS, long_rope
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.gguf.recurrent import (
     CONVOLUTIONS,
@@ -40,10 +42,6 @@ from motley.daemon.models.gguf.recurrent import (
     qwen35,
     qwen35_moe,
 )
-from motley.daemon.weights.spec import Piece
-
-LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-"""What each rotary frequency is divided by, f32[r / 2], in long texts and in short ones (phi3)."""
 
 
 def _llama_family(metadata: Metadata) -> str:
@@ -209,25 +207,9 @@ def _dots1(metadata: Metadata) -> dict[str, Any]:
 
 
 def _phi3(metadata: Metadata) -> dict[str, Any]:
-    """Factors of the rotary frequencies are tensors, for short texts and for long ones."""
-    own, checkpoint = metadata.own, metadata.checkpoint
     no_experts(metadata)
-    keys: dict[str, Any] = {"sliding_window": own.size("attention.sliding_window", 0, least=0) or None}
-    if LONG_FACTORS not in checkpoint:
-        if own.number("rope.scaling.attn_factor", 1.0) != 1.0:
-            raise own.refusal("rope.scaling.attn_factor", f"only 1.0 without the tensor {LONG_FACTORS}")
-        return keys
-    size = own.size("rope.dimension_count", metadata.head_size) // 2
-    checkpoint.expect({LONG_FACTORS: (size,), SHORT_FACTORS: (size,)})
-    long, short = (checkpoint.read(Piece(name, range(size))).tolist() for name in (LONG_FACTORS, SHORT_FACTORS))
-    rope = rope_keys(metadata)["rope_parameters"] | {
-        "rope_type": "longrope",
-        "long_factor": long,
-        "short_factor": short,
-        "attention_factor": own.number("rope.scaling.attn_factor", 1.0),
-    }
-    original = own.size("rope.scaling.original_context_length", own.size("context_length"))
-    return keys | {"rope_parameters": rope, "original_max_position_embeddings": original}
+    window = metadata.own.size("attention.sliding_window", 0, least=0) or None
+    return {"sliding_window": window} | long_rope(metadata)
 
 
 def _ernie(metadata: Metadata) -> dict[str, Any]:
@@ -367,13 +349,20 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _phi3,
         frozenset({"rope.scaling.attn_factor"}),
         partial=True,
-        factors=frozenset({LONG_FACTORS, SHORT_FACTORS}),
+        factors=LONG_FACTORS,
     ),
     "deepseek2": Architecture(
         deepseek2_family,
         deepseek2,
         LATENT | WARMTH,
         latent=True,
+    ),
+    "minicpm3": Architecture(
+        "minicpm3",
+        minicpm3,
+        frozenset({"attention.q_lora_rank", "attention.kv_lora_rank", "rope.scaling.attn_factor"}),
+        latent=True,
+        factors=LONG_FACTORS,
     ),
     "mistral4": Architecture("mistral4", mistral4, LATENT | WARMTH, latent=True),
     "glm-dsa": Architecture("glm_moe_dsa", glm_dsa, LATENT | INDEXER, latent=True),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from motley.daemon.models.gguf.architecture import ROUTED, grouped_experts, only_sigmoids
+from motley.daemon.models.gguf.architecture import ROUTED, grouped_experts, no_experts, no_window, only_sigmoids
+from motley.daemon.models.gguf.long_rope import long_rope
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 
 LATENT = ROUTED | {
@@ -80,6 +81,25 @@ def _latent(metadata: Metadata) -> dict[str, Any]:
         "n_routed_experts": own.size("expert_count"),
         "n_shared_experts": own.size("expert_shared_count", 0, least=0),
     } | grouped_experts(metadata)
+
+
+def minicpm3(metadata: Metadata) -> dict[str, Any]:
+    """No key tells how embeddings, residuals and logits are scaled: as in MiniCPM3-4B, which llama.cpp knows alone."""
+    own, turned = metadata.own, metadata.head_size
+    no_experts(metadata)
+    no_window(metadata)
+    heads = own.size("attention.head_count")
+    return {
+        "num_key_value_heads": heads,
+        "q_lora_rank": own.size("attention.q_lora_rank", 0, least=0) or None,
+        "kv_lora_rank": own.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": own.size("attention.key_length") - turned,
+        "v_head_dim": own.size("attention.value_length", own.size("embedding_length") // heads),
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+    } | long_rope(metadata)
 
 
 def glm_dsa(metadata: Metadata) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tests.models.to_gguf import to_gguf
         ("granitemoehybrid-dense", {}, "granitehybrid"),
         ("lfm2", {}, "lfm2"),
         ("lfm2-moe", {"routed_scaling_factor": 1.0}, "lfm2moe"),
+        ("minicpm3", {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}, "minicpm3"),
         ("nemotron-h-latent", {}, "nemotron_h_moe"),
         ("qwen2", {"model_type": "qwen2_5_vl_text"}, "qwen2vl"),
         ("qwen3", {"model_type": "qwen3_vl_text"}, "qwen3vl"),

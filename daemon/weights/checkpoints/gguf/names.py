@@ -144,7 +144,7 @@ _GRANITE_MOE = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
 }
 _OF_LAYER_IN = {
-    **dict.fromkeys(("deepseek2", "mistral4"), _LATENT),
+    **dict.fromkeys(("deepseek2", "minicpm3", "mistral4"), _LATENT),
     "glm-dsa": _LATENT | _INDEXER,
     **dict.fromkeys(("dots1", "exaone-moe"), _CORRECTED),
     "llama4": _LLAMA4,
