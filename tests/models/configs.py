@@ -90,6 +90,7 @@ GLM = LLAMA | {"model_type": "glm"}
 CWM = LLAMA | {"model_type": "cwm"}
 INTERNLM3 = LLAMA | {"model_type": "internlm3"}
 YOUTU = LLAMA | _LATENT | {"model_type": "youtu"}
+MELLUM = LLAMA | EXPERTS | {"model_type": "mellum"}
 MINICPM3 = LLAMA | _LATENT | {"model_type": "minicpm3"}
 SARVAM_MOE = GLM4_MOE | {"model_type": "sarvam_moe"}
 SARVAM_MLA = GLM4_MOE | _LATENT | {"model_type": "sarvam_mla"}

@@ -1010,6 +1010,20 @@ CASES: dict[str, dict[str, Any]] = {
             "long_factor": [1.1, 1.5, 3.0, 6.0],
         },
     },
+    "mellum": {
+        "model_type": "mellum",
+        **_EXPERTS,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "attention_bias": True,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "rope_parameters": {
+            "full_attention": _YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from motley.daemon.models.description.model import tensors
+from motley.daemon.models.description.operations import Route, Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import GLM4_MOE, SARVAM_MOE, read, without
+from tests.models.configs import GLM4_MOE, MELLUM, SARVAM_MOE, read, without
+from tests.models.test_reading import attentions, windows
 
 
 def test_sarvam_30b_is_a_glm_whose_heads_turn_whole(tmp_path: Path) -> None:
@@ -30,12 +32,26 @@ def test_sarvam_30b_is_a_glm_whose_heads_turn_whole(tmp_path: Path) -> None:
     assert "model.word_embeddings.weight" in places["model.embed_tokens.weight"]
 
 
+def test_mellum_s_layers_with_windows_have_a_rotary_embedding_of_their_own(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = read(tmp_path, MELLUM | {"layer_types": kinds, "mlp_layer_types": ["sparse", "dense", "sparse"]})
+    assert model.ropes == {"full": Rope(5e5, 128), "sliding": Rope(1e4, 128)}
+    seen = [(attend.window, attend.rope) for attend in attentions(model)]
+    assert seen == [(1024, "sliding"), (0, "full"), (1024, "sliding")]
+    assert model.expert_layers == [0, 2]
+    assert {each.routing for each in model.operations if isinstance(each, Route)} == {Routing(2, normalised=True)}
+    assert read(tmp_path, MELLUM).expert_layers == [0, 1, 2]
+    assert windows(read(tmp_path, MELLUM)) == [0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
         (SARVAM_MOE | {"num_experts": 4}, "num_experts"),
         (SARVAM_MOE | {"num_shared_experts": 2, "n_shared_experts": 1}, "num_shared_experts"),
         (SARVAM_MOE | {"scoring_func": "softmax"}, "scoring_func"),
+        (MELLUM | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
+        (MELLUM | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:

@@ -48,6 +48,7 @@ REFUSED: Mapping[str, str] = {
     "lfm2": "motley.ShortConvolution",
     "lfm2-moe": "motley.ShortConvolution",
     "llama4": "RMSNorm.* without a gain, motley.CachedAttentionInChunks, .*motley.CachedAttentionWarmed",
+    "mellum": f"TopK, .*motley.Experts, {_TABLES}",
     "mimo-v2-flash": f"Slice, Concat with axis=2, .*motley.Experts, {_TABLES}",
     "minicpm3": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "minimax-m2": "motley.DistCollective of rows that are not .*rotary_dim=8 of head_dim=16",

@@ -37,6 +37,7 @@ from motley.daemon.models.families.experts.granitemoe import granitemoe, granite
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
 from motley.daemon.models.families.experts.llama4 import llama4
+from motley.daemon.models.families.experts.mellum import mellum
 from motley.daemon.models.families.experts.mimo_v2_flash import mimo_v2_flash
 from motley.daemon.models.families.experts.minimax_m2 import minimax_m2
 from motley.daemon.models.families.experts.minimax_m3 import minimax_m3
@@ -100,6 +101,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "lfm2_moe": lfm2_moe,
     "llama": llama,
     "llama4_text": llama4,
+    "mellum": mellum,
     "mimo_v2_flash": mimo_v2_flash,
     "minicpm3": minicpm3,
     "minimax_m2": minimax_m2,

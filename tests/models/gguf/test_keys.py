@@ -57,6 +57,7 @@ NOT_TOLD = {
     "cwm",
     "glm",
     "granitemoe_swa",
+    "mellum",
     "minicpm3",
     "sarvam_moe",
     "youtu",
