@@ -1024,6 +1024,34 @@ CASES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         },
     },
+    "vaultgemma": {
+        "model_type": "vaultgemma",
+        "num_key_value_heads": 2,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 20.0,
+        "query_pre_attn_scalar": 24,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "helium": {
+        "model_type": "helium",
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "flex-olmo": {
+        "model_type": "flex_olmo",
+        "intermediate_size": 32,
+        "num_key_value_heads": 2,
+        "head_dim": ABSENT,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "pad_token_id": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -121,7 +121,7 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
 
 def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tensor | None:
     """A tensor of a family that needs other magnitudes than most, for its text to be lively; None: as with most."""
-    if family == "gemma" or family.startswith(("gemma2", "gemma3")):
+    if family in ("gemma", "vaultgemma") or family.startswith(("gemma2", "gemma3")):
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise - 1
         if "norm" in name:  # what is drawn is a norm's distance from 1; queries and keys get longer

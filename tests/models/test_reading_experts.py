@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from motley.daemon.models.description.model import tensors
+from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Route, Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import GLM4_MOE, MELLUM, SARVAM_MOE, read, without
+from tests.models.configs import FLEX_OLMO, GLM4_MOE, MELLUM, SARVAM_MOE, read, without
 from tests.models.test_reading import attentions, windows
 
 
@@ -44,6 +44,13 @@ def test_mellum_s_layers_with_windows_have_a_rotary_embedding_of_their_own(tmp_p
     assert windows(read(tmp_path, MELLUM)) == [0, 0, 0]
 
 
+def test_flex_olmo_has_norms_after_its_blocks(tmp_path: Path) -> None:
+    model, usual = read(tmp_path, FLEX_OLMO), expected_shapes(read(tmp_path, FLEX_OLMO | {"model_type": "olmoe"}))
+    norms = {f"model.layers.{layer}.post_feedforward_layernorm.weight" for layer in range(3)}
+    assert expected_shapes(model).keys() - usual.keys() == norms
+    assert model.ropes == {"main": Rope(5e5, 16)}
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
@@ -51,6 +58,7 @@ def test_mellum_s_layers_with_windows_have_a_rotary_embedding_of_their_own(tmp_p
         (SARVAM_MOE | {"num_shared_experts": 2, "n_shared_experts": 1}, "num_shared_experts"),
         (SARVAM_MOE | {"scoring_func": "softmax"}, "scoring_func"),
         (MELLUM | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
+        (FLEX_OLMO | {"clip_qkv": 8.0}, "clip_qkv"),
         (MELLUM | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
     ],
 )

@@ -54,6 +54,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "qwen3_5": GATHERED,
     "qwen3_5_moe": GATHERED,
     "qwen2_moe": SHARED,
+    "flex_olmo": WHOLE_NORMS,
     "llama4": TRANSPOSED,
     "minimax_m2": WHOLE_NORMS,
     "olmo2": WHOLE_NORMS,

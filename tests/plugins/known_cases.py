@@ -18,6 +18,7 @@ REFUSED: Mapping[str, str] = {
     "ernie4-5-moe": "Softmax, Add of a constant, TopK, GatherElements, ReduceSum, Div, motley.Experts",
     "exaone-moe": _TABLES,
     "exaone4": _TABLES,
+    "flex-olmo": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
     "gemma": "Gelu",
     "gemma2": "motley.CachedAttention with soft_cap=2.0, Gelu, .*Tanh",
     "gemma3": f"Gelu, .*{_TABLES}",
@@ -75,6 +76,7 @@ REFUSED: Mapping[str, str] = {
     "qwen3-next": "motley.GatedDelta",
     "sarvam-moe": "Sigmoid, .*TopK, .*motley.Experts",
     "smollm3": _TABLES,
+    "vaultgemma": "motley.CachedAttention with soft_cap=2.0, Gelu, .*Tanh",
     "youtu": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "smollm3-biases-some-windows": _TABLES,
 }

@@ -12,11 +12,12 @@ from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.dense.arcee import arcee
 from motley.daemon.models.families.dense.exaone4 import exaone4
 from motley.daemon.models.families.dense.gemma import gemma
-from motley.daemon.models.families.dense.gemma2 import gemma2
+from motley.daemon.models.families.dense.gemma2 import gemma2, vaultgemma
 from motley.daemon.models.families.dense.gemma3 import gemma3
 from motley.daemon.models.families.dense.glm4 import glm, glm4
 from motley.daemon.models.families.dense.granite import granite, granite_swa
-from motley.daemon.models.families.dense.llama import internlm3, llama
+from motley.daemon.models.families.dense.helium import helium
+from motley.daemon.models.families.dense.llama import internlm3, iquestcoder, llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
 from motley.daemon.models.families.dense.mistral import cwm, ministral, mistral
 from motley.daemon.models.families.dense.olmo2 import olmo2
@@ -42,7 +43,7 @@ from motley.daemon.models.families.experts.mimo_v2_flash import mimo_v2_flash
 from motley.daemon.models.families.experts.minimax_m2 import minimax_m2
 from motley.daemon.models.families.experts.minimax_m3 import minimax_m3
 from motley.daemon.models.families.experts.mixtral import mixtral
-from motley.daemon.models.families.experts.olmoe import olmoe
+from motley.daemon.models.families.experts.olmoe import flex_olmo, olmoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_vl_moe
 from motley.daemon.models.families.experts.sarvam_moe import sarvam_moe
@@ -73,6 +74,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "ernie4_5_moe": ernie4_5_moe,
     "exaone4": exaone4,
     "exaone_moe": exaone_moe,
+    "flex_olmo": flex_olmo,
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
@@ -91,11 +93,13 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "granitemoe": granitemoe,
     "granitemoe_swa": granitemoe_swa,
     "granitemoeshared": granitemoeshared,
+    "helium": helium,
     "hunyuan_v1_dense": hunyuan_v1_dense,
     "hunyuan_v1_moe": hunyuan_v1_moe,
     "granitemoehybrid": granitemoehybrid,
     "hy_v3": hy_v3,
     "internlm3": internlm3,
+    "iquestcoder": iquestcoder,
     "kimi_k2": deepseek_v3,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
@@ -132,6 +136,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "seed_oss": seed_oss,
     "smollm3": smollm3,
     "solar_open": solar_open,
+    "vaultgemma": vaultgemma,
     "youtu": youtu,
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""

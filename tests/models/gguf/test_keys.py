@@ -56,10 +56,13 @@ NOT_TOLD = {
     "minimax_m3",
     "cwm",
     "glm",
+    "flex_olmo",
     "granitemoe_swa",
+    "helium",
     "mellum",
     "minicpm3",
     "sarvam_moe",
+    "vaultgemma",
     "youtu",
 }
 """Families of which a file does not tell all that the golden models have, or that no architecture here is."""

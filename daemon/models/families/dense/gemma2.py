@@ -1,11 +1,17 @@
-"""Gemma 2: norms around every block, GELU, soft caps, and a window in every second layer."""
+"""Gemma 2: norms around every block, GELU, soft caps, and a window in every second layer.
+
+VaultGemma has norms before blocks only.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.layers import both_norms_layer, model
+from motley.daemon.models.blocks.layers import Block, both_norms_layer, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
-from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation
@@ -18,6 +24,17 @@ DEFAULTS = {"head_dim": 256, "max_position_embeddings": 8192, "eos_token_id": 1,
 
 def gemma2(keys: Keys) -> Model:
     """Describe a model of type ``gemma2``."""
+    return _described("gemma2", keys, both_norms_layer)
+
+
+def vaultgemma(keys: Keys) -> Model:
+    """Describe a model of type ``vaultgemma``."""
+    described = _described("vaultgemma", keys, pre_norm_layer)
+    return spelled(described, {".post_attention_layernorm.": ".pre_feedforward_layernorm."})
+
+
+def _described(family: str, keys: Keys, norms: Callable[[Shape, int, Block, Block], Layer]) -> Model:
+    """`norms`: writes a layer of attention and an MLP, with its norms."""
     keys = keys.filled(DEFAULTS)
     shape = read_shape(keys, tied=True, norm_offset=1.0)
     rope, context = read_rope(keys, shape.heads.size)
@@ -30,7 +47,7 @@ def gemma2(keys: Keys) -> Model:
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:
-        return both_norms_layer(
+        return norms(
             shape,
             number,
             lambda writer, x: attention(
@@ -47,7 +64,7 @@ def gemma2(keys: Keys) -> Model:
             lambda writer, x: mlp(writer, number, x, columns, activation=Activation.GELU_TANH),
         )
 
-    return model("gemma2", shape, layer, {"main": rope}, context, embedding_scale=shape.hidden**0.5, logits_cap=caps[1])
+    return model(family, shape, layer, {"main": rope}, context, embedding_scale=shape.hidden**0.5, logits_cap=caps[1])
 
 
 def _cap(keys: Keys, key: str, silent: float) -> float:

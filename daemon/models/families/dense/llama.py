@@ -31,6 +31,11 @@ def llama(keys: Keys) -> Model:
     return model("llama", shape, layer, {"main": rope}, context)
 
 
+def iquestcoder(keys: Keys) -> Model:
+    """Describe a model of type ``iquestcoder``: Llama, with wider heads and fewer of keys where a config is silent."""
+    return llama(keys.filled({"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}))
+
+
 def internlm3(keys: Keys) -> Model:
     """Describe a model of type ``internlm3``: Llama, with other names of what has a bias."""
     biased = keys.flag("qkv_bias", keys.flag("attention_bias", False))
