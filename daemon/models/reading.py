@@ -43,7 +43,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys that change the maths in ways few families have, with the values (besides null) that change nothing."""
 
-TEXT_PREFIXES = ("language_model.model.", "model.language_model.", "model.text_model.")
+TEXT_PREFIXES = (
+    "language_model.model.",
+    "model.language_model.",
+    "model.text_model.",
+    "thinker.model.",
+    "thinker.model.language_model.",
+)
 """What the tensors of a text part begin with, in the place of ``model.``, beside those of other parts."""
 
 
@@ -90,14 +96,15 @@ def describe(keys: Keys, ahead: bool = False) -> Model:
 
 def _text_keys(keys: Keys, kinds: Sequence[str]) -> Keys:
     """The keys of the text part of a model; some may stand beside it."""
-    if keys.get("text_config") is None:
+    part = "text_config" if keys.get("thinker_config") is None else "thinker_config"
+    if keys.get(part) is None:
         if keys.get("hidden_size") is None:
             raise keys.refusal("text_config", "the keys of the text part")
         return Keys(keys.where, {**keys.values, "model_type": kinds[0]})  # as Qwen2.5-VL's files have them
     beside: dict[str, Any] = {
         key: keys.values[key] for key in ("eos_token_id", "tie_word_embeddings") if key in keys.values
     }
-    text = keys.inner("text_config").filled({"model_type": kinds[0]})
+    text = keys.inner(part).filled({"model_type": kinds[0]})
     text.one_of("model_type", kinds)
     text.values |= beside
     return text

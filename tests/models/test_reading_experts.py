@@ -12,7 +12,7 @@ from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Route, Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import FLEX_OLMO, GLM4_MOE, MELLUM, SARVAM_MOE, read, without
+from tests.models.configs import FLEX_OLMO, GLM4_MOE, MELLUM, QWEN2, QWEN3_MOE, SARVAM_MOE, read, without
 from tests.models.test_reading import attentions, windows
 
 
@@ -49,6 +49,29 @@ def test_flex_olmo_has_norms_after_its_blocks(tmp_path: Path) -> None:
     norms = {f"model.layers.{layer}.post_feedforward_layernorm.weight" for layer in range(3)}
     assert expected_shapes(model).keys() - usual.keys() == norms
     assert model.ropes == {"main": Rope(5e5, 16)}
+
+
+@pytest.mark.parametrize("prefix", ["thinker.model.", "thinker.model.language_model."])
+def test_the_text_of_an_omni_is_in_its_thinker(prefix: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "interleaved": True, "mrope_section": [4, 2, 2]}
+    text = QWEN3_MOE | {"model_type": "qwen3_omni_moe_text", "rope_scaling": rope}
+    thinker = {"model_type": "qwen3_omni_moe_thinker", "text_config": text, "audio_config": {}}
+    model = read(tmp_path, {"model_type": "qwen3_omni_moe", "thinker_config": thinker, "talker_config": {}})
+    assert replace(model, prefixes=()) == read(tmp_path, QWEN3_MOE | {"norm_topk_prob": True, "rope_theta": 1e6})
+    assert replace(read(tmp_path, thinker), prefixes=()) == replace(model, prefixes=())
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(model)}
+    assert f"{prefix}layers.0.mlp.experts.3.up_proj.weight" in places["model.layers.0.mlp.experts.3.up_proj.weight"]
+    assert "thinker.lm_head.weight" in places["lm_head.weight"]
+
+
+def test_the_text_of_qwen_2_5_omni_is_a_qwen2(tmp_path: Path) -> None:
+    thinker = {"text_config": QWEN2 | {"model_type": "qwen2_5_omni_text"}}
+    model = read(tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": thinker})
+    assert replace(model, prefixes=()) == read(tmp_path, QWEN2)
+    with pytest.raises(ConfigError, match=r"text_config\.model_type = .*supported: qwen2_5_omni_text"):
+        read(tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": {"text_config": QWEN2}})
+    with pytest.raises(ConfigError, match="text_config is absent"):
+        read(tmp_path, {"model_type": "qwen3_omni_moe"})
 
 
 @pytest.mark.parametrize(

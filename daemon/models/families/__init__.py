@@ -45,7 +45,7 @@ from motley.daemon.models.families.experts.minimax_m3 import minimax_m3
 from motley.daemon.models.families.experts.mixtral import mixtral
 from motley.daemon.models.families.experts.olmoe import flex_olmo, olmoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
-from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_vl_moe
+from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_omni_moe, qwen3_vl_moe
 from motley.daemon.models.families.experts.sarvam_moe import sarvam_moe
 from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
@@ -121,6 +121,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "olmoe": olmoe,
     "phi3": phi3,
     "qwen2": qwen2,
+    "qwen2_5_omni_text": qwen2,
     "qwen2_5_vl_text": qwen2,
     "qwen2_moe": qwen2_moe,
     "qwen2_vl_text": qwen2,
@@ -129,6 +130,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
     "qwen3_next": qwen3_next,
+    "qwen3_omni_moe_text": qwen3_omni_moe,
     "qwen3_vl_moe_text": qwen3_vl_moe,
     "qwen3_vl_text": qwen3,
     "sarvam_mla": sarvam_mla,
@@ -159,6 +161,9 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "glm46v": ("glm4v_text", "glm4v_moe_text"),
     "glm4v": ("glm4v_text",),
     "glm4v_moe": ("glm4v_moe_text",),
+    "glmga": ("glm4v_text", "glm4v_moe_text"),
+    "granite_speech": ("granite",),
+    "granite_speech_plus": ("granite",),
     "idefics2": ("mistral",),
     "idefics3": ("llama",),
     "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama", "gpt_oss"),
@@ -167,17 +172,27 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "llama4": ("llama4_text",),
     "llava": ("llama", "mistral", "qwen2"),
     "llava_next": ("llama", "mistral", "qwen2", "granite"),
+    "llava_next_video": ("llama", "mistral", "qwen2"),
     "llava_onevision": ("qwen2",),
+    "minicpmv4_6": ("qwen3_5_text",),
+    "minicpmv4_7": ("qwen3_5_text",),
     "minimax_m3_vl": ("minimax_m3_vl_text",),
     "mistral3": ("mistral", "ministral3", "mistral4"),
+    "ovis2": ("qwen2",),
+    "perception_lm": ("llama",),
+    "qwen2_5_omni": ("qwen2_5_omni_thinker",),
+    "qwen2_5_omni_thinker": ("qwen2_5_omni_text",),
     "qwen2_5_vl": ("qwen2_5_vl_text",),
+    "qwen2_audio": ("qwen2",),
     "qwen2_vl": ("qwen2_vl_text",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
+    "qwen3_omni_moe": ("qwen3_omni_moe_thinker",),
+    "qwen3_omni_moe_thinker": ("qwen3_omni_moe_text",),
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
     "smolvlm": ("llama",),
     "voxtral": ("llama",),
 }
-"""Models of more than text whose text part (``text_config``) is of a family: what its ``model_type`` may be, first what
-it is where that is silent."""
+"""Models of more than text whose text part (``text_config``, ``thinker_config``) is of a family, or is such a model:
+what its ``model_type`` may be, first what it is where that is silent."""

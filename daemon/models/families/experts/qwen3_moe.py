@@ -1,4 +1,7 @@
-"""Qwen3 MoE: Qwen3 with experts; some layers may have an MLP. Qwen3-VL has its experts' matrices stacked."""
+"""Qwen3 MoE: Qwen3 with experts; some layers may have an MLP. Qwen3-VL has its experts' matrices stacked.
+
+The text of Qwen3-Omni is one, too.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,16 @@ def qwen3_moe(keys: Keys) -> Model:
 def qwen3_vl_moe(keys: Keys) -> Model:
     """Describe a model of type ``qwen3_vl_moe_text``."""
     return _described("qwen3_moe", keys.filled({"norm_topk_prob": True, "rope_theta": 5e6}), _stacked)
+
+
+def qwen3_omni_moe(keys: Keys) -> Model:
+    """Describe a model of type ``qwen3_omni_moe_text``."""
+    where = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    rope = keys.inner(where).values
+    rope.pop("interleaved", None)  # sections are, of which a text has one
+    keys = keys.filled({"norm_topk_prob": True, "rope_theta": 1e6})
+    keys.values[where] = rope
+    return qwen3_moe(keys)
 
 
 def _stacked(number: int, hidden: int, columns: int) -> MlpNames:
