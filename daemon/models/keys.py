@@ -92,6 +92,20 @@ class Keys:
         filled._read = self._read
         return filled
 
+    def also(self, names: Mapping[str, str]) -> Keys:
+        """The same keys where a file may call some otherwise.
+
+        Args:
+            names: what it may call keys, by Hugging Face's names.
+
+        Raises:
+            ConfigError: it has a key by both names, and they say different things.
+        """
+        keys = self.filled({key: self.values.get(other) for key, other in names.items()})
+        for key, other in names.items():
+            keys.only(other, keys.values.get(key))
+        return keys
+
     def size(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
         """A whole number of at least `least` and, if that is given, at most `most`; `default` where the key is absent
         or null."""

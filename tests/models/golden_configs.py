@@ -1052,6 +1052,15 @@ CASES: dict[str, dict[str, Any]] = {
         "pad_token_id": None,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "hyperclovax": {
+        "model_type": "hyperclovax",
+        "num_key_value_heads": 2,
+        "embedding_multiplier": 1.5,
+        "attention_multiplier": 0.3125,
+        "residual_multiplier": 0.375,
+        "logits_scaling": 0.75,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

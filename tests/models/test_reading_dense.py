@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
+from motley.daemon.models.description.operations import Scale
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import HELIUM, IQUESTCODER, LLAMA, VAULTGEMMA, read, without
+from tests.models.configs import EXAONE, GRANITE, HELIUM, HYPERCLOVAX, IQUESTCODER, LLAMA, VAULTGEMMA, read, without
 from tests.models.test_reading import attentions, windows
 
 
@@ -43,12 +45,48 @@ def test_helium_s_neighbouring_elements_turn_together(tmp_path: Path) -> None:
     assert part.of_head[:2] == (range(0, 128, 2), range(1, 128, 2))
 
 
+def test_exaone_is_a_llama_in_both_spellings(tmp_path: Path) -> None:
+    names = {
+        "num_hidden_layers": "num_layers",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    }
+    model = read(tmp_path, EXAONE)
+    assert read(tmp_path, {names.get(key, key): value for key, value in EXAONE.items()}) == model
+    assert replace(model, spelled={}) == read(tmp_path, LLAMA | {"rope_theta": 5e5})
+    assert (
+        attentions(read(tmp_path, without(EXAONE | {"num_attention_heads": 8}, "num_key_value_heads")))[0].heads.keys
+        == 8
+    )
+    places = {each.name: {part.tensor for part in each.parts} for each in tensors(model)}
+    assert places["model.layers.1.self_attn.o_proj.weight"] == {"transformer.h.1.attn.attention.out_proj.weight"}
+    assert places["model.layers.1.self_attn.q_proj.weight"] == {"transformer.h.1.attn.attention.q_proj.weight"}
+    assert places["model.layers.2.mlp.up_proj.weight"] == {"transformer.h.2.mlp.c_fc_1.weight"}
+    assert places["model.layers.0.post_attention_layernorm.weight"] == {"transformer.h.0.ln_2.weight"}
+    assert places["model.embed_tokens.weight"] == {"transformer.wte.weight"}
+    assert places["model.norm.weight"] == {"transformer.ln_f.weight"}
+
+
+def test_hyperclovax_is_a_granite_with_norms_after_its_blocks(tmp_path: Path) -> None:
+    scales = {"logits_scaling": 0.5, "residual_multiplier": 0.25, "embedding_multiplier": 3.0}
+    model = read(tmp_path, HYPERCLOVAX | scales)
+    usual = expected_shapes(read(tmp_path, GRANITE))
+    after = {f"model.layers.{layer}.post_norm{block}.weight" for layer in range(3) for block in (1, 2)}
+    assert expected_shapes(model).keys() - usual.keys() == after
+    assert [each.by for each in model.operations if isinstance(each, Scale)] == [0.25] * 6 + [0.5]
+    assert (model.embedding_scale, attentions(model)[0].scale) == (3.0, 0.25)
+    assert expected_shapes(read(tmp_path, HYPERCLOVAX | {"use_post_norm": False})).keys() == usual.keys()
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
         (VAULTGEMMA | {"hidden_activation": "gelu"}, "hidden_activation"),
         (IQUESTCODER | {"clip_qkv": 8.0}, "clip_qkv"),
         (IQUESTCODER | {"use_sliding_window": True, "sliding_window": 16}, "sliding_window"),
+        (EXAONE | {"num_layers": 2}, "num_layers"),
+        (EXAONE | {"hidden_act": "gelu"}, "hidden_act"),
+        (HYPERCLOVAX | {"use_post_norm": 1}, "use_post_norm"),
         (HELIUM | {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )

@@ -46,6 +46,7 @@ REFUSED: Mapping[str, str] = {
     "hunyuan-dense": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
     "hunyuan-moe": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
     "hy-v3": "Sigmoid, Add of a constant, TopK, GatherElements, ReduceSum, Div, Mul without a Swish, motley.Experts",
+    "hyperclovax": "Mul without a Swish",
     "lfm2": "motley.ShortConvolution",
     "lfm2-moe": "motley.ShortConvolution",
     "llama4": "RMSNorm.* without a gain, motley.CachedAttentionInChunks, .*motley.CachedAttentionWarmed",

@@ -1,4 +1,4 @@
-"""Renames the tensors of a model that is written with the usual blocks, but whose files call modules otherwise."""
+"""Names of tensors of a model that is written with the usual blocks, but whose files call modules otherwise."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ def spelled(model: Model, names: Mapping[str, str]) -> Model:
 
     layers: tuple[Layer, ...] = renamed(model.layers)
     return replace(model, layers=layers, head=renamed(model.head))
+
+
+def also_spelled(
+    model: Model, whole: Mapping[str, str], of_layers: Mapping[str, str], layers: str = "model.layers."
+) -> Model:
+    """The same model, whose files may have the usual names or others.
+
+    Args:
+        whole: what names may begin with instead.
+        of_layers: what names within a layer may begin with instead; the first that fits counts.
+        layers: what stands before a layer's number then.
+    """
+    found = {
+        f"model.layers.{number}.{usual}": f"{layers}{number}.{own}"
+        for number in range(len(model.layers))
+        for usual, own in of_layers.items()
+    }
+    return replace(model, spelled={**whole, **found})

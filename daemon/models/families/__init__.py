@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.dense.arcee import arcee
+from motley.daemon.models.families.dense.exaone import exaone
 from motley.daemon.models.families.dense.exaone4 import exaone4
 from motley.daemon.models.families.dense.gemma import gemma
 from motley.daemon.models.families.dense.gemma2 import gemma2, vaultgemma
 from motley.daemon.models.families.dense.gemma3 import gemma3
 from motley.daemon.models.families.dense.glm4 import glm, glm4
-from motley.daemon.models.families.dense.granite import granite, granite_swa
+from motley.daemon.models.families.dense.granite import granite, granite_swa, hyperclovax
 from motley.daemon.models.families.dense.helium import helium
 from motley.daemon.models.families.dense.llama import internlm3, iquestcoder, llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
@@ -72,6 +73,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "dots1": dots1,
     "ernie4_5": ernie4_5,
     "ernie4_5_moe": ernie4_5_moe,
+    "exaone": exaone,
     "exaone4": exaone4,
     "exaone_moe": exaone_moe,
     "flex_olmo": flex_olmo,
@@ -98,6 +100,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "hunyuan_v1_moe": hunyuan_v1_moe,
     "granitemoehybrid": granitemoehybrid,
     "hy_v3": hy_v3,
+    "hyperclovax": hyperclovax,
     "internlm3": internlm3,
     "iquestcoder": iquestcoder,
     "kimi_k2": deepseek_v3,
@@ -164,6 +167,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "glmga": ("glm4v_text", "glm4v_moe_text"),
     "granite_speech": ("granite",),
     "granite_speech_plus": ("granite",),
+    "hyperclovax_vision_v2": ("hyperclovax",),
     "idefics2": ("mistral",),
     "idefics3": ("llama",),
     "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama", "gpt_oss"),

@@ -380,6 +380,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "lfm2": Architecture("lfm2", lfm2, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
     "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
     "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),
+    "exaone": Architecture("exaone", _arcee),
     "exaone4": Architecture("exaone4", _exaone4, frozenset({"attention.sliding_window_pattern"})),
     "exaone-moe": Architecture(
         "exaone_moe",

@@ -27,6 +27,7 @@ from tests.models.to_gguf import to_gguf
     ("name", "told", "architecture"),
     [
         ("deepseek-v2", {}, "deepseek2"),
+        ("llama-llama3-rope-tied", {"model_type": "exaone"}, "exaone"),
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
         ("granitemoehybrid", {"time_step_limit": None}, "granitehybrid"),
         ("granitemoehybrid-dense", {}, "granitehybrid"),

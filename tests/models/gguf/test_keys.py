@@ -59,6 +59,7 @@ NOT_TOLD = {
     "flex_olmo",
     "granitemoe_swa",
     "helium",
+    "hyperclovax",
     "mellum",
     "minicpm3",
     "sarvam_moe",

@@ -1,6 +1,7 @@
 """Granite: Llama, with scaled embeddings, products of attention, residuals and logits.
 
-Granite SWA has windows in most layers, sinks in all, and a base of the rotary embedding for each layer.
+Granite SWA has windows in most layers, sinks in all, and a base of the rotary embedding for each layer. HyperCLOVA X
+has norms after its blocks, too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.layers import model, norm, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows, no_windows, read_window
@@ -35,17 +36,35 @@ def granite_swa(keys: Keys) -> Model:
     return granite_like("granite_swa", keys, shape, _mlp(keys), by_layers=True)
 
 
+def hyperclovax(keys: Keys) -> Model:
+    """Describe a model of type ``hyperclovax``: its logits are multiplied by what Granite's are divided by."""
+    shape = read_shape(keys, kv_heads=True)
+    keys = keys.filled({"attention_multiplier": shape.heads.size**-0.5})
+    keys.values["logits_scaling"] = 1 / keys.number("logits_scaling", 1.0)
+    after = ("post_norm1", "post_norm2") if keys.flag("use_post_norm", True) else ("", "")
+    return granite_like("hyperclovax", keys, shape, _mlp(keys), after=after)
+
+
 def _mlp(keys: Keys) -> Feed:
     columns, bias = mlp_axis(keys.size("intermediate_size")), keys.flag("mlp_bias", False)
     return lambda writer, number, x: mlp(writer, number, x, columns, bias)
 
 
-def granite_like(family: str, keys: Keys, shape: Shape, feed: Feed, *, by_layers: bool = False) -> Model:
+def granite_like(
+    family: str,
+    keys: Keys,
+    shape: Shape,
+    feed: Feed,
+    *,
+    by_layers: bool = False,
+    after: tuple[str, str] = ("", ""),
+) -> Model:
     """Describe a model of Granite's layers.
 
     Args:
         feed: what follows attention; it is scaled as that is.
         by_layers: with Granite SWA's windows, sinks and rotary embeddings.
+        after: the norms of what attention makes, and of what follows it; empty: none.
     """
     ropes: Mapping[str, Rope]
     turned: Sequence[str | None]
@@ -58,26 +77,32 @@ def granite_like(family: str, keys: Keys, shape: Shape, feed: Feed, *, by_layers
     bias = keys.flag("attention_bias", False)
     scale, by = keys.number("attention_multiplier", 1.0), keys.number("residual_multiplier", 1.0)
 
+    def scaled(writer: Writer, number: int, block: int, x: Value) -> Value:
+        if after[block]:
+            name = f"layers.{number}.{('attention', 'mlp')[block]}.after"
+            x = norm(writer, shape, name, x, f"model.layers.{number}.{after[block]}.weight")
+        return writer.scaled(x, by)
+
     def layer(number: int) -> Layer:
+        def attend(writer: Writer, x: Value) -> Value:
+            return attention(
+                writer,
+                shape,
+                number,
+                x,
+                qkv_bias=bias,
+                output_bias=bias,
+                scale=scale,
+                rope=turned[number],
+                window=windows[number],
+                sinks=by_layers,
+            )
+
         return pre_norm_layer(
             shape,
             number,
-            lambda writer, x: writer.scaled(
-                attention(
-                    writer,
-                    shape,
-                    number,
-                    x,
-                    qkv_bias=bias,
-                    output_bias=bias,
-                    scale=scale,
-                    rope=turned[number],
-                    window=windows[number],
-                    sinks=by_layers,
-                ),
-                by,
-            ),
-            lambda writer, x: writer.scaled(feed(writer, number, x), by),
+            lambda writer, x: scaled(writer, number, 0, attend(writer, x)),
+            lambda writer, x: scaled(writer, number, 1, feed(writer, number, x)),
         )
 
     return model(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.experts.glm4_moe import glm4_moe_like
 from motley.daemon.models.keys import Keys
@@ -28,23 +27,5 @@ NAMES = {
 
 def sarvam_moe(keys: Keys) -> Model:
     """Describe a model of type ``sarvam_moe``."""
-    keys = published_keys(keys, ALSO).filled(DEFAULTS)
-    described = glm4_moe_like("sarvam_moe", keys, 8e6, 1.0, fused="query_key_value")
-    spelled = {
-        f"model.layers.{number}.{usual}": f"model.layers.{number}.{own}"
-        for number in range(len(described.layers))
-        for usual, own in NAMES.items()
-    }
-    return replace(described, spelled={"model.embed_tokens.": "model.word_embeddings.", **spelled})
-
-
-def published_keys(keys: Keys, also: dict[str, str]) -> Keys:
-    """Keys by transformers' names, also where published configs have them by others.
-
-    Raises:
-        ConfigError: a config has both, and they say different things.
-    """
-    keys = keys.filled({key: keys.get(other) for key, other in also.items()})
-    for key, other in also.items():
-        keys.only(other, keys.get(key))
-    return keys
+    described = glm4_moe_like("sarvam_moe", keys.also(ALSO).filled(DEFAULTS), 8e6, 1.0, fused="query_key_value")
+    return also_spelled(described, {"model.embed_tokens.": "model.word_embeddings."}, NAMES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.families.experts.sarvam_moe import published_keys
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3
 from motley.daemon.models.keys import Keys
 
@@ -13,8 +12,7 @@ DEFAULTS = {"first_k_dense_replace": 1, "max_position_embeddings": 4096, "routed
 
 def sarvam_mla(keys: Keys) -> Model:
     """Describe a model of type ``sarvam_mla``."""
-    keys = published_keys(keys, {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"})
-    keys = keys.filled(DEFAULTS)
+    keys = keys.also({"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}).filled(DEFAULTS)
     rope = dict(keys.inner("rope_scaling").values)
     for key in ("type", "rope_type"):
         if rope.get(key) == "deepseek_yarn":  # which is YaRN as all have it
