@@ -43,6 +43,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Keys that change the maths in ways few families have, with the values (besides null) that change nothing."""
 
+TEXT_KEYS = ("text_config", "thinker_config", "llm_config")
+"""What the object of keys of a text part may be called."""
 TEXT_PREFIXES = (
     "language_model.model.",
     "model.language_model.",
@@ -83,7 +85,9 @@ def describe(keys: Keys, ahead: bool = False) -> Model:
         raise ConfigError(f"{keys.where}: no model_type; supported: {', '.join([*FAMILIES, *TEXT_PARTS])}")
     kind = keys.one_of("model_type", [*FAMILIES, *TEXT_PARTS])
     if kind in TEXT_PARTS:
-        return replace(describe(_text_keys(keys, TEXT_PARTS[kind]), ahead), prefixes=TEXT_PREFIXES)
+        part = describe(_text_keys(keys, TEXT_PARTS[kind]), ahead)
+        own = (f"language_model.{prefix}" for prefix in part.prefixes if prefix not in TEXT_PREFIXES)
+        return replace(part, prefixes=(*TEXT_PREFIXES, *own))
     if ahead and kind not in AHEAD:
         raise ConfigError(
             f"{keys.where}: of models of type {kind} no head is read that predicts tokens further ahead, only of"
@@ -96,10 +100,10 @@ def describe(keys: Keys, ahead: bool = False) -> Model:
 
 def _text_keys(keys: Keys, kinds: Sequence[str]) -> Keys:
     """The keys of the text part of a model; some may stand beside it."""
-    part = "text_config" if keys.get("thinker_config") is None else "thinker_config"
+    part = next((key for key in TEXT_KEYS if keys.get(key) is not None), TEXT_KEYS[0])
     if keys.get(part) is None:
         if keys.get("hidden_size") is None:
-            raise keys.refusal("text_config", "the keys of the text part")
+            raise keys.refusal(part, "the keys of the text part")
         return Keys(keys.where, {**keys.values, "model_type": kinds[0]})  # as Qwen2.5-VL's files have them
     beside: dict[str, Any] = {
         key: keys.values[key] for key in ("eos_token_id", "tie_word_embeddings") if key in keys.values

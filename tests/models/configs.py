@@ -94,6 +94,7 @@ VAULTGEMMA = without(LLAMA, "hidden_act") | {"model_type": "vaultgemma"}
 IQUESTCODER = LLAMA | {"model_type": "iquestcoder"}
 EXAONE = LLAMA | {"model_type": "exaone"}
 HYPERCLOVAX = LLAMA | {"model_type": "hyperclovax"}
+HUNYUAN = LLAMA | {"model_type": "hunyuan_v1_dense"}
 HELIUM = LLAMA | {"model_type": "helium"}
 FLEX_OLMO = LLAMA | EXPERTS | {"model_type": "flex_olmo"}
 MELLUM = LLAMA | EXPERTS | {"model_type": "mellum"}

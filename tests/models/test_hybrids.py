@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import RecurrentHeads
+from motley.daemon.models.description.model import tensors
 from motley.daemon.models.description.operations import ShortConvolution, StateSpace, Sum, WholeNorm
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
@@ -49,6 +51,14 @@ def test_published_shapes(tmp_path: Path) -> None:
 
 def _attentions(model: Any) -> list[Any]:
     return [layer.attention for layer in model.layers]
+
+
+def test_the_text_of_nemotron_omni_is_in_its_llm(tmp_path: Path) -> None:
+    part = read(tmp_path, {"model_type": "nemotron_h_omni", "llm_config": NEMOTRON, "vision_config": {}})
+    assert replace(part, prefixes=("backbone.",)) == read(tmp_path, NEMOTRON)
+    places = {tensor.name: {place.tensor for place in tensor.parts} for tensor in tensors(part)}
+    assert "language_model.backbone.layers.1.norm.weight" in places["model.layers.1.norm.weight"]
+    assert "language_model.lm_head.weight" in places["lm_head.weight"]
 
 
 @pytest.mark.parametrize(

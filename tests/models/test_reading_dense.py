@@ -13,7 +13,18 @@ from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Scale
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import EXAONE, GRANITE, HELIUM, HYPERCLOVAX, IQUESTCODER, LLAMA, VAULTGEMMA, read, without
+from tests.models.configs import (
+    EXAONE,
+    GRANITE,
+    HELIUM,
+    HUNYUAN,
+    HYPERCLOVAX,
+    IQUESTCODER,
+    LLAMA,
+    VAULTGEMMA,
+    read,
+    without,
+)
 from tests.models.test_reading import attentions, windows
 
 
@@ -76,6 +87,17 @@ def test_hyperclovax_is_a_granite_with_norms_after_its_blocks(tmp_path: Path) ->
     assert [each.by for each in model.operations if isinstance(each, Scale)] == [0.25] * 6 + [0.5]
     assert (model.embedding_scale, attentions(model)[0].scale) == (3.0, 0.25)
     assert expected_shapes(read(tmp_path, HYPERCLOVAX | {"use_post_norm": False})).keys() == usual.keys()
+
+
+def test_hunyuan_vl_s_text_is_a_hunyuan_in_all_spellings(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    usual = read(tmp_path, HUNYUAN | {"rope_scaling": rope, "head_dim": 16, "tie_word_embeddings": True})
+    today = HUNYUAN | {"model_type": "hunyuan_vl_text", "rope_parameters": rope | {"mrope_section": [2, 2, 2, 2]}}
+    model = read(tmp_path, {"model_type": "hunyuan_vl", "text_config": today, "vision_config": {}})
+    assert replace(model, prefixes=()) == usual
+    flat = HUNYUAN | {"model_type": "hunyuan_vl", "attention_head_dim": 16, "vision_config": {}}
+    flat |= {"rope_scaling": rope | {"type": "xdrope", "rope_type": "xdrope", "xdrope_section": [2, 2, 2, 2]}}
+    assert read(tmp_path, flat) == model
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,7 @@ def test_youtu_has_latent_attention_and_no_experts(tmp_path: Path) -> None:
     ("kind", "text", "prefix"),
     [
         ("exaone4_5", EXAONE4, "model.language_model."),
+        ("granite4_vision", GRANITE | {"model_type": "granite4_vision_text"}, "model.language_model."),
         ("granite_speech", GRANITE, "language_model.model."),
         ("idefics2", MISTRAL, "model.text_model."),
         ("idefics3", LLAMA, "model.text_model."),

@@ -36,7 +36,7 @@ from motley.daemon.models.families.experts.gemma4 import gemma4, gemma4_unified
 from motley.daemon.models.families.experts.glm4_moe import glm4_moe, glm4_moe_ahead, solar_open
 from motley.daemon.models.families.experts.gpt_oss import gpt_oss
 from motley.daemon.models.families.experts.granitemoe import granitemoe, granitemoe_swa, granitemoeshared
-from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
+from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe, hunyuan_vl
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
 from motley.daemon.models.families.experts.llama4 import llama4
 from motley.daemon.models.families.experts.mellum import mellum
@@ -91,6 +91,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "glm_moe_dsa": glm_moe_dsa,
     "gpt_oss": gpt_oss,
     "granite": granite,
+    "granite4_vision_text": granite,
     "granite_swa": granite_swa,
     "granitemoe": granitemoe,
     "granitemoe_swa": granitemoe_swa,
@@ -98,6 +99,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "helium": helium,
     "hunyuan_v1_dense": hunyuan_v1_dense,
     "hunyuan_v1_moe": hunyuan_v1_moe,
+    "hunyuan_vl_text": hunyuan_vl,
     "granitemoehybrid": granitemoehybrid,
     "hy_v3": hy_v3,
     "hyperclovax": hyperclovax,
@@ -165,8 +167,10 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "glm4v": ("glm4v_text",),
     "glm4v_moe": ("glm4v_moe_text",),
     "glmga": ("glm4v_text", "glm4v_moe_text"),
+    "granite4_vision": ("granite4_vision_text", "granite"),
     "granite_speech": ("granite",),
     "granite_speech_plus": ("granite",),
+    "hunyuan_vl": ("hunyuan_vl_text",),
     "hyperclovax_vision_v2": ("hyperclovax",),
     "idefics2": ("mistral",),
     "idefics3": ("llama",),
@@ -182,6 +186,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "minicpmv4_7": ("qwen3_5_text",),
     "minimax_m3_vl": ("minimax_m3_vl_text",),
     "mistral3": ("mistral", "ministral3", "mistral4"),
+    "nemotron_h_omni": ("nemotron_h",),
     "ovis2": ("qwen2",),
     "perception_lm": ("llama",),
     "qwen2_5_omni": ("qwen2_5_omni_thinker",),
@@ -198,5 +203,5 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "smolvlm": ("llama",),
     "voxtral": ("llama",),
 }
-"""Models of more than text whose text part (``text_config``, ``thinker_config``) is of a family, or is such a model:
-what its ``model_type`` may be, first what it is where that is silent."""
+"""Models of more than text whose text part (``text_config`` and the like) is of a family, or is such a model: what its
+``model_type`` may be, first what it is where that is silent."""

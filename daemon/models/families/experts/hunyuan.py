@@ -31,6 +31,18 @@ def hunyuan_v1_dense(keys: Keys) -> Model:
     return _hunyuan("hunyuan_v1_dense", keys, shape, lambda writer, number, x: mlp(writer, number, x, columns))
 
 
+def hunyuan_vl(keys: Keys) -> Model:
+    """Describe a model of type ``hunyuan_vl_text``, whose rotary embedding has sections for images, alike in a text."""
+    keys = keys.also({"head_dim": "attention_head_dim"}).filled({"tie_word_embeddings": True})
+    where = "rope_scaling" if keys.get("rope_scaling") else "rope_parameters"
+    rope = keys.inner(where).values
+    for section in ("mrope_section", "xdrope_section"):
+        rope.pop(section, None)
+    rope |= {key: "dynamic" for key in ("type", "rope_type") if rope.get(key) == "xdrope"}
+    keys.values[where] = rope
+    return hunyuan_v1_dense(keys)
+
+
 def hunyuan_v1_moe(keys: Keys) -> Model:
     """Describe a model of type ``hunyuan_v1_moe``."""
     shape, columns = read_shape(keys, kv_heads=True, epsilon=1e-5), keys.size("intermediate_size")
