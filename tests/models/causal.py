@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    Step3p7Config,
+    Step3p7ForConditionalGeneration,
+)
 
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
 
 __all__ = ["AutoModelForCausalLM"]

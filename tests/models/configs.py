@@ -97,6 +97,13 @@ HYPERCLOVAX = LLAMA | {"model_type": "hyperclovax"}
 HUNYUAN = LLAMA | {"model_type": "hunyuan_v1_dense"}
 HELIUM = LLAMA | {"model_type": "helium"}
 FLEX_OLMO = LLAMA | EXPERTS | {"model_type": "flex_olmo"}
+STEP = LLAMA | {
+    "model_type": "step3p5",
+    "moe_num_experts": 6,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 32,
+    "moe_layers_enum": "1,2",
+}
 MELLUM = LLAMA | EXPERTS | {"model_type": "mellum"}
 MINICPM3 = LLAMA | _LATENT | {"model_type": "minicpm3"}
 SARVAM_MOE = GLM4_MOE | {"model_type": "sarvam_moe"}

@@ -1061,6 +1061,30 @@ CASES: dict[str, dict[str, Any]] = {
         "logits_scaling": 0.75,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "step3p7": {
+        "architectures": ["Step3p7ForConditionalGeneration"],
+        "model_type": "step3p7",
+        "eos_token_id": 2,
+        "text_config": {
+            **BASE,
+            **_EXPERTS,
+            "model_type": "step3p5",
+            "head_dim": 16,
+            "moe_num_experts": 6,
+            "moe_top_k": 2,
+            "share_expert_dim": 48,
+            "moe_router_scaling_factor": 1.5,
+            "moe_layers_enum": "1",
+            "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6},
+            "sliding_window": 8,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "swiglu_limits_shared": [0.75, 0.5],
+            "rope_theta": [500.0, 50.0],
+            "partial_rotary_factors": [0.5, 1.0],
+            "rope_scaling": {key: value for key, value in _LLAMA3_ROPE.items() if key != "rope_theta"},
+        },
+        "vision_config": {"width": 8, "layers": 1, "heads": 1, "image_size": 28, "mlp_ratio": 1.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

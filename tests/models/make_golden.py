@@ -97,7 +97,7 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
         elif value.ndim == 1:
             drawn = 0.3 * noise
         elif "embed" in name:
-            drawn = noise if not config.tie_word_embeddings else 0.5 * noise
+            drawn = 0.5 * noise if getattr(config, "tie_word_embeddings", False) else noise
         else:
             drawn = 1.5 * noise / value.shape[-1] ** 0.5
         weights[name] = drawn.to((torch.float16, torch.bfloat16, torch.float32)[0 if index % 5 else index // 5 % 3])
@@ -133,7 +133,7 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
-    if family == "minimax_m3_vl_text" and "norm" in name:  # a norm's distance from 1
+    if family in ("minimax_m3_vl_text", "step3p7") and "norm" in name:  # a norm's distance from 1
         return 0.2 * noise
     if family.startswith(("qwen3_next", "qwen3_5")):
         if name.endswith(("A_log", "dt_bias")):
@@ -217,6 +217,30 @@ def _fused_heads(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
+_STEP = {
+    "model.language_model.": "model.",
+    ".mlp.gate.e_score_correction_bias": ".moe.router_bias",
+    ".mlp.gate.": ".moe.gate.",
+    ".mlp.shared_experts.": ".share_expert.",
+    ".mlp.experts.down_proj": ".moe.down_proj.weight",
+}
+"""The same of Step 3.7."""
+
+
+def _of_step(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The text part of Step 3.7: experts' matrices of a layer in three tensors."""
+    for name, value in weights.items():
+        if not name.startswith(("model.language_model.", "lm_head.")):
+            continue
+        for today, published in _STEP.items():
+            name = name.replace(today, published)
+        if name.endswith(".mlp.experts.gate_up_proj"):
+            for part, matrices in zip(("gate", "up"), value.chunk(2, dim=1), strict=True):
+                yield name.replace("mlp.experts.gate_up_proj", f"moe.{part}_proj.weight"), matrices.contiguous()
+        else:
+            yield name, value
+
+
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
     if family in ("gpt_oss", "gemma4_text", "llama4_text", "minimax_m3_vl_text", "granitemoe_swa", "mistral4"):
@@ -235,6 +259,9 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
             yield name.replace("model.", "model.language_model.", 1), value
         yield "model.visual.merger.norm.weight", torch.ones(16)
         yield "mtp.fc.weight", torch.ones(4, 8)
+        return
+    if family == "step3p7":
+        yield from _of_step(weights)
         return
     if family == "sarvam_moe":
         for today, published in _SARVAM.items():

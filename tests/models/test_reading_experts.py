@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
-from motley.daemon.models.description.operations import Route, Routing
-from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.description.operations import Clip, Join, Norm, Route, Routing
+from motley.daemon.models.description.rope import Llama3Scaling, Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import FLEX_OLMO, GLM4_MOE, MELLUM, QWEN2, QWEN3_MOE, SARVAM_MOE, read, without
+from tests.models.configs import FLEX_OLMO, GLM4_MOE, MELLUM, QWEN2, QWEN3_MOE, SARVAM_MOE, STEP, read, without
 from tests.models.test_reading import attentions, windows
 
 
@@ -51,6 +53,79 @@ def test_flex_olmo_has_norms_after_its_blocks(tmp_path: Path) -> None:
     assert model.ropes == {"main": Rope(5e5, 16)}
 
 
+KINDS = ["full_attention", "sliding_attention", "sliding_attention"]
+
+
+def test_step_is_read_alike_in_both_spellings(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 32.0}
+    rope["original_max_position_embeddings"] = 128
+    bases = {"full": {"rope_theta": 5e6, "partial_rotary_factor": 0.5} | rope, "sliding": {"rope_theta": 1e4}}
+    today = without(without(STEP, "moe_num_experts"), "moe_top_k") | {
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 16,
+        "layer_types": KINDS,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_sliding_attention_heads": 6,
+        "num_nextn_predict_layers": 1,
+        "rope_parameters": {f"{kind}_attention": own for kind, own in bases.items()},
+        "swiglu_limits": [0.0, 7.0, None],
+        "swiglu_limits_shared": [None, 16.0, 0],
+    }
+    published = without(STEP, "num_key_value_heads") | {
+        "num_attention_groups": 2,
+        "sliding_window": 16,
+        "layer_types": [*KINDS, "full_attention"],
+        "moe_layers_enum": "1, 2,3",
+        "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6},
+        "num_nextn_predict_layers": 1,
+        "rope_theta": [5e6, 1e4, 1e4, 5e6],
+        "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5],
+        "rope_scaling": rope,
+        "swiglu_limits": [0, 7, 0, 0],
+        "swiglu_limits_shared": [0, 16, 0, 0],
+        "use_qk_norm": True,
+        "use_head_wise_attn_gate": True,
+    }
+    model = read(tmp_path, today)
+    assert read(tmp_path, published) == model
+    assert model.ropes["sliding"] == Rope(1e4, 128)
+    assert model.ropes["full"] == Rope(5e6, 64, Llama3Scaling(2.0, 1.0, 32.0, 128))
+    assert [attend.heads for attend in attentions(model)] == [Heads(4, 2, 128), *[Heads(6, 2, 128)] * 2]
+    assert (windows(model), model.expert_layers) == ([0, 16, 16], [1, 2])
+    assert {each.offset for each in model.operations if isinstance(each, Norm)} == {1.0}
+    assert (
+        read(tmp_path, {"model_type": "step3p7", "text_config": published, "vision_config": {}}).layers == model.layers
+    )
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(model)}
+    assert "model.layers.1.moe.up_proj.weight[5]" in places["model.layers.1.mlp.experts.5.up_proj.weight"]
+    assert "model.layers.1.moe.gate.weight" in places["model.layers.1.mlp.gate.weight"]
+
+
+def test_gates_of_step_are_bounded_after_they_are_opened(tmp_path: Path) -> None:
+    """As SiLU grows where it is positive, what opens to the limit bounds what is opened."""
+    limits = {"swiglu_limits": [0, 0.5, 0], "swiglu_limits_shared": [3.0, 0, 0]}
+    model = read(tmp_path, STEP | limits | {"mlp_layer_types": ["dense", "sparse", "sparse"]})
+    clips = [each for each in model.operations if isinstance(each, Clip)]
+    assert [each.x.name for each in clips] == [
+        *("layers.0.mlp.gate", "layers.0.mlp.up"),
+        *("layers.1.mlp.experts.{expert}.gate", "layers.1.mlp.experts.{expert}.up"),
+    ]
+    gates = [each.high for each in clips if each.x.name.endswith("gate")]
+    assert [gate / (1 + exp(-gate)) for gate in gates] == pytest.approx([3.0, 0.5])
+    assert {each.low for each in clips if each.x.name.endswith("gate")} == {-3e38}
+    assert [(each.low, each.high) for each in clips if each.x.name.endswith("up")] == [(-3.0, 3.0), (-0.5, 0.5)]
+
+
+@pytest.mark.parametrize("size", [2, 6, 14, 16])
+def test_a_gate_of_step_opens_a_whole_head(size: int, tmp_path: Path) -> None:
+    model = read(tmp_path, STEP | {"head_dim": size})
+    joins = [each for each in model.layers[0].operations if isinstance(each, Join)]
+    assert len(joins) == size.bit_length() + size.bit_count() - 2
+    assert joins[-1].y.axis == attentions(model)[0].y.axis
+    assert expected_shapes(model)["model.layers.0.self_attn.g_proj.weight"] == (4, 64)
+
+
 @pytest.mark.parametrize("prefix", ["thinker.model.", "thinker.model.language_model."])
 def test_the_text_of_an_omni_is_in_its_thinker(prefix: str, tmp_path: Path) -> None:
     rope = {"rope_type": "default", "interleaved": True, "mrope_section": [4, 2, 2]}
@@ -81,6 +156,16 @@ def test_the_text_of_qwen_2_5_omni_is_a_qwen2(tmp_path: Path) -> None:
         (SARVAM_MOE | {"num_shared_experts": 2, "n_shared_experts": 1}, "num_shared_experts"),
         (SARVAM_MOE | {"scoring_func": "softmax"}, "scoring_func"),
         (MELLUM | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
+        (STEP | {"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate"),
+        (STEP | {"moe_router_activation": "softmax"}, "moe_router_activation"),
+        (STEP | {"moe_layers_enum": "1,x"}, "moe_layers_enum"),
+        (STEP | {"moe_layers_enum": "3"}, "moe_layers_enum"),
+        (STEP | {"num_sliding_attention_heads": 5}, "num_sliding_attention_heads"),
+        (STEP | {"attention_other_setting": {"head_dim": 64}}, "attention_other_setting.head_dim"),
+        (STEP | {"swiglu_limits": [7.0]}, "swiglu_limits"),
+        (STEP | {"swiglu_limits": [7.0, -1.0, 0]}, "swiglu_limits"),
+        (STEP | {"rope_theta": [1e4, 1e4]}, "rope_theta"),
+        (STEP | {"rope_theta": 0}, "rope_theta"),
         (FLEX_OLMO | {"clip_qkv": 8.0}, "clip_qkv"),
         (MELLUM | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
     ],

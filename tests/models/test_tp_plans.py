@@ -34,6 +34,11 @@ SHARED = {
     "layers.*.mlp.shared_expert.up_proj": "the same",
     "layers.*.mlp.shared_expert.down_proj": "the same",
 }
+WHOLE_MLPS = {
+    f"layers.*.mlp.{module}{part}_proj": "transformers has MLPs and the shared expert whole on every rank"
+    for module in ("", "shared_experts.")
+    for part in ("gate", "up", "down")
+}
 WHOLE_NORMS = {
     "layers.*.self_attn.q_norm": "transformers gathers all queries on every rank; here ranks sum their squares",
     "layers.*.self_attn.k_norm": "the same of keys",
@@ -60,6 +65,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "olmo2": WHOLE_NORMS,
     "olmo3": WHOLE_NORMS,
     "olmoe": WHOLE_NORMS,
+    "step3p5": WHOLE_MLPS,
 }
 """Where we cut otherwise, and why."""
 

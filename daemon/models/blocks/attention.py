@@ -32,6 +32,7 @@ def attention(
     neighbours: int = 0,
     gated: bool = False,
     gate: str = "",
+    gate_of_heads: bool = False,
     values: int = 0,
     plain_qk_norm: bool = False,
     turned_qk_norm: bool = False,
@@ -51,6 +52,7 @@ def attention(
         sinks: the softmax has a logit per head that is no position.
         gated: what a query head finds is multiplied by the sigmoid of a gate, which ``q_proj`` makes beside the query.
         gate: the module that makes such a gate where ``q_proj`` does not; empty: there is none.
+        gate_of_heads: that gate is one number for each head.
         values: elements of a head's values, where these are fewer than those of its keys, but at least half as many; 0:
             as many. They are cached behind some of their own, so that a cache has rows of one width.
         fused: the module, beside the usual ones, whose rows are all queries, keys and values; empty: there is none.
@@ -84,7 +86,10 @@ def attention(
         name = f"{module}.q_{which}_proj"
         return W(f"{name}.weight", query, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
 
-    gates = [W(f"{module}.{gate}.weight", query, residual)] if gate else [beside("gate", heads.size)] if gated else []
+    opens_along = query_axis(replace(heads, size=1)) if gate_of_heads else query
+    gates = [W(f"{module}.{gate}.weight", opens_along, residual)] if gate else []
+    if gated:
+        gates = [beside("gate", heads.size)]
     of_values = replace(heads, size=values or heads.size)
     q, k, v, *opening = writer.linear(
         f"{at}.qkv",
@@ -128,6 +133,8 @@ def attention(
         warmth=warmth,
         gains=gains,
     )
+    if gate_of_heads:
+        opening = [_as_often(writer, opens, heads.size) for opens in opening]
     for opens in opening:
         attended = writer.gated(f"{at}.opened", opens, attended, Activation.SIGMOID)
     if values:
@@ -137,3 +144,12 @@ def attention(
         )
     output = W(f"{module}.o_proj.weight", residual, query_axis(of_values), f"{module}.o_proj.bias" * output_bias)
     return writer.linear(f"{at}.output", attended, output)[0]
+
+
+def _as_often(writer: Writer, one: Value, count: int) -> Value:
+    """Heads of `count` elements, all of them what the one element of a head of `one` is."""
+    if count == 1:
+        return one
+    half = _as_often(writer, one, count // 2)
+    joined = writer.join(f"{one.name}.{count - count % 2}", half, half)
+    return writer.join(f"{one.name}.{count}", joined, one) if count % 2 else joined

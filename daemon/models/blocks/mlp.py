@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import exp
 
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.operations import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.weights.places import Part
+
+_LEAST = -3e38
+"""No gate is smaller."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,13 @@ def gated_mlp(
     columns: Axis,
     names: MlpNames,
     activation: Activation = Activation.SILU,
+    limit: float = 0.0,
 ) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: a gated MLP, from its normalised input to its down projection."""
+    """f32[T, D] -> f32[T, D]{U_tp}: a gated MLP, from its normalised input to its down projection.
+
+    Args:
+        limit: the largest that an opened gate is, and that up is in magnitude (with SiLU alone); 0: any.
+    """
     gate_bias, up_bias, down_bias = names.biases
     gate, up = writer.linear(
         f"{at}.gate_up",
@@ -65,9 +74,19 @@ def gated_mlp(
         W(names.up, columns, x.axis, up_bias, parts=names.up_parts, bias_parts=names.bias_parts[1]),
         ys=(f"{at}.gate", f"{at}.up"),
     )
+    if limit:
+        gate, up = writer.clip(gate, _opened_to(limit), least=_LEAST), writer.clip(up, limit)
     gated = writer.gated(f"{at}.gated", gate, up, activation)
     down = W(names.down, x.axis, columns, down_bias, parts=names.down_parts, bias_parts=names.bias_parts[2])
     return writer.linear(f"{at}.down", gated, down)[0]
+
+
+def _opened_to(limit: float) -> float:
+    """The gate that SiLU makes `limit` of: as SiLU grows where it is positive, gates up to it are opened up to that."""
+    gate = limit
+    for _ in range(100):  # gate * sigmoid(gate) = limit, iterated: it is contracting
+        gate = limit * (1 + exp(-gate))
+    return gate
 
 
 def mlp(

@@ -168,11 +168,12 @@ class Writer:
         axis = Axis(Kind.PLAIN, sum(x.axis.size for x in xs), " + ".join(x.axis.called for x in xs))
         return self._made(SideBySide(xs, Value(name, axis)))
 
-    def clip(self, x: Value, limit: float) -> Value:
-        """No element is larger than `limit` in magnitude."""
+    def clip(self, x: Value, limit: float, least: float | None = None) -> Value:
+        """No element is larger than `limit`, or smaller than `least`; None: than its negative."""
         if x.placement is Placement.PARTIAL:
             x = self.replicated(x)
-        return self._made(Clip(x, Value(f"{x.name}.clipped", x.axis, x.placement), -limit, limit))
+        y = Value(f"{x.name}.clipped", x.axis, x.placement)
+        return self._made(Clip(x, y, -limit if least is None else least, limit))
 
     def attend(
         self,

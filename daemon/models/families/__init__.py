@@ -48,6 +48,7 @@ from motley.daemon.models.families.experts.olmoe import flex_olmo, olmoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_omni_moe, qwen3_vl_moe
 from motley.daemon.models.families.experts.sarvam_moe import sarvam_moe
+from motley.daemon.models.families.experts.step3p5 import step3p5
 from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
@@ -143,6 +144,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "seed_oss": seed_oss,
     "smollm3": smollm3,
     "solar_open": solar_open,
+    "step3p5": step3p5,
     "vaultgemma": vaultgemma,
     "youtu": youtu,
 }
@@ -201,6 +203,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
     "smolvlm": ("llama",),
+    "step3p7": ("step3p5",),
     "voxtral": ("llama",),
 }
 """Models of more than text whose text part (``text_config`` and the like) is of a family, or is such a model: what its

@@ -333,6 +333,8 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
     keys, size = (case.heads.group, None) if one_for_all else (12, case.heads.size)
     queries = case.heads.group * (1 if one_for_all else 12)
     heads = {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}
+    if case.model.family == "step3p5":
+        heads["num_sliding_attention_heads"] = 3 * keys
     model = case.changed(vocab_size=64, **heads, **recurrent)
     told = profile(model, quantisation, 32, exact=True)
     cut = units(model, quantisation, 32, exact=True)
