@@ -74,7 +74,7 @@ MADE_OF_OTHERS = {
         "minimax_m3",
         "ministral",
     ),
-    *("flex_olmo", "helium", "hyperclovax", "step3p5", "vaultgemma"),
+    *("flex_olmo", "helium", "hyperclovax", "solar_open", "step3p5", "vaultgemma"),
     *("cwm", "glm", "mellum", "minicpm3", "mistral4", "sarvam_moe", "youtu"),
     *("deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma2", "glm4_moe_lite"),
     *("glm_moe_dsa",),

@@ -1085,6 +1085,14 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"width": 8, "layers": 1, "heads": 1, "image_size": 28, "mlp_ratio": 1.0},
     },
+    "solar-open": {
+        "model_type": "solar_open",
+        **_EXPERTS,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "routed_scaling_factor": 1.75,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

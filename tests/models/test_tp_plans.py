@@ -65,6 +65,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "olmo2": WHOLE_NORMS,
     "olmo3": WHOLE_NORMS,
     "olmoe": WHOLE_NORMS,
+    "solar_open": {name: why for name, why in WHOLE_MLPS.items() if "shared" in name},
     "step3p5": WHOLE_MLPS,
 }
 """Where we cut otherwise, and why."""

@@ -76,6 +76,7 @@ REFUSED: Mapping[str, str] = {
     "qwen3-moe-not-normalised": "TopK, .*motley.Experts",
     "qwen3-next": "motley.GatedDelta",
     "sarvam-moe": "Sigmoid, .*TopK, .*motley.Experts",
+    "solar-open": "Sigmoid, .*TopK, .*motley.Experts",
     "smollm3": _TABLES,
     "step3p7": f"Concat with axis=2, .*rotary_dim=8 of head_dim=16, .*motley.Experts, {_TABLES}",
     "vaultgemma": "motley.CachedAttention with soft_cap=2.0, Gelu, .*Tanh",

@@ -63,6 +63,7 @@ NOT_TOLD = {
     "mellum",
     "minicpm3",
     "sarvam_moe",
+    "solar_open",
     "step3p5",
     "vaultgemma",
     "youtu",
