@@ -51,6 +51,7 @@ PUBLISHED = (
     "Gemma-3-4B",
     "OLMo-3-7B",
     "Phi-3-mini-4k",
+    "IQuest-Coder-40B",
 )
 """What the models without experts are called whose shapes are `motley.orchestrator.known_models.shapes.SHAPES`."""
 PACKAGES = ("numpy", "onnxruntime")
