@@ -89,6 +89,10 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "gemma-3-4b": 3880,
     "olmo-3-7b": 7298,
     "phi-3-mini-4k": 3821,
+    # Rounded by their authors, to 119, 40 and 4 B.
+    "mistral-small-4-119b": 118973,
+    "iquest-coder-40b": 39794,
+    "minicpm3-4b": 4074,
 }
 
 
