@@ -214,7 +214,9 @@ async def _serve(config: OrchestratorConfig, local: DaemonConfig | None, announc
         if local is None:
             _tell_all(orchestrator, config, say)
         if announce:
-            await stack.enter_async_context(_announced(orchestrator, local.node_name if local else socket.gethostname()))
+            await stack.enter_async_context(
+                _announced(orchestrator, local.node_name if local else socket.gethostname())
+            )
         if local is None:
             await asyncio.Event().wait()
             return
