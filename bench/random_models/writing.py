@@ -172,6 +172,8 @@ def _hybrid(model: Model, to_residual: float) -> list[_Tensor]:
         name, shape = tensor.name, tensor.shape
         if tensor.parts and ".experts." not in name:
             name, shape = tensor.parts[0].tensor, tensor.parts[0].shape
+            begins = next(filter(name.startswith, model.spelled), "")
+            name = model.spelled.get(begins, "") + name.removeprefix(begins)
         elif model.spelled and tensor.parts:
             name = next(part.tensor for part in tensor.parts if part.shape == shape and "[" not in part.tensor)
         if name.endswith(FLAT):
