@@ -112,7 +112,8 @@ def find_here(source: str, models_dir: Path | None = None) -> Path | None:
             if place.is_file() and place.suffix == ".gguf":
                 return place.absolute()
         except OSError as error:
-            raise ModelNotFound(f"{source[:200]!r} is no path: {error.strerror}") from error
+            what = "cannot be read" if isinstance(error, PermissionError) else "is no path"
+            raise ModelNotFound(f"{source[:200]!r} {what}: {error.strerror}") from error
     for place in tried:
         if place.is_file():
             raise ModelNotFound(no_model(place))

@@ -48,10 +48,9 @@ def register(app: typer.Typer) -> None:
 def plan(
     command: typer.Context,
     model: Annotated[str, typer.Argument(help="A folder or .gguf file, a short name, or a hub id (owner/name).")],
-    nodes: Annotated[
+    machines: Annotated[
         Path | None,
         typer.Option(
-            "--nodes",
             help='Plan for the machines of this JSON file, {"machines": [{"name", "gb_per_s", "memory_gb", ...}]}, in'
             " place of the nodes that are there.",
             dir_okay=False,
@@ -89,7 +88,7 @@ def plan(
         "stages": parse_stages(stages) if stages else None,
         "requests": requests,
         "what_if": list(what_if) if what_if else None,
-        **(read_machines(nodes) if nodes else {}),
+        **(read_machines(machines) if machines else {}),
     }
     answer, there = run(_plan(asked, url, api_key, alone))
     if as_json:
@@ -102,7 +101,7 @@ def plan(
                 soft_wrap=True,
             )
         show_plan(answer, requests)
-        for names in [] if nodes else on_one_machine(answer, there):
+        for names in [] if machines else on_one_machine(answer, there):
             results.print(
                 f"{escape(' and '.join(names))} are on one machine, and were measured one by one: as they share its"
                 " memory and its cores, a token may take longer",
@@ -134,11 +133,11 @@ def read_machines(file: Path) -> dict[str, Any]:
     try:
         told = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise CliError(f"--nodes: {file} is no JSON file: {error}") from error
+        raise CliError(f"--machines: {file} is no JSON file: {error}") from error
     if not isinstance(told, dict) or not isinstance(told.get("machines"), list):
-        raise CliError(f'--nodes: {file} has no list of machines: {{"machines": [...]}}')
+        raise CliError(f'--machines: {file} has no list of machines: {{"machines": [...]}}')
     if unknown := sorted(told.keys() - set(FILE_FIELDS)):
-        raise CliError(f"--nodes: {file} has the unknown field {unknown[0]!r}; known: {', '.join(FILE_FIELDS)}")
+        raise CliError(f"--machines: {file} has the unknown field {unknown[0]!r}; known: {', '.join(FILE_FIELDS)}")
     return told
 
 

@@ -240,16 +240,16 @@ async def test_the_command(mesh: Any, new_node: Any, tmp_path: Path) -> None:
     assert "Left out: GTX 1060, wifi" in out
     file = tmp_path / "house.json"
     file.write_text(json.dumps({"machines": [{"name": "x", "device": "rtx 3090"}, {"name": "y", "device": "ddr4 pc"}]}))
-    status, out, err = await in_thread(*plan, "--nodes", str(file), "--requests", "8", "--json")
+    status, out, err = await in_thread(*plan, "--machines", str(file), "--requests", "8", "--json")
     answer = json.loads(out)
     assert [rank["node"] for rank in answer["plan"]["ranks"]] == ["x"]
     file.write_text(json.dumps({"machines": [{"name": "x", "device": "rtx 3090", "ram": 3}]}))
-    status, out, err = await in_thread(*plan, "--nodes", str(file))
+    status, out, err = await in_thread(*plan, "--machines", str(file))
     assert status != 0
     assert "machines[0].ram is not a known parameter" in err
     for text, says in (("{", "no JSON file"), ("[]", "no list of machines"), ('{"machines": [], "a": 1}', "'a'")):
         file.write_text(text)
-        status, out, err = await in_thread(*plan, "--nodes", str(file))
+        status, out, err = await in_thread(*plan, "--machines", str(file))
         assert status != 0
         assert says in err
 
