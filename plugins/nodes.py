@@ -12,6 +12,7 @@ from motley.plugins.engine import DOMAIN
 
 COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
+NORMS = ("RMSNormalization", "LayerNormalization")
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:

@@ -30,8 +30,9 @@ ROWS = "rows"
 #                   ``motley.CachedAttention`` has
 # `ATTEND`          queries, turned, f32[T, heads * d], and the rest; the   y
 #                   rows' keys and values are in the caches
-# `NORM`            x f32[T, D], skip f32[T, D], gain f32[D]                RMS norm of x * factor + skip; that sum
-#                                                                           itself; attributes: epsilon, factor
+# `NORM`            x f32[T, D], skip f32[T, D], gain and bias f32[D]       norm of x * factor + skip; that sum itself;
+#                                                                           attributes: epsilon, factor, centred (a
+#                                                                           layer norm)
 # `HEAD_NORMS`      a value f32[T, W] of which q, k (and v) are parts; a    q, k (and v) side by side, normed head by
 #                   gain f32[d] or nothing for each of these                head where a gain is; attributes: firsts,
 #                                                                           heads, size, epsilon, width (W)

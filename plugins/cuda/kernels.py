@@ -54,8 +54,8 @@ HEADS = {64: 32, 128: 32, 256: 16, 576: 8}
 """By the widths up to which there is a kernel for heads, how many queries a block has, as in the source."""
 GATES = {"Swish": 1, "Relu": 2, "Gelu": 3}
 """What is made of rows that are multiplied by what opens a gate (`RowSource.made`), by the operator that opens it."""
-NORM = 4
-"""What is made of rows that are normalised, likewise."""
+NORM, LAYER_NORM = 4, 5
+"""What is made of rows that are normalised, likewise; by the latter of what is left of them without their mean."""
 NORM_PART = 512
 """Elements of a group that a warp normalises, and of a row that a block of threads makes, as in the source."""
 PART = 256
@@ -88,7 +88,7 @@ class RowSource(ctypes.Structure):
     """`RowSource` in the source: rows that a kernel reads as they are, or what it makes of them as it reads."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "other", "gain", "sum", "result")),
+        *((name, ctypes.c_void_p) for name in ("x", "other", "gain", "bias", "sum", "result")),
         *((f"{name}_stride", ctypes.c_int) for name in ("x", "other", "sum", "result")),
         *((name, ctypes.c_int) for name in ("width", "made", "in_fours")),
         ("epsilon", ctypes.c_float),
@@ -102,19 +102,20 @@ class RowSource(ctypes.Structure):
         gain: int = 0,
         epsilon: float = 0.0,
         sum: View | None = None,
+        bias: int = 0,
     ) -> RowSource:
         """
         Args:
-            made: one of `GATES` or `NORM`; 0: rows are read as they are.
+            made: one of `GATES`, `NORM` or `LAYER_NORM`; 0: rows are read as they are.
             other: what a gate is multiplied by, or what is added before a norm.
-            gain: the address of a norm's.
+            gain, bias: the addresses of a norm's; it may have no bias, 0.
             epsilon: a norm's.
             sum: where what is normalised goes.
         """
         none = View(0, 0, 0)
         views = [x, other or none, sum or none]
-        fours = all(each.is_in_fours for each in views) and not (x.width % 4 or gain % 16)
-        addresses = [views[0].address, views[1].address, gain, views[2].address, 0]
+        fours = all(each.is_in_fours for each in views) and not (x.width % 4 or gain % 16 or bias % 16)
+        addresses = [views[0].address, views[1].address, gain, bias, views[2].address, 0]
         return RowSource(*addresses, *(each.stride for each in views), 0, x.width, made, int(fours), epsilon)
 
     def kept(self, result: View) -> RowSource:

@@ -30,6 +30,7 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("", "Div"): {},
     ("", "GatherElements"): {"axis": 1},
     ("", "Gelu"): {"approximate": b"tanh"},
+    ("", "LayerNormalization"): KNOWN["", "RMSNormalization"],
     ("", "ReduceSum"): {"keepdims": 1},
     ("", "Min"): {},
     ("", "Relu"): {},
@@ -124,7 +125,7 @@ def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
                 yield f"{called} of what is no number"
             case "Where" if node.output[0] not in groups:
                 yield f"{called} of what are no groups of experts"
-            case "RMSNormalization" if node.input[1] not in constants:
+            case "RMSNormalization" | "LayerNormalization" if not constants.keys() >= {*node.input[1:]}:
                 yield f"{called} without a gain"
             case "Gemm" | "HeadProducts":
                 source = made_by.get(node.input[1])

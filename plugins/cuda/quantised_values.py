@@ -11,6 +11,7 @@ import onnx
 
 from motley.plugins.adapters import ADAPTED
 from motley.plugins.cuda.kernels import Coded
+from motley.plugins.nodes import NORMS
 
 
 class QuantisedValue(NamedTuple):
@@ -58,5 +59,5 @@ def normalised_sums(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     return {
         node.output[0]
         for node, behind in pairwise(nodes)
-        if node.op_type == "Add" and behind.op_type == "RMSNormalization" and behind.input[0] == node.output[0]
+        if node.op_type == "Add" and behind.op_type in NORMS and behind.input[0] == node.output[0]
     }

@@ -226,6 +226,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "Gather"): _Step.choose,
     ("", "GatherElements"): _Step.gather,
     ("", "Gemm"): _Step.gemm,
+    ("", "LayerNormalization"): _Step.norm,
     ("", "Min"): _Step.least,
     ("", "Mul"): _Step.multiply,
     ("", "RMSNormalization"): _Step.norm,

@@ -54,12 +54,14 @@ class Norm(ctypes.Structure):
         ("x", c_void_p),
         ("skip", c_void_p),
         ("weight", c_void_p),
+        ("bias", c_void_p),
         ("y", c_void_p),
         ("total", c_void_p),
         ("rows", c_int64),
         ("columns", c_int64),
         ("epsilon", c_float),
         ("factor", c_float),
+        ("centred", c_int32),
     )
 
 

@@ -1,7 +1,8 @@
 /* Norms and gates of rows. The arithmetic is the same to the bit for every level, and for a row beside any others:
  *
- * - Norm, of a row or of a head: lane i of 16 adds the squares of elements i, i + 16, ... by lane = fma(total, total, lane), starting from 0;
- *   lanes are added as the tree of matmul.c. With s = 1 / sqrt(sum / columns + epsilon), y = total * s * weight.
+ * - Norm, of a row or of a head: lane i of 16 adds the squares of elements i, i + 16, ... by lane = fma(total, total, lane),
+ *   starting from 0; lanes are added as the tree of matmul.c. With s = 1 / sqrt(sum / columns + epsilon), y = total * s *
+ *   weight, plus bias. Of a centred one, lanes add elements first, and sum / columns is subtracted from each.
  * - Gate: gate * sigmoid(z) with e = exp(-|z|) (floats.h) is gate / (1 + e), for negative z gate * e / (1 + e), where
  *   a gate below -120 counts as -120 (e is 0 there).
  *   SILU: z = gate; y = gate * sigmoid(z) * up.

@@ -3,17 +3,19 @@
 #define MOTLEY_ROWS_H
 #include <stdint.h>
 
-/* SHARED with library.py. y[rows, columns] = total / sqrt(mean(total^2) + epsilon) * weight, of total = x * factor + skip.
- */
+/* SHARED with library.py. y[rows, columns] = t / sqrt(mean(t^2) + epsilon) * weight + bias, of t = total = x * factor + skip,
+ * or of t = total - mean(total). */
 struct norm {
     const float *x;
     const float *skip; /* or NULL */
     const float *weight;
+    const float *bias; /* or NULL */
     float *y;
     float *total; /* or NULL; may be x or skip */
     int64_t rows, columns;
     float epsilon;
-    float factor; /* without skip, 1 */
+    float factor;    /* without skip, 1 */
+    int32_t centred; /* whether the mean is subtracted */
 };
 
 enum { PARTS_OF_HEADS = 3 };

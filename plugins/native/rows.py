@@ -23,9 +23,18 @@ Action = Callable[[], None]
 
 
 def bind_norm(
-    x: F32, skip: F32 | None, weight: F32, epsilon: float, y: F32, total: F32 | None, factor: float = 1.0
+    x: F32,
+    skip: F32 | None,
+    weight: F32,
+    epsilon: float,
+    y: F32,
+    total: F32 | None,
+    *,
+    factor: float = 1.0,
+    bias: F32 | None = None,
+    centred: bool = False,
 ) -> Action:
-    """RMS norm of rows: ``total = x * factor + skip``, ``y = total / sqrt(mean(total ** 2) + epsilon) * weight``.
+    """RMS norm of rows: ``total = x * factor + skip``, ``y = total / sqrt(mean(total ** 2) + epsilon) * weight + bias``.
 
     Args:
         x: f32[M, D].
@@ -33,20 +42,24 @@ def bind_norm(
         weight: f32[D].
         y: f32[M, D], overwritten.
         total: f32[M, D], overwritten, may be `x` or `skip` itself; None: it is not wanted.
+        bias: f32[D]; None: nothing is added.
+        centred: y is a layer norm: of ``total - mean(total)`` in the place of `total`.
     """
     rows, columns = x.shape if x.ndim == 2 else (0, 0)
     norm = Norm(
         x=address("x", x, np.float32, rows, columns),
         skip=None if skip is None else address("skip", skip, np.float32, rows, columns),
         weight=address("weight", weight, np.float32, columns),
+        bias=None if bias is None else address("bias", bias, np.float32, columns),
         y=place("y", y, np.float32, rows, columns),
         total=None if total is None else place("total", total, np.float32, rows, columns),
         rows=rows,
         columns=columns,
         epsilon=epsilon,
         factor=factor,
+        centred=centred,
     )
-    norm.kept = (x, skip, weight, y, total)
+    norm.kept = (x, skip, weight, y, total, bias)
     return partial(library().motley_norm, ctypes.byref(norm))
 
 

@@ -1,30 +1,52 @@
 /* The kernels of rows.c, and the sum of mixture.c, of one level. */
-ALWAYS void normalise_row(const float *x, const float *skip, float factor, const float *weight, float epsilon,
-                          int64_t columns, float *y, float *total) {
-    float sum;
+
+/* y -= mean, in place; the sum of what becomes of its squares, when `sum` is that of y. */
+static float centre(float *y, int64_t columns, float sum) {
+    const floats mean = all_lanes(sum / (float)columns);
     floats squares[PARTS][TILE];
     UNROLL for (int p = 0; p < PARTS; p++) squares[p][0] = (floats){0};
     for (int64_t i = 0; i < columns; i += LANES_IN_ALL)
         UNROLL for (int p = 0; p < PARTS; p++) {
             const int64_t at = i + p * LANES, left = columns - at;
             if (left <= 0) continue;
-            floats value = load_floats(x + at, left);
-            if (skip) value = value * factor + load_floats(skip + at, left);
-            if (total) store_floats(total + at, value, left);
-            store_floats(y + at, value, left);
+            store_floats(y + at, load_floats(y + at, left) - mean, left);
+            const floats value = load_floats(y + at, left); /* lanes beyond the row are 0 again */
             squares[p][0] = fused(value, value, squares[p][0]);
         }
     add_lanes(squares, 1, &sum);
-    const floats scale = 1 / __builtin_elementwise_sqrt(all_lanes(sum / (float)columns + epsilon));
-    for (int64_t i = 0; i < columns; i += LANES)
-        store_floats(y + i, load_floats(y + i, columns - i) * scale * load_floats(weight + i, columns - i), columns - i);
+    return sum;
+}
+
+ALWAYS void normalise_row(const struct norm *norm, const float *x, const float *skip, float *y, float *total) {
+    const int64_t columns = norm->columns;
+    float sum;
+    floats added[PARTS][TILE];
+    UNROLL for (int p = 0; p < PARTS; p++) added[p][0] = (floats){0};
+    for (int64_t i = 0; i < columns; i += LANES_IN_ALL)
+        UNROLL for (int p = 0; p < PARTS; p++) {
+            const int64_t at = i + p * LANES, left = columns - at;
+            if (left <= 0) continue;
+            floats value = load_floats(x + at, left);
+            if (skip) value = value * norm->factor + load_floats(skip + at, left);
+            if (total) store_floats(total + at, value, left);
+            store_floats(y + at, value, left);
+            added[p][0] = norm->centred ? added[p][0] + value : fused(value, value, added[p][0]);
+        }
+    add_lanes(added, 1, &sum);
+    if (norm->centred) sum = centre(y, columns, sum);
+    const floats scale = 1 / __builtin_elementwise_sqrt(all_lanes(sum / (float)columns + norm->epsilon));
+    for (int64_t i = 0; i < columns; i += LANES) {
+        floats value = load_floats(y + i, columns - i) * scale * load_floats(norm->weight + i, columns - i);
+        if (norm->bias) value += load_floats(norm->bias + i, columns - i);
+        store_floats(y + i, value, columns - i);
+    }
 }
 
 static void normalise(const struct norm *norm) {
     for (int64_t row = 0; row < norm->rows; row++) {
         const int64_t at = row * norm->columns;
-        normalise_row(norm->x + at, norm->skip ? norm->skip + at : NULL, norm->factor, norm->weight, norm->epsilon,
-                      norm->columns, norm->y + at, norm->total ? norm->total + at : NULL);
+        normalise_row(norm, norm->x + at, norm->skip ? norm->skip + at : NULL, norm->y + at,
+                      norm->total ? norm->total + at : NULL);
     }
 }
 
@@ -33,10 +55,11 @@ static void normalise_heads(const struct head_norms *norms) {
     for (int64_t row = 0; row < norms->rows; row++)
         for (int part = 0; part < PARTS_OF_HEADS; part++) {
             const int64_t size = norms->size, heads = norms->heads[part];
-            const float *gain = norms->gains[part], *x = norms->x + row * norms->width + norms->firsts[part];
-            if (!gain) memcpy(y, x, (size_t)(heads * size) * sizeof *x);
-            for (int64_t head = 0; gain && head < heads; head++)
-                normalise_row(x + head * size, NULL, 1, gain, norms->epsilon, size, y + head * size, NULL);
+            const float *x = norms->x + row * norms->width + norms->firsts[part];
+            const struct norm own = {.weight = norms->gains[part], .columns = size, .epsilon = norms->epsilon};
+            if (!own.weight) memcpy(y, x, (size_t)(heads * size) * sizeof *x);
+            for (int64_t head = 0; own.weight && head < heads; head++)
+                normalise_row(&own, x + head * size, NULL, y + head * size, NULL);
             y += heads * size;
         }
 }

@@ -233,15 +233,16 @@ def _far(places: Mapping[str, Array], keys: str, values: str) -> LayerBlocks | N
 
 
 def _norm(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
-    x, skip, name = then.node.input
+    x, skip, *names = then.node.input
     y, total = [*then.results, ""][:2]
-    attributes, gain = attributes_of(then.node), weight(name)
-    epsilon, factor = attributes["epsilon"], attributes["factor"]
+    gain, bias = map(weight, names)
+    attributes = attributes_of(then.node)
     assert gain is not None
 
     def bind(places: Mapping[str, Array]) -> Action:
         added, whole = (places[name] if name else None for name in (skip, total))
-        return bind_norm(places[x], added, gain, epsilon, places[y], whole, factor)
+        own = places[x], added, gain, attributes["epsilon"], places[y], whole
+        return bind_norm(*own, factor=attributes["factor"], bias=bias, centred=bool(attributes["centred"]))
 
     return bind, dict.fromkeys([*then.operands, *then.results], len(gain))
 

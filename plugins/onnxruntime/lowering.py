@@ -11,6 +11,7 @@ in the graph                                    in the runtime (domain ``com.mic
 ``Split`` -> ``StateSpace``                     `motley.plugins.segments.SPACE` on packed XZ and BC
 ``Split`` -> ``ShortConvolution``               `motley.plugins.segments.CONVOLUTION` on packed BCX
 ``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`, with a ``Mul`` by a number before it
+``Add`` -> ``LayerNormalization`` of rows       the same, centred
 ``Reshape`` -> ``RMSNormalization`` of heads    `motley.plugins.segments.HEAD_NORMS` on packed QKV
 ``Split`` -> ``Swish`` -> ``Mul``               `motley.plugins.segments.GATED`
 ``Split`` -> ``Sigmoid`` -> ``Mul``             the same, of a gate behind queries, keys and values
@@ -30,7 +31,7 @@ import onnx.inliner
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
-from motley.plugins.nodes import attributes_of, is_experts
+from motley.plugins.nodes import NORMS, attributes_of, is_experts
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
 
@@ -146,17 +147,8 @@ class Lowering:
             yield self._head_products(node)
         elif not self.fuses:
             yield node
-        elif node.op_type == "RMSNormalization" and not self._made_by(node.input[0], "Reshape"):  # that is of heads
-            source = self._residual_add(node)
-            added, factor = self._terms(source) if source else ([node.input[0], ""], 1.0)
-            yield helper.make_node(
-                NORM,
-                [*added, node.input[1]],
-                [node.output[0], *(source.output if source else ())],
-                domain=DOMAIN,
-                epsilon=attributes_of(node)["epsilon"],
-                factor=factor,
-            )
+        elif node.op_type in NORMS and not self._made_by(node.input[0], "Reshape"):  # that is of heads
+            yield self._norm(node)
         elif node.output[0] in self._gates:
             yield self._gated(node, *self._gates[node.output[0]])
         elif node.output[0] in self._absorbed:
@@ -170,6 +162,21 @@ class Lowering:
             yield helper.make_node("QuickGelu", node.input, node.output, domain=MICROSOFT, alpha=alpha)
         else:
             yield node
+
+    def _norm(self, node: NodeProto) -> NodeProto:
+        source = self._residual_add(node)
+        added, factor = self._terms(source) if source else ([node.input[0], ""], 1.0)
+        total = [source.output[0]] if source else []
+        gain, bias = [*node.input[1:], ""][:2]
+        return helper.make_node(
+            NORM,
+            [*added, gain, bias],
+            [node.output[0], *total],
+            domain=DOMAIN,
+            epsilon=attributes_of(node)["epsilon"],
+            factor=factor,
+            centred=int(node.op_type == "LayerNormalization"),
+        )
 
     def _experts(self, node: NodeProto) -> NodeProto:
         """The node with its experts lowered."""
@@ -238,7 +245,7 @@ class Lowering:
 
     def _residual_add(self, node: NodeProto) -> NodeProto | None:
         """The addition of two activations that `node`, if it is a normalisation, is the first to read."""
-        if node.op_type != "RMSNormalization":
+        if node.op_type not in NORMS:
             return None
         add = self._made_by(node.input[0], "Add")
         if add is None or any(name in self._initializers for name in add.input):

@@ -41,6 +41,14 @@ def rms_normalization(xp: ArrayModule, x: Array, scale: Array, *, axis: int, eps
     return x / xp.sqrt(mean_square + x.dtype.type(epsilon)) * scale
 
 
+def layer_normalization(
+    xp: ArrayModule, x: Array, scale: Array, bias: Array | None = None, *, axis: int, epsilon: float
+) -> Array:
+    centred = x - xp.mean(x, axis=axis, keepdims=True)
+    normed = rms_normalization(xp, centred, scale, axis=axis, epsilon=epsilon)
+    return normed if bias is None else normed + bias
+
+
 def gemm(xp: ArrayModule, a: Array, b: Array, c: Array | None = None, *, transB: int) -> Array:
     product = a @ (b.T if transB else b)
     return product if c is None else product + c
@@ -185,6 +193,7 @@ OPERATORS: dict[str, Operator] = {
     "Gemm": gemm,
     "HeadProducts": head_products,
     "GreaterOrEqual": lambda xp, a, b: a >= b,
+    "LayerNormalization": layer_normalization,
     "Less": lambda xp, a, b: a < b,
     "LessOrEqual": lambda xp, a, b: a <= b,
     "Log": lambda xp, x: xp.log(x),

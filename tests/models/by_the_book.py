@@ -82,14 +82,17 @@ class _Book:
 
     def _compute(self, operation: Operation, values: Values, expert: int | None) -> None:
         match operation:
-            case Norm(x, y, gain, epsilon, offset):
+            case Norm(x, y, gain, epsilon, offset, centred):
                 rows = values[x.name]
                 width = x.axis.heads.size if x.axis.heads else x.axis.size
                 apart = rows.reshape(len(rows), -1, width)
+                if centred:
+                    apart = apart - apart.mean(axis=-1, keepdims=True)
                 scale = 1.0 if gain is None else self.weights[gain.name] + offset
                 if gain is not None and gain.out == x.axis:
                     scale = (self.weights[gain.name] + offset).reshape(apart.shape[1:])
-                values[y.name] = (_normed(apart, epsilon) * scale).reshape(rows.shape)
+                bias = self.weights[gain.bias] if gain is not None and gain.bias else 0.0
+                values[y.name] = (_normed(apart, epsilon) * scale + bias).reshape(rows.shape)
             case WholeNorm(xs=xs, ys=ys, gains=gains, epsilon=epsilon):
                 for x, y, gain in zip(xs, ys, gains, strict=True):
                     values[y.name] = _normed(values[x.name], epsilon) * self.weights[gain.name]
@@ -126,8 +129,8 @@ class _Book:
                 values[operation.y.name] = self._attend(operation, values)
             case Gated(gate, up, y, activation):
                 values[y.name] = _gated(values[gate.name], values[up.name], activation)
-            case Sum(x, y):
-                values[y.name] = values[x.name]
+            case Sum(xs, y):
+                values[y.name] = sum((values[x.name] for x in xs[1:]), values[xs[0].name])
             case Scale(x, y, by):
                 values[y.name] = values[x.name] * by
             case Times(x, w, y):

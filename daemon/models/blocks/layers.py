@@ -28,7 +28,7 @@ def model(
     ignored: Sequence[str] = (),
     last_norm: str = "model.norm.weight",
 ) -> Model:
-    """A model of layers between an embedding table and a head with an RMS norm.
+    """A model of layers between an embedding table and a head with a norm.
 
     Args:
         layer: writes a layer, given its number; `residual` is what it begins with.
@@ -77,8 +77,9 @@ def begin(shape: Shape, number: int) -> Writer:
 
 
 def norm(writer: Writer, shape: Shape, name: str, x: Value, tensor: str) -> Value:
-    """RMS norm of whole rows, f32[T, D], by a gain that is `tensor` in a checkpoint."""
-    return writer.norm(name, x, W(tensor, shape.residual), shape.epsilon, shape.norm_offset)
+    """Norm of whole rows, f32[T, D], as the model has them, by a gain that is `tensor` in a checkpoint."""
+    gain = W(tensor, shape.residual, bias=f"{tensor.removesuffix('.weight')}.bias" * shape.norm_bias)
+    return writer.norm(name, x, gain, shape.epsilon, shape.norm_offset, shape.centred)
 
 
 def further(shape: Shape, count: int) -> list[str]:
@@ -100,6 +101,18 @@ def pre_norm_layer(shape: Shape, number: int, attend: Block, mlp: Block, enter: 
     residual = writer.add(entered, attend(writer, x))
     x = norm(writer, shape, f"layers.{number}.mlp.norm", residual, f"{module}.post_attention_layernorm.weight")
     return writer.layer(writer.add(residual, mlp(writer, x)))
+
+
+def parallel_layer(shape: Shape, number: int, attend: Block, mlp: Block) -> Layer:
+    """A layer as Command R has it: attention and the MLP read the same norm, and what both make is added at once.
+
+    Args:
+        attend, mlp: from normalised rows to what is added, f32[T, D] -> f32[T, D]{U_tp}.
+    """
+    writer = begin(shape, number)
+    at, module = f"layers.{number}.attention.norm", f"model.layers.{number}.input_layernorm.weight"
+    x = norm(writer, shape, at, writer.x, module)
+    return writer.layer(writer.add(writer.x, attend(writer, x), mlp(writer, x)))
 
 
 def post_norm_layer(shape: Shape, number: int, attend: Block, mlp: Block) -> Layer:

@@ -17,10 +17,12 @@ class Shape:
         hidden: D, elements of the residual.
         heads: of every layer's attention, unless the family says otherwise.
         vocabulary: words.
-        epsilon: of RMS norms.
+        epsilon: of norms.
         tied: the head is the embedding table.
         eos: tokens that end a text.
         norm_offset: what is added to a norm's gain as it is stored: 1 in the Gemma families.
+        centred: norms of rows are layer norms, else RMS norms.
+        norm_bias: they add a bias.
     """
 
     layers: int
@@ -31,6 +33,8 @@ class Shape:
     tied: bool
     eos: tuple[int, ...]
     norm_offset: float = 0.0
+    centred: bool = False
+    norm_bias: bool = False
 
     @property
     def residual(self) -> Axis:
@@ -46,6 +50,8 @@ def read_shape(
     epsilon: float = 1e-6,
     tied: bool = False,
     norm_offset: float = 0.0,
+    layer_norm: str = "",
+    norm_bias: bool = False,
 ) -> Shape:
     """Read the facts that nearly every config has.
 
@@ -54,6 +60,8 @@ def read_shape(
         kv_heads: there are as many KV heads as query heads where the keys are silent; else they may not be.
         epsilon, tied: where the keys are silent.
         norm_offset: see `Shape`; the key ``norms_are_whole`` (of a GGUF file) says that it has been added.
+        layer_norm: the key of the epsilon where norms are layer norms; empty: they are RMS norms.
+        norm_bias: see `Shape`.
 
     Raises:
         ConfigError: naming the key that is missing or not possible.
@@ -72,8 +80,10 @@ def read_shape(
         hidden=hidden,
         heads=Heads(queries, shared, size),
         vocabulary=keys.size("vocab_size"),
-        epsilon=keys.number("rms_norm_eps", epsilon),
+        epsilon=keys.number(layer_norm or "rms_norm_eps", epsilon),
         tied=keys.flag("tie_word_embeddings", tied),
         eos=tuple(dict.fromkeys(keys.tokens("eos_token_id"))),
         norm_offset=0.0 if keys.flag("norms_are_whole", False) else norm_offset,
+        centred=bool(layer_norm),
+        norm_bias=norm_bias,
     )

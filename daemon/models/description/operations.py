@@ -16,7 +16,8 @@ class Norm:
     """RMS norm of rows: ``y = x / sqrt(mean(x ** 2) + epsilon) * (gain + offset)``; of sharded heads, each by itself.
 
     Attributes:
-        gain: f32[a row's, or a head's elements], or of all heads side by side; None: there is none.
+        gain: f32[a row's, or a head's elements], or of all heads side by side; None: there is none. Its bias is added.
+        centred: it is a layer norm: of ``x - mean(x)`` in the place of x.
     """
 
     x: Value
@@ -24,6 +25,7 @@ class Norm:
     gain: W | None
     epsilon: float
     offset: float = 0.0
+    centred: bool = False
 
 
 @dataclass(frozen=True)
@@ -270,9 +272,9 @@ class Gated:
 
 @dataclass(frozen=True)
 class Sum:
-    """f32[T, N]{U_tp} -> f32[T, N]: the sum over all ranks."""
+    """f32[T, N]{U_tp} of each x -> f32[T, N]: their sum over all ranks."""
 
-    x: Value
+    xs: tuple[Value, ...]
     y: Value
 
 

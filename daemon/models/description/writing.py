@@ -91,9 +91,11 @@ class Writer:
         """The layer that was written, from the residual it began with to `y`."""
         return Layer(self.x, self._wants(y, Placement.REPLICATED, "the end of a layer"), tuple(self.operations))
 
-    def norm(self, name: str, x: Value, gain: W | None, epsilon: float, offset: float = 0.0) -> Value:
+    def norm(
+        self, name: str, x: Value, gain: W | None, epsilon: float, offset: float = 0.0, centred: bool = False
+    ) -> Value:
         """RMS norm of whole rows f32[T, D], or of each head of sharded rows by itself (`gain` is of one head then, or
-        of all side by side)."""
+        of all side by side); see `Norm`."""
         if x.axis.heads is None:
             x = self.replicated(x)
             width = x.axis.size
@@ -101,7 +103,9 @@ class Writer:
             width = x.axis.heads.size
         if gain is not None and gain.shape != (width,) and gain.out != x.axis:
             raise ShardingError(f"{name}: a norm of {width} elements cannot have a gain {gain.name} of {gain.shape}")
-        return self._made(Norm(x, Value(name, x.axis, x.placement), gain, epsilon, offset))
+        if gain is not None and gain.bias and x.axis.heads is not None:
+            raise ShardingError(f"{name}: a norm of heads has no bias")
+        return self._made(Norm(x, Value(name, x.axis, x.placement), gain, epsilon, offset, centred))
 
     def whole_norm(self, name: str, xs: tuple[Value, ...], gains: tuple[W, ...], epsilon: float) -> tuple[Value, ...]:
         """RMS norms of sharded rows, each over its whole axis; their squares are summed over the ranks at once."""
@@ -302,8 +306,12 @@ class Writer:
         """
         if x.placement is not Placement.PARTIAL:
             return self._wants(x, Placement.REPLICATED, "a replicated value is needed")
-        summed = next((each.y for each in self.operations if isinstance(each, Sum) and each.x == x), None)
-        return summed or self._made(Sum(x, Value(f"{_block(x.name)}.reduced", x.axis)))
+        return self._summed(x)
+
+    def _summed(self, *xs: Value) -> Value:
+        """The sum of partial values over the ranks."""
+        summed = next((each.y for each in self.operations if isinstance(each, Sum) and each.xs == xs), None)
+        return summed or self._made(Sum(xs, Value(f"{_block(xs[-1].name)}.reduced", xs[-1].axis)))
 
     def scaled(self, x: Value, by: float) -> Value:
         """x times a number, summed over the ranks first if it is partial; x itself where the number is 1."""
@@ -332,10 +340,15 @@ class Writer:
             x = self.replicated(x)
         return self._made(SoftCap(x, Value(name or f"{x.name}.capped", x.axis, x.placement), cap))
 
-    def add(self, residual: Value, x: Value) -> Value:
-        """The residual after a block: x is added, summed over the ranks first if it is partial."""
+    def add(self, residual: Value, x: Value, *more: Value) -> Value:
+        """The residual after a block, or after several side by side: what they make is added, summed over the ranks
+        first if it is partial, at once; several are all partial."""
         self._wants(residual, Placement.REPLICATED, "a residual")
-        x = self.replicated(x)
+        for each in (x, *more) if more else ():
+            self._wants(each, Placement.PARTIAL, "one of several blocks")
+            if each.axis != residual.axis:
+                raise ShardingError(f"{each.name} is no residual's: it is along {each.axis.called}")
+        x = self._summed(x, *more) if more else self.replicated(x)
         if x.axis != residual.axis:
             raise ShardingError(f"{x.name} is no residual's: it is along {x.axis.called}")
         return self._made(Add(residual, x, Value(f"{_block(x.name)}.residual", residual.axis)))

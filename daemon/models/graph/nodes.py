@@ -13,7 +13,7 @@ sums (`motley.daemon.models.cutting.tree`). There is one way for each kind of op
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from onnx import TensorProto
 
@@ -195,7 +195,7 @@ class Nodes(Emitter):
 
     def sum(self, operation: Sum) -> None:
         """Sum over everyone's terms; only ranks can."""
-        raise AssertionError(f"{operation.x.name} is summed by ranks")
+        raise AssertionError(f"{operation.y.name} is summed by ranks")
 
     def whole_norm(self, operation: WholeNorm) -> None:
         """Norm over everyone's parts of an axis; only ranks can."""
@@ -213,19 +213,28 @@ class Nodes(Emitter):
         x, name = self.read(norm.x), self.named(norm.y.name)
         heads = norm.x.axis.heads
         if heads is None:
-            self._make(norm.y, "RMSNormalization", [x, self._gain(norm, norm.x.axis.size)], norm)
+            self._made[norm.y.name] = self._normed(norm, x, name, self._gain(norm, norm.x.axis.size))
+            self._tell_width(norm.y)
             return
         count = self.width(norm.x.axis) // heads.size
         apart = self.node("Reshape", [x, self.integers((-1, count, heads.size))], f"{name}.heads")
         whole = norm.gain if norm.gain is not None and norm.gain.out == norm.x.axis else None
         gain = self.ones(heads.size) if whole else self._gain(norm, heads.size)
-        normed = self.node("RMSNormalization", [apart, gain], name, axis=-1, epsilon=norm.epsilon)
+        normed = self._normed(norm, apart, name, gain)
         rows = self.node("Reshape", [normed, self.integers((-1, count * heads.size))], f"{name}.rows")
         if whole:
             pieces = tuple(Piece(whole.name, own) for own in self.holding.ranges(whole.out))
             gains = self.weight(Weight(f"{name}.weight", pieces, offset=norm.offset))
             rows = self.node("Mul", [rows, gains], f"{name}.weighed")
         self._made[norm.y.name] = rows
+
+    def _normed(self, norm: Norm, x: str, name: str, gain: str) -> str:
+        bias = []
+        if norm.gain is not None and norm.gain.bias:
+            piece = Piece(norm.gain.bias, range(norm.gain.out.size))
+            bias = [self.weight(Weight(f"{name}.bias", (piece,)))]
+        operator = "LayerNormalization" if norm.centred else "RMSNormalization"
+        return self.node(operator, [x, gain, *bias], name, axis=-1, epsilon=norm.epsilon)
 
     def _gain(self, norm: Norm, width: int) -> str:
         if norm.gain is None:
@@ -415,9 +424,8 @@ class Nodes(Emitter):
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def _make(self, y: Value, op: str, inputs: list[str], norm: Norm | None = None) -> None:
-        attributes: dict[str, Any] = {"axis": -1, "epsilon": norm.epsilon} if norm else {}
-        self._made[y.name] = self.node(op, inputs, self.named(y.name), **attributes)
+    def _make(self, y: Value, op: str, inputs: list[str]) -> None:
+        self._made[y.name] = self.node(op, inputs, self.named(y.name))
         self._tell_width(y)
 
     def _tell_width(self, y: Value) -> None:

@@ -47,12 +47,29 @@ class RankSums(Nodes):
         self.inner = {name: axis for layer in model.layers for name, axis in _inner_axes(layer.operations).items()}
 
     def sum(self, operation: Sum) -> None:
-        """f32[T, N]{U_tp} -> f32[T, N]."""
-        x, y = operation.x, operation.y
-        if self.is_whole(x):  # experts elsewhere have summed it
-            self.given(y, self.read(x))
-            return
-        self.given(y, self.summed(self.partial(x), self.inner[x.name], y.name, x.axis.size))
+        """f32[T, N]{U_tp} of each -> f32[T, N], all at once but in trees, of which each axis has its own."""
+        xs, y, width = operation.xs, operation.y, operation.y.axis.size
+        parts = [x for x in xs if not self.is_whole(x)]  # others have been summed by experts elsewhere
+        if len(parts) > 1 and not self.cut.exact:
+            terms = [term for x in parts for term in self.partial(x).values()]
+            together = {range(0): self.added(terms, f"{y.name}.partial")} if terms else {}
+            found = [self.read(x) for x in xs if x not in parts]
+            found.append(self.summed(together, self.inner[parts[0].name], y.name, width))
+        else:
+            found = [
+                self.summed(self.partial(x), self.inner[x.name], y.name if len(xs) == 1 else x.name, width)
+                if x in parts
+                else self.read(x)
+                for x in xs
+            ]
+        self.given(y, self.added(found, f"{y.name}.total"))
+
+    def added(self, xs: Sequence[str], name: str) -> str:
+        """Values added up in their order; a single one as it is."""
+        total = xs[0]
+        for number, x in enumerate(xs[1:], start=2):
+            total = self.node("Add", [total, x], name if number == len(xs) else f"{name}.{number}")
+        return total
 
     def summed(self, terms: Terms, axis: Axis, name: str, width: int) -> str:
         """f32[T, width], made of every rank's terms along an axis."""

@@ -21,7 +21,7 @@ __device__ inline float warp_max(float value) {
     return value;
 }
 
-// Of all threads of a block, in an order that depends on nothing but their number. A kernel calls it once at most.
+// Of all threads of a block, in an order that depends on nothing but their number. All of them wait between two calls.
 __device__ inline float block_sum(float value) {
     struct Sums {
         float of_warps[WARP];

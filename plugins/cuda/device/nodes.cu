@@ -1,9 +1,10 @@
 // The small nodes of a rank's graph: norms, what is done to each element, heads, and routers.
 
-// y = x / sqrt(mean(x^2) + epsilon) * scale for each of several groups of `width` in each row (whole rows are a RowSource). A warp
-// writes a part of a group: all of its warps add up the squares of all of it, as that takes less time than to tell each other.
-extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* scale, float* y, int y_stride, int rows,
-                                    int groups, int width, int in_fours, float epsilon) {
+// y = x / sqrt(mean(x^2) + epsilon) * scale for each of several groups of `width` in each row (whole rows are a RowSource), or,
+// where they are `centred`, of x - mean(x). A warp writes a part of a group: all of its warps add up the squares of all of it, as
+// that takes less time than to tell each other.
+extern "C" __global__ void norm_groups(const float* x, int x_stride, const float* scale, float* y, int y_stride, int rows,
+                                       int groups, int width, int in_fours, int centred, float epsilon) {
     wait_for_previous();
     const int parts = (width + NORM_PART - 1) / NORM_PART, lane = threadIdx.x % WARP;
     const i64 row = warp_number() / parts / groups;
@@ -16,8 +17,12 @@ extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* s
         const int at = first + i * WARP;
         own[i] = at < width ? from[at] : 0, scales[i] = at < width ? scale[at] : 0;
     }
-    float squares = 0;
-    if (in_fours) {
+    float mean = 0, squares = 0;
+    if (centred) {
+        for (int i = lane; i < width; i += WARP) mean += from[i];
+        mean = warp_sum(mean) / width;
+        for (int i = lane; i < width; i += WARP) squares = fmaf(from[i] - mean, from[i] - mean, squares);
+    } else if (in_fours) {
 #pragma unroll 16
         for (int i = 4 * lane; i < width; i += 4 * WARP) {
             float values[4];
@@ -31,7 +36,7 @@ extern "C" __global__ void rms_norm(const float* x, int x_stride, const float* s
     float* to = y + row * y_stride + group * width;
 #pragma unroll
     for (int i = 0; i < NORM_PART / WARP; ++i)
-        if (first + i * WARP < width) to[first + i * WARP] = own[i] / root * scales[i];
+        if (first + i * WARP < width) to[first + i * WARP] = (own[i] - mean) / root * scales[i];
 }
 
 extern "C" __global__ void add(const float* a, int a_stride, const float* b, int b_stride, float* y, int y_stride,

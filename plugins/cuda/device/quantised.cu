@@ -31,13 +31,13 @@ __device__ void quantise(const RowSource& source, u8* to, int columns, int block
     const int number = int(blockIdx.x % parts) * of_threads + int(threadIdx.x) / PARTS, first = number * BLOCK_STRETCHES;
     const i64 token = blockIdx.x / parts;
     const bool there = number < of_a_token;
-    const float divisor = source.divisor(token);
+    const Norming norming = source.norming(token);
     float values[BLOCK_STRETCHES][RUN];
     u32 largest = 0;  // as bits, see Int8Scale
     for (int s = 0; s < BLOCK_STRETCHES; ++s) {
         const int column = ((first + s) * PARTS + part) * RUN;
         if (there && column < columns) {
-            source.read<RUN>(token, column, divisor, values[s]);
+            source.read<RUN>(token, column, norming, values[s]);
         } else {
             for (int i = 0; i < RUN; ++i) values[s][i] = 0;
         }

@@ -9,7 +9,18 @@ import onnx
 
 from motley.plugins.cuda.adapting import Adapting
 from motley.plugins.cuda.device_graph import DeviceGraph
-from motley.plugins.cuda.kernels import GATES, NORM, NORM_PART, WARP, RowSource, View, integers, pointer, rows_of
+from motley.plugins.cuda.kernels import (
+    GATES,
+    LAYER_NORM,
+    NORM,
+    NORM_PART,
+    WARP,
+    RowSource,
+    View,
+    integers,
+    pointer,
+    rows_of,
+)
 from motley.plugins.cuda.nodes.making import Making
 from motley.plugins.cuda.nodes.submission import StepRows
 from motley.plugins.engine import Collectives
@@ -30,17 +41,22 @@ class SmallNodes(Making):
         """Normalise rows, with what was still to be added up, or groups of their elements."""
         graph, x = self._graph, self._graph.values[node.input[0]]
         (width,) = graph.initializers[node.input[1]].dims
-        y, gain, epsilon = self._result(node, x.width), graph.address(node.input[1]), attributes_of(node)["epsilon"]
+        y, epsilon = self._result(node, x.width), attributes_of(node)["epsilon"]
+        centred = node.op_type == "LayerNormalization"
+        gain, bias = [*map(graph.address, node.input[1:]), 0][:2]
         if width == x.width:
             a, b = self._unsummed.pop(node.input[0], (x, None))
-            source = RowSource.of(a, NORM, b, gain, epsilon, sum=None if b is None else x)
+            made = LAYER_NORM if centred else NORM
+            source = RowSource.of(a, made, b, gain, epsilon, None if b is None else x, bias)
             self._make(node.output[0], source, y)
         elif self._count:
             assert node.input[0] not in self._unsummed, "sums are normalised as whole rows"
+            assert not bias, "norms of heads have none"
             groups = x.width // width
             threads = self._count * groups * -(-width // NORM_PART) * WARP
-            shape = integers(self._count, groups, width, x.is_in_fours and width % 4 == 0)
-            graph.launch("rms_norm", threads, *rows_of(x), pointer(gain), *rows_of(y), *shape, ctypes.c_float(epsilon))
+            shape = integers(self._count, groups, width, x.is_in_fours and width % 4 == 0, centred)
+            own = *rows_of(x), pointer(gain), *rows_of(y)
+            graph.launch("norm_groups", threads, *own, *shape, ctypes.c_float(epsilon))
 
     def multiply(self, node: onnx.NodeProto) -> None:
         """Multiply by a number, by what is the same for every row, by another value, or by what opens a gate, which

@@ -34,7 +34,7 @@ Q, K, V = (
 
 
 def sums(writer: Writer) -> list[tuple[str, str]]:
-    return [(each.x.name, each.y.name) for each in writer.operations if isinstance(each, Sum)]
+    return [(x.name, each.y.name) for each in writer.operations if isinstance(each, Sum) for x in each.xs]
 
 
 def test_a_cut_output_makes_a_sharded_value_and_a_cut_input_a_partial_one() -> None:
@@ -52,6 +52,14 @@ def test_a_partial_value_is_summed_once_before_it_is_added() -> None:
     y = writer.add(X, PARTIAL)
     assert (y.name, y.placement) == ("layers.0.mlp.residual", Placement.REPLICATED)
     assert sums(writer) == [("layers.0.mlp.partial", "layers.0.mlp.reduced")]
+    assert [type(each) for each in writer.operations] == [Sum, Add]
+
+
+def test_what_blocks_side_by_side_make_is_summed_at_once() -> None:
+    writer, other = Writer(X), Value("layers.0.attention.partial", RESIDUAL, Placement.PARTIAL)
+    y = writer.add(X, other, PARTIAL)
+    assert y.name == "layers.0.mlp.residual"
+    assert sums(writer) == [(each.name, "layers.0.mlp.reduced") for each in (other, PARTIAL)]
     assert [type(each) for each in writer.operations] == [Sum, Add]
 
 

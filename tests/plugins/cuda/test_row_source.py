@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motley.plugins.adapters import ADAPTED
-from motley.plugins.cuda.kernels import GATES, NORM, NORM_PART, THREADS, Coded, RowSource, View
+from motley.plugins.cuda.kernels import GATES, LAYER_NORM, NORM, NORM_PART, THREADS, Coded, RowSource, View
 from motley.plugins.cuda.modules import MODULES
 from motley.plugins.cuda.quantised_values import QuantisedValue, normalised_sums, quantised_values
 from tests.plugins.cuda.launching import launch_kernel
@@ -63,25 +63,39 @@ def quantised(source: RowSource, rows: int) -> bytes:
     return there[: rows * CODED.stretches * 192].tobytes()
 
 
-def normalised(x: F32, gain: F32) -> Any:
+def normalised(x: F32, gain: F32, centred: bool) -> Any:
     wide = x.astype(np.float64)
+    if centred:
+        wide -= wide.mean(1, keepdims=True)
     return wide / np.sqrt(np.mean(wide**2, 1, keepdims=True) + EPSILON) * gain
 
 
-@given(st.integers(1, 4), st.integers(1, 1100), st.integers(0, 3), st.booleans(), st.integers(0, 1 << 30))
-@example(3, 1024, 0, True, 0)
-@example(2, 1024, 4, False, 1)
-@example(1, 513, 0, True, 2)
-def test_norms_of_rows_and_of_sums(rows: int, columns: int, more: int, adds: bool, seed: int) -> None:
+@given(
+    st.integers(1, 4),
+    st.integers(2, 1100),
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from((NORM, LAYER_NORM)),
+    st.booleans(),
+    st.integers(0, 1 << 30),
+)
+@example(3, 1024, 0, True, NORM, False, 0)
+@example(2, 1024, 4, False, LAYER_NORM, True, 1)
+@example(1, 513, 0, True, LAYER_NORM, False, 2)
+def test_norms_of_rows_and_of_sums(
+    rows: int, columns: int, more: int, adds: bool, kind: int, biased: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     x, other = (random_rows(rng, rows, columns + more) for _ in range(2))
-    gain, sums = random_rows(rng, 1, columns), aligned(rows, columns)
+    gain, bias, sums = random_rows(rng, 1, columns), random_rows(rng, 1, columns), aligned(rows, columns)
     added = (view(other, columns), view(sums, columns)) if adds else (None, None)
-    source = RowSource.of(view(x, columns), NORM, added[0], gain.ctypes.data, EPSILON, added[1])
+    place = bias.ctypes.data if biased else 0
+    source = RowSource.of(view(x, columns), kind, added[0], gain.ctypes.data, EPSILON, added[1], place)
     assert source.in_fours == (columns % 4 == 0 == more % 4)
     total = x[:, :columns] + other[:, :columns] if adds else x[:, :columns]
     got = make(source, rows, columns)
-    np.testing.assert_allclose(got, normalised(total, gain[0]), 1e-5, 1e-6)
+    expected = normalised(total, gain[0], kind == LAYER_NORM) + (bias[0] if biased else 0)
+    np.testing.assert_allclose(got, expected, 1e-4 if kind == LAYER_NORM else 1e-5, 1e-5 if biased else 2e-6)
     assert np.array_equal(sums, total) if adds else np.isnan(sums).all()
 
 
@@ -98,7 +112,7 @@ def test_gates(operator: str, columns: int) -> None:
     np.testing.assert_allclose(got, expected, 1e-5, 1e-6)
 
 
-@given(st.sampled_from(["norm", "norm of a sum", *GATES]), st.integers(1, 5), st.integers(0, 1 << 30))
+@given(st.sampled_from(["norm", "norm of a sum", "layer norm", *GATES]), st.integers(1, 5), st.integers(0, 1 << 30))
 def test_what_is_quantised_as_it_is_made_has_the_bits_of_what_is_made_first(kind: str, rows: int, seed: int) -> None:
     """And rows have the same bits beside others."""
     rng = np.random.default_rng(seed)
@@ -110,7 +124,8 @@ def test_what_is_quantised_as_it_is_made_has_the_bits_of_what_is_made_first(kind
         if kind in GATES:
             return RowSource.of(a, GATES[kind], b)
         added = (b, view(sums[first:], CODED.columns)) if kind != "norm" else (None, None)
-        return RowSource.of(a, NORM, added[0], gain.ctypes.data, EPSILON, added[1])
+        made, bias = (LAYER_NORM, gain.ctypes.data) if kind == "layer norm" else (NORM, 0)
+        return RowSource.of(a, made, added[0], gain.ctypes.data, EPSILON, added[1], bias)
 
     made = make(source(), rows, CODED.columns)
     expected = quantised(RowSource.of(view(made, CODED.columns)), rows)

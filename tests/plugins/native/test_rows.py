@@ -26,9 +26,9 @@ HALF_ULP = 2.0**-24
 # Norms
 
 
-def norm(x: F32, skip: F32 | None, weight: F32, epsilon: float = 1e-5) -> F32:
+def norm(x: F32, skip: F32 | None, weight: F32, epsilon: float = 1e-5, **layer: Any) -> F32:
     y = np.full_like(x, np.nan)
-    bind_norm(x, skip, weight, epsilon, y, None)()
+    bind_norm(x, skip, weight, epsilon, y, None, **layer)()
     return y
 
 
@@ -56,7 +56,7 @@ def test_norms_of_scaled_rows(rows: int, columns: int, factor: float) -> None:
 
     def scaled() -> F32:
         y, added = np.empty_like(x), np.empty_like(x)
-        bind_norm(x, skip, weight, 1e-5, y, added, factor)()
+        bind_norm(x, skip, weight, 1e-5, y, added, factor=factor)()
         assert_same(added, total)
         return y
 
@@ -89,6 +89,21 @@ def test_norms_of_heads_are_those_of_each_head(
         expected = own if gain is None else norm(own.copy(), None, gain)
         assert_same(y[:, at : at + count * size].reshape(-1, size), expected)
         at += count * size
+
+
+@given(rows=st.integers(1, 4), columns=st.integers(2, 200), skipped=st.booleans(), biased=st.booleans())
+def test_layer_norms(rows: int, columns: int, skipped: bool, biased: bool) -> None:
+    random = np.random.default_rng([rows, columns])
+    x, skip = normal(random, rows, columns) + np.float32(3), normal(random, rows, columns) if skipped else None
+    weight, bias = normal(random, columns), normal(random, columns) if biased else None
+    y = at_all_levels(lambda: norm(x, skip, weight, bias=bias, centred=True))
+    total = (x if skip is None else x + skip).astype(np.float64)
+    total -= total.mean(-1, keepdims=True)
+    unbiased = total / np.sqrt((total**2).mean(-1, keepdims=True) + np.float32(1e-5)) * weight
+    np.testing.assert_allclose(y, unbiased + (0 if bias is None else bias), 1e-4, 1e-4)
+    for row in range(rows):
+        alone = norm(x[row : row + 1], skip if skip is None else skip[row : row + 1], weight, bias=bias, centred=True)
+        assert_same(alone, y[row : row + 1])
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -283,6 +298,7 @@ REFUSED: list[tuple[Callable[..., None], str, Any]] = [
     (a_norm, "x", ones(3, 8, dtype=np.float64)),
     (a_norm, "skip", ones(3, 9)),
     (a_norm, "weight", ones(1, 8)),
+    (a_norm, "bias", ones(9)),
     (a_norm, "y", ones(2, 8)),
     (a_norm, "y", ones(3, 8, writeable=False)),
     (a_norm, "total", ones(3, 8, writeable=False)),
