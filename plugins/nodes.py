@@ -12,6 +12,8 @@ from motley.plugins.engine import DOMAIN
 
 COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
+SPARSE_MIXER, XIELU = "SparseMixer", "Xielu"
+"""Functions of domain ``motley``: by which a row chooses two experts, and an activation."""
 NORMS = ("RMSNormalization", "LayerNormalization")
 
 

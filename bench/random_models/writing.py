@@ -31,7 +31,7 @@ from motley.daemon.models.families import AHEAD
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.cache import default_folder
-from motley.daemon.weights.checkpoints.tensor_files import FLAT
+from motley.daemon.weights.places import FLAT
 
 Table = npt.NDArray[Any]
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 
 from motley.daemon.weights.spec import Piece
 
+FLAT, WHOLE = "[:, 0]", "[:]"
+"""What follows the name of a tensor [N, 1, M] that is meant as a matrix [N, M], and of a matrix that is meant as the
+vector of its rows, one after another."""
+
 
 @dataclass(frozen=True)
 class Part:

@@ -17,6 +17,7 @@ from motley.plugins.cuda.experts import unknown_in
 from motley.plugins.cuda.kernels import GATES
 from motley.plugins.engine import DOMAIN
 from motley.plugins.known_nodes import ANY, KNOWN, check_attributes, is_number, is_stored, numbers_of, refuse
+from motley.plugins.nodes import SPARSE_MIXER, XIELU
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 _ATTENTION = {**KNOWN[DOMAIN, "CachedAttention"], "soft_cap": ANY}
@@ -53,12 +54,14 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (DOMAIN, "HeadProducts"): {"heads": ANY, "first": ANY, "last": ANY, "width": ANY},
     (DOMAIN, GATED_DELTA): {**_HEADS, "key_heads": ANY, "epsilon": ANY},
     (DOMAIN, SHORT_CONVOLUTION): {"layer": ANY},
+    (DOMAIN, SPARSE_MIXER): {"tolerance": ANY},
+    (DOMAIN, XIELU): {},
     (DOMAIN, STATE_SPACE): {**_HEADS, "heads": ANY, "least": ANY, "most": ANY},
 }
 """The values that each attribute of an operator may have, by its domain and name."""
 
-_FOLDED = ("Cast", "DequantizeLinear", "Shape", *GATES)
-"""Operators whose work another node's kernel does: they lead to a weight, to a shape, or open a gate."""
+_FOLDED = ("Cast", "DequantizeLinear", "Shape")
+"""Operators whose work another node's kernel does: they lead to a weight, or to a shape; so do gates."""
 
 
 def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -70,11 +73,11 @@ def submitted_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     refuse("cuda", _unknown(graph))
     constants = {tensor.name for tensor in graph.initializer}
     deciding = {name for groups in best_groups(graph).values() for name in groups.deciding}
-    shapes = _shapes(graph)
+    shapes, gates = _shapes(graph), _gates(graph)
 
     def is_folded(node: onnx.NodeProto) -> bool:
         of_a_constant = node.op_type == "ConstantOfShape" and node.input[0] in constants
-        return node.op_type in _FOLDED or of_a_constant or node.output[0] in deciding | shapes
+        return node.op_type in _FOLDED or of_a_constant or node.output[0] in deciding | shapes | gates
 
     return [node for node in graph.node if not is_folded(node)]
 
@@ -84,10 +87,17 @@ def _shapes(graph: onnx.GraphProto) -> set[str]:
     return {name for node in graph.node if node.op_type == "ConstantOfShape" for name in node.input}
 
 
+def _gates(graph: onnx.GraphProto) -> set[str]:
+    """The values that open a gate: a product with them computes them too. What else reads a GELU has it made."""
+    multiplied = {node.input[0] for node in graph.node if node.op_type == "Mul"}
+    made = {node.output[0]: node.op_type for node in graph.node if node.op_type in GATES}
+    return {name for name, operator in made.items() if operator != "Gelu" or name in multiplied}
+
+
 def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
     constants = {tensor.name: tensor for tensor in graph.initializer}
     made_by = {name: node for node in graph.node for name in node.output}
-    groups, shapes = best_groups(graph), _shapes(graph)
+    groups, shapes, gates = best_groups(graph), _shapes(graph), _gates(graph)
     deciding = {name for found in groups.values() for name in found.deciding}
     for node in graph.node:
         if node.output[0] in deciding:
@@ -99,7 +109,7 @@ def _unknown(graph: onnx.GraphProto) -> Iterator[str]:
         yield from check_attributes(node, known)
         makers = [made_by.get(name) for name in node.input]
         for index, maker in enumerate(makers):
-            if maker is not None and maker.op_type in GATES and (node.op_type != "Mul" or index > 0):
+            if maker is not None and maker.output[0] in gates and (node.op_type != "Mul" or index > 0):
                 yield f"{called} of a {maker.op_type}"
             if maker is not None and _is_of_heads(maker) and not _takes_heads(node):
                 yield f"{called} of a part of heads"

@@ -32,7 +32,7 @@ from motley.plugins.cuda.nodes.recurrent import RecurrentNodes
 from motley.plugins.cuda.nodes.small import SmallNodes
 from motley.plugins.cuda.nodes.submission import StepRows
 from motley.plugins.engine import DOMAIN, Collectives
-from motley.plugins.nodes import attributes_of
+from motley.plugins.nodes import SPARSE_MIXER, XIELU, attributes_of
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 FEW_ROWS = 32
@@ -225,6 +225,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "Div"): _Step.divide,
     ("", "Gather"): _Step.choose,
     ("", "GatherElements"): _Step.gather,
+    ("", "Gelu"): _Step.open,
     ("", "Gemm"): _Step.gemm,
     ("", "LayerNormalization"): _Step.norm,
     ("", "Min"): _Step.least,
@@ -252,5 +253,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     (DOMAIN, "HeadProducts"): _Step.multiply_heads,
     (DOMAIN, GATED_DELTA): _Step.gated_delta,
     (DOMAIN, SHORT_CONVOLUTION): _Step.short_convolution,
+    (DOMAIN, SPARSE_MIXER): _Step.mix_sparsely,
+    (DOMAIN, XIELU): _Step.xielu,
     (DOMAIN, STATE_SPACE): _Step.state_space,
 }

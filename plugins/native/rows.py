@@ -34,7 +34,7 @@ def bind_norm(
     bias: F32 | None = None,
     centred: bool = False,
 ) -> Action:
-    """RMS norm of rows: ``total = x * factor + skip``, ``y = total / sqrt(mean(total ** 2) + epsilon) * weight + bias``.
+    """Norm of rows: ``y = total / sqrt(mean(total ** 2) + epsilon) * weight + bias``, ``total = x * factor + skip``.
 
     Args:
         x: f32[M, D].

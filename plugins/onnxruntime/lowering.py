@@ -31,7 +31,7 @@ import onnx.inliner
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
-from motley.plugins.nodes import NORMS, attributes_of, is_experts
+from motley.plugins.nodes import NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
 
@@ -103,6 +103,8 @@ class Lowering:
         """See `lower`."""
         if any(node.op_type == HEAD_PRODUCTS and not is_narrow(model.graph, node) for node in model.graph.node):
             model = onnx.inliner.inline_selected_functions(model, [(DOMAIN, HEAD_PRODUCTS)])
+        if any(node.op_type in (SPARSE_MIXER, XIELU) for node in model.graph.node):
+            model = onnx.inliner.inline_selected_functions(model, [(DOMAIN, SPARSE_MIXER), (DOMAIN, XIELU)])
         initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         return Lowered(cls(model.graph.node, initializers).run(), initializers)
 

@@ -38,7 +38,7 @@ from motley.plugins.engine import (
 from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
-from motley.plugins.nodes import reads
+from motley.plugins.nodes import SPARSE_MIXER, reads
 from motley.plugins.onnxruntime.sessions import Crossing
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
@@ -75,8 +75,9 @@ _UNKNOWN = {
     "CachedAttentionToKeys",
     "CachedAttentionWarmed",
     "CachedAttentionWithGains",
+    SPARSE_MIXER,
 }
-"""Attention that these engines do not have."""
+"""Attention and routers that these engines do not have."""
 
 
 class WebGpuEngine:

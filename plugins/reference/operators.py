@@ -59,6 +59,20 @@ def softmax(xp: ArrayModule, x: Array, *, axis: int) -> Array:
     return powers / powers.sum(axis=axis, keepdims=True)
 
 
+def sparse_mixer(xp: ArrayModule, logits: Array, *, tolerance: float) -> list[Array]:
+    """``motley.SparseMixer``: the two largest logits of each row, and their softmax among those that are near."""
+    two = np.array([2])
+    largest, chosen = top_k(xp, logits, two, axis=-1, largest=1, sorted=1)
+    weights, gone = [], xp.zeros(logits.shape, bool)
+    for number in range(2):
+        best = largest[:, number : number + 1]
+        far = (best - logits) / xp.maximum(xp.abs(logits), best) > logits.dtype.type(tolerance)
+        odds = xp.where(far | gone, 0, xp.exp(xp.where(gone, 0, logits - best)))
+        weights.append(1 / odds.sum(axis=-1))
+        gone = xp.asarray(np.arange(logits.shape[1])) == chosen[:, number : number + 1]
+    return [xp.stack(weights, axis=-1), chosen]
+
+
 def sigmoid(xp: ArrayModule, x: Array) -> Array:
     # exp of a non-positive number only, so that nothing overflows.
     decay = xp.exp(-xp.abs(x))
@@ -81,6 +95,13 @@ def gelu(xp: ArrayModule, x: Array, *, approximate: bytes) -> Array:
     assert approximate == b"tanh"
     inner = x.dtype.type(2 * (2 / np.pi) ** 0.5) * (x + x.dtype.type(0.044715) * x * x * x)
     return x * sigmoid(xp, inner)
+
+
+def xielu(xp: ArrayModule, x: Array, a: Array, b: Array) -> Array:
+    """``motley.Xielu``."""
+    half, low = x.dtype.type(0.5), xp.minimum(x, 0)
+    bend, fall = xp.log1p(xp.exp(a)), half + xp.log1p(xp.exp(b))
+    return half * x + bend * xp.maximum(x, 0) * x + fall * (xp.expm1(low) - low)
 
 
 def dequantize_linear(
@@ -213,6 +234,7 @@ OPERATORS: dict[str, Operator] = {
     "Sigmoid": sigmoid,
     "Slice": slice_,
     "Softmax": softmax,
+    "SparseMixer": sparse_mixer,
     "Split": split,
     "Sqrt": lambda xp, x: xp.sqrt(x),
     "Squeeze": lambda xp, x: x.squeeze(),
@@ -223,5 +245,6 @@ OPERATORS: dict[str, Operator] = {
     "TopK": top_k,
     "Transpose": lambda xp, x, perm: x.transpose(perm),
     "Unsqueeze": lambda xp, x, axes: _module_of(xp, x).expand_dims(x, tuple(axes.tolist())),
+    "Xielu": xielu,
     "Where": lambda xp, condition, a, b: xp.where(xp.asarray(condition), a, b),
 }

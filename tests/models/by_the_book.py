@@ -39,6 +39,7 @@ from motley.daemon.models.description.operations import (
     Sum,
     Times,
     WholeNorm,
+    Xielu,
 )
 from motley.daemon.models.description.rope import rotary_tables
 from motley.daemon.weights.places import numbered
@@ -128,7 +129,11 @@ class _Book:
             case Attend():
                 values[operation.y.name] = self._attend(operation, values)
             case Gated(gate, up, y, activation):
-                values[y.name] = _gated(values[gate.name], values[up.name], activation)
+                values[y.name] = _gated(values[gate.name], values[up.name] if up else 1.0, activation)
+            case Xielu(x, y, bend, fall):
+                a, b = (np.log1p(np.exp(self.weights[w.name])) for w in (bend, fall))
+                rows = values[x.name]
+                values[y.name] = rows / 2 + np.where(rows > 0, a * rows**2, (0.5 + b) * (np.expm1(rows) - rows))
             case Sum(xs, y):
                 values[y.name] = sum((values[x.name] for x in xs[1:]), values[xs[0].name])
             case Scale(x, y, by):
@@ -291,7 +296,7 @@ def _softmax(x: F64) -> F64:
     return result
 
 
-def _gated(gate: F64, up: F64, activation: Activation) -> F64:
+def _gated(gate: F64, up: F64 | float, activation: Activation) -> F64:
     match activation:
         case Activation.SILU:
             return gate * _sigmoid(gate) * up
@@ -309,7 +314,15 @@ def _gated(gate: F64, up: F64, activation: Activation) -> F64:
 
 def _routed(logits: F64, rule: Routing, correction: F64 | float) -> tuple[list[float], list[int]]:
     """The weights of a row's experts, and which these are."""
-    if rule.scores == "softmax of chosen":
+    if rule.scores == "sparse mixer":
+        chosen = sorted(range(len(logits)), key=lambda expert: -logits[expert])[:2]
+        left, weights = list(range(len(logits))), np.zeros(2)
+        for number, expert in enumerate(chosen):
+            best = logits[expert]
+            near = [one for one in left if (best - logits[one]) / max(abs(logits[one]), best) <= rule.tolerance]
+            weights[number] = 1 / np.exp(logits[near] - best).sum()
+            left.remove(expert)
+    elif rule.scores == "softmax of chosen":
         chosen = sorted(range(len(logits)), key=lambda expert: -logits[expert])[: rule.chosen]
         weights = _softmax(logits[chosen])
     else:

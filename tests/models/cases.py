@@ -53,13 +53,14 @@ TELLING = {
         "gemma4-given-rows",
     ),
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
-    *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe"),
+    *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe", "cohere", "starcoder2", "phimoe", "apertus"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {
     *("llama-biases-odd-sizes", "gemma2", "phi3-longrope", "gpt-oss-mxfp4", "olmoe-clipped-normalised", "hunyuan-moe"),
     *("llama4", "deepseek-v3", "gemma4-experts", "gemma4-given-rows", "qwen3-next", "nemotron-h-latent", "lfm2"),
     "mimo-v2-flash",
+    *("phimoe", "apertus"),
 }
 """Golden cases that have every kind of operation and of attention together, as test_description.py checks."""
 MADE_OF_OTHERS = {
@@ -76,6 +77,7 @@ MADE_OF_OTHERS = {
     ),
     *("flex_olmo", "helium", "hyperclovax", "solar_open", "step3p5", "vaultgemma"),
     *("cwm", "glm", "mellum", "minicpm3", "mistral4", "sarvam_moe", "youtu"),
+    *("cohere2", "cohere2_moe", "cwm", "glm", "nemotron", "stablelm", "youtu"),
     *("deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma2", "glm4_moe_lite"),
     *("glm_moe_dsa",),
     *("hunyuan_v1_dense", "hy_v3", "lfm2_moe", "minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),
@@ -122,10 +124,20 @@ class Case:
         """How many positions a row of each layer sees; 0: all."""
         return [attend.window for attend in self.attentions]
 
-    @property
-    def collectives(self) -> int:
-        """Sums over the ranks that a step takes where experts are sliced."""
-        return sum(isinstance(each, Sum | WholeNorm) for each in self.model.operations)
+    def collectives(self, exact: bool = False, elsewhere: bool = False) -> int:
+        """Sums over the ranks that a step takes.
+
+        Args:
+            exact: by trees, of which each of several blocks side by side has its own.
+            elsewhere: experts are; what these are added to, if that is anything, is summed before they are asked.
+        """
+        total = sum(isinstance(each, WholeNorm) for each in self.model.operations)
+        for layer in self.model.layers:
+            hosted = layer.experts if elsewhere else None
+            sums = [len(each.xs) for each in layer.operations if isinstance(each, Sum)]
+            total += sum(sums) if exact or hosted else len(sums)
+            total -= hosted is not None and hosted.base is None
+        return total
 
     def changed(self, **changes: Any) -> Model:
         """The model with other keys in its config."""
@@ -209,12 +221,6 @@ def golden_case(name: str) -> Case:
 def expert_cases() -> list[Case]:
     """Those with experts."""
     return [case for case in golden_cases() if case.model.experts]
-
-
-def unsummed_mlps(case: Case) -> int:
-    """Layers that a trunk whose experts are elsewhere has nothing to sum of after attention: no shared expert."""
-    layers = [case.model.experts_of(layer) for layer in case.model.expert_layers]
-    return sum(experts is not None and experts.base is None for experts in layers)
 
 
 def dense_cases() -> list[Case]:

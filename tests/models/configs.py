@@ -87,6 +87,14 @@ MINIMAX_M3 = MINIMAX_M2 | {
     "max_position_embeddings": 4096,
 }
 GLM = LLAMA | {"model_type": "glm"}
+COHERE = without(LLAMA, "rms_norm_eps") | {"model_type": "cohere"}
+STARCODER2 = without(without(LLAMA, "rms_norm_eps"), "hidden_act") | {"model_type": "starcoder2"}
+NEMOTRON = STARCODER2 | {"model_type": "nemotron"}
+STABLELM = STARCODER2 | {"model_type": "stablelm"}
+APERTUS = LLAMA | {"model_type": "apertus", "hidden_act": "xielu"}
+PHIMOE = LLAMA | {"model_type": "phimoe", "num_local_experts": 6}
+COHERE2_MOE = COHERE | EXPERTS | {"model_type": "cohere2_moe", "head_dim": 16}
+COHERE2 = COHERE | {"model_type": "cohere2"}
 CWM = LLAMA | {"model_type": "cwm"}
 INTERNLM3 = LLAMA | {"model_type": "internlm3"}
 YOUTU = LLAMA | _LATENT | {"model_type": "youtu"}

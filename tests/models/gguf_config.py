@@ -11,6 +11,8 @@ import gguf
 
 MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 """Architectures with Mamba2 layers."""
+LAYER_NORMS = ("command-r", "cohere2", "nemotron", "stablelm", "starcoder2")
+"""Those with layer norms."""
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
@@ -62,7 +64,15 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         add_mamba(writer, config)
     else:
         writer.add_head_count_kv(heads)
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    if architecture in LAYER_NORMS:
+        keys = "layer_norm_eps", "norm_epsilon", "norm_eps"
+        writer.add_layer_norm_eps(next(config[key] for key in keys if key in config))
+    else:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
+    if architecture == "stablelm":
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    if architecture in ("command-r", "cohere2"):
+        writer.add_logit_scale(config["logit_scale"])
     if "kv_lora_rank" in config:
         add_latent(writer, config)
     elif architecture == "gemma4":
@@ -73,7 +83,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
-    if config.get("model_type") in ("exaone4", "exaone_moe", "olmo3"):
+    if config.get("model_type") in ("cohere2", "exaone4", "exaone_moe", "olmo3"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])

@@ -50,6 +50,14 @@ _EXPERTS: dict[str, Any] = {
 _WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 8}
 ABSENT = object()
 """In place of a value: the config has no such key."""
+_COHERE: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "rms_norm_eps": ABSENT,
+    "layer_norm_eps": 1e-3,  # so large that it is seen where it stands
+    "tie_word_embeddings": True,
+    "logit_scale": 0.25,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}
 _GEMMA3: dict[str, Any] = {
     "hidden_size": 80,  # its square root is no power of two, and it is not the heads' width
     "intermediate_size": 64,
@@ -1092,6 +1100,87 @@ CASES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "routed_scaling_factor": 1.75,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "cohere": {
+        "model_type": "cohere",
+        **_COHERE,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "logit_scale": 0.5,
+    },
+    "cohere2": {
+        "model_type": "cohere2",
+        **_COHERE,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "cohere2-moe": {
+        "model_type": "cohere2_moe",
+        **_COHERE,
+        "rope_parameters": ABSENT,
+        "rope_theta": 500.0,
+        "num_hidden_layers": 3,
+        "intermediate_size": 32,
+        "prefix_dense_intermediate_size": 48,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "expert_selection_fn": "sigmoid",
+        "sliding_window": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "starcoder2": {
+        "model_type": "starcoder2",
+        "num_key_value_heads": 2,
+        "rms_norm_eps": ABSENT,
+        "norm_epsilon": 1e-3,
+        "sliding_window": 8,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "nemotron": {
+        "model_type": "nemotron",
+        "num_key_value_heads": 2,
+        "rms_norm_eps": ABSENT,
+        "norm_eps": 1e-3,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    },
+    "stablelm": {
+        "model_type": "stablelm",
+        "num_key_value_heads": 2,
+        "rms_norm_eps": ABSENT,
+        "layer_norm_eps": 1e-3,
+        "use_qkv_bias": True,
+        "use_parallel_residual": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+    },
+    "phimoe": {
+        "model_type": "phimoe",
+        "intermediate_size": 32,
+        "num_key_value_heads": 2,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "router_jitter_noise": 0.4,  # so that most choices have company
+        "attention_bias": True,
+        "lm_head_bias": True,
+        "original_max_position_embeddings": 64,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "short_factor": [1.0, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0],
+            "long_factor": [1.0, 1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0],
+            "short_mscale": 1.2,
+            "long_mscale": 1.2,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "apertus": {
+        "model_type": "apertus",
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "rope_parameters": _LLAMA3_ROPE,
     },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may

@@ -104,6 +104,8 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
     for name, value in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             weights[name] = 0.3 * torch.randn(value.shape, generator=generator)
+        if name.endswith(("act_fn.beta", "act_fn.eps")):
+            weights[name] = value
         if name.endswith("layer_scalar"):
             weights[name] = 1 + 0.3 * torch.randn(value.shape, generator=generator)
     if "architectures" in settings:
@@ -133,7 +135,9 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
-    if family in ("minimax_m3_vl_text", "step3p7") and "norm" in name:  # a norm's distance from 1
+    if family in ("nemotron", "phimoe", "stablelm", "starcoder2") and name.endswith("norm.bias"):
+        return 0.3 * noise
+    if family in ("minimax_m3_vl_text", "nemotron", "step3p7") and "norm" in name:  # a norm's distance from 1
         return 0.2 * noise
     if family.startswith(("qwen3_next", "qwen3_5")):
         if name.endswith(("A_log", "dt_bias")):
@@ -142,6 +146,8 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return 0.2 * noise
     if family in ("mimo_v2_flash", "granite_swa", "granitemoe_swa") and name.endswith("sinks"):
         return noise
+    if name.endswith(("alpha_p", "alpha_n")):
+        return 0.5 * noise - 0.5
     if family == "gpt_oss":
         if name.endswith("sinks"):
             return noise
@@ -282,7 +288,9 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         return
     if family == "nemotron_h":
         weights = {name.replace("model.", "backbone.", 1): value for name, value in weights.items()}
-    if family in ("mixtral", "minimax_m2", "lfm2_moe"):
+    if family == "phimoe":
+        weights = {name.replace(".router.", ".gate."): value for name, value in weights.items()}
+    if family in ("mixtral", "minimax_m2", "lfm2_moe", "phimoe"):
         called = {"gate": "w1", "up": "w3", "down": "w2"}
         weights = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in weights.items()}
     for name, value in weights.items():

@@ -10,12 +10,16 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
-from motley.daemon.models.description.operations import Activation, Gated, Norm, Route, Routing
-from motley.daemon.models.description.rope import Llama3Scaling, Rope
+from motley.daemon.models.description.operations import Activation, Gated, Norm, Route, Routing, Scale, Sum
+from motley.daemon.models.description.rope import Llama3Scaling, LongScaling, Rope
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import (
     AFMOE,
+    APERTUS,
     ARCEE,
+    COHERE,
+    COHERE2,
+    COHERE2_MOE,
     CWM,
     DEEPSEEK_V2,
     DOTS1,
@@ -32,8 +36,12 @@ from tests.models.configs import (
     MINIMAX_M3,
     MINISTRAL,
     MISTRAL,
+    NEMOTRON,
+    PHIMOE,
     QWEN2,
     QWEN3,
+    STABLELM,
+    STARCODER2,
     YOUTU,
     read,
     without,
@@ -234,9 +242,116 @@ def test_the_text_part_of_a_model_that_sees_or_hears(
         read(tmp_path, {"model_type": kind, "text_config": GEMMA})
 
 
+def test_cohere_has_layer_norms_and_blocks_side_by_side(tmp_path: Path) -> None:
+    model = read(tmp_path, COHERE)
+    assert (model.tied, model.eos, model.context) == (True, (2,), 256)
+    assert model.ropes["main"].theta == 500000.0
+    norms = [each for each in model.operations if isinstance(each, Norm)]
+    assert [(each.centred, each.epsilon, each.gain and each.gain.bias) for each in norms] == [(True, 1e-5, "")] * 4
+    assert [len(each.xs) for each in model.operations if isinstance(each, Sum)] == [2, 2, 2]
+    assert [each.by for each in model.head if isinstance(each, Scale)] == [0.0625]
+    assert read(tmp_path, COHERE | {"model_max_length": 4096}).context == 4096
+    with_norms = expected_shapes(read(tmp_path, COHERE | {"use_qk_norm": True}))
+    assert with_norms["model.layers.0.self_attn.k_halves_norm.weight"] == (32,)
+
+
+def test_cohere2_rotates_where_there_are_windows(tmp_path: Path) -> None:
+    listed = read(tmp_path, COHERE2 | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]})
+    assert [(each.window, each.rope) for each in attentions(listed)] == [(0, None), (4096, "main"), (0, None)]
+    assert windows(read(tmp_path, COHERE2 | {"sliding_window": 16})) == [16, 16, 16]
+    assert windows(read(tmp_path, COHERE2 | {"sliding_window_pattern": 2})) == [4096, 0, 4096]
+
+
+def test_cohere2_moe_s_first_layers_may_have_an_mlp_and_rotate(tmp_path: Path) -> None:
+    model = read(tmp_path, COHERE2_MOE | {"first_k_dense_replace": 1, "prefix_dense_intermediate_size": 32})
+    assert [(each.window, each.rope) for each in attentions(model)] == [(0, "main"), (4096, "main"), (4096, "main")]
+    assert model.expert_layers == [1, 2]
+    assert expected_shapes(model)["model.layers.0.mlp.up_proj.weight"] == (32, 64)
+    without_rope = {"first_k_dense_replace": 1, "sliding_window_pattern": 2, "prefix_dense_sliding_window_pattern": 2}
+    assert windows(read(tmp_path, COHERE2_MOE | without_rope)) == [4096, 4096, 0]
+    assert {each.routing for each in model.operations if isinstance(each, Route)} == {Routing(2, "softmax of chosen")}
+    assert {each.centred for each in model.operations if isinstance(each, Norm)} == {True}
+    rms = read(tmp_path, COHERE2_MOE | {"rms_norm_eps": 1e-6})
+    assert {(each.centred, each.epsilon) for each in rms.operations if isinstance(each, Norm)} == {(False, 1e-6)}
+
+
+def norms_of(folder: Path, config: dict[str, Any]) -> set[tuple[bool, float, float, str]]:
+    found = [each for each in read(folder, config).operations if isinstance(each, Norm)]
+    return {(each.centred, each.epsilon, each.offset, each.gain.bias.rpartition(".")[2]) for each in found if each.gain}
+
+
+def test_starcoder2_has_biases_everywhere_and_no_gates(tmp_path: Path) -> None:
+    assert norms_of(tmp_path, STARCODER2 | {"norm_epsilon": 1e-4}) == {(True, 1e-4, 0.0, "bias")}
+    model = read(tmp_path, STARCODER2)
+    names = {name.removeprefix("model.layers.0.") for name in expected_shapes(model)}
+    assert {f"mlp.{part}.{kind}" for part in ("c_fc", "c_proj") for kind in ("weight", "bias")} <= names
+    assert {"self_attn.k_proj.bias", "self_attn.o_proj.bias", "input_layernorm.bias", "model.norm.bias"} <= names
+    assert {each.up for each in model.operations if isinstance(each, Gated)} == {None}
+    assert (model.tied, windows(model)) == (True, [0, 0, 0])
+    assert windows(read(tmp_path, STARCODER2 | {"sliding_window": 16, "use_bias": False})) == [16, 16, 16]
+
+
+def test_phimoe_chooses_two_by_a_sparse_mixer(tmp_path: Path) -> None:
+    assert norms_of(tmp_path, PHIMOE | {"rms_norm_eps": 1e-4}) == {(True, 1e-4, 0.0, "bias")}
+    model = read(tmp_path, PHIMOE)
+    found = {each.routing for each in model.operations if isinstance(each, Route)}
+    assert found == {Routing(2, "sparse mixer", tolerance=0.02)}
+    assert "lm_head.bias" not in expected_shapes(model)
+    assert expected_shapes(read(tmp_path, PHIMOE | {"lm_head_bias": True}))["lm_head.bias"] == (100,)
+    published = next(each for each in tensors(model) if each.name == "model.layers.0.mlp.router.weight")
+    assert [part.tensor for part in published.parts] == ["model.layers.0.block_sparse_moe.gate.weight"]
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.2, "long_mscale": 1.2}
+    long = {"type": "longrope", "original_max_position_embeddings": 128, **factors}
+    scaling = read(tmp_path, PHIMOE | {"rope_scaling": long}).ropes["main"].scaling
+    assert isinstance(scaling, LongScaling)
+    assert (scaling.attention_factor, scaling.original_context) == (1.2, 128)
+    with pytest.raises(ConfigError, match="long_mscale"):
+        read(tmp_path, PHIMOE | {"rope_scaling": long | {"long_mscale": 1.3}})
+
+
+def test_apertus_learns_how_its_activation_bends(tmp_path: Path) -> None:
+    model = read(tmp_path, APERTUS)
+    names = {name.removeprefix("model.layers.0.") for name in expected_shapes(model)}
+    assert {"mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n", "attention_layernorm.weight"} <= names
+    assert {"feedforward_layernorm.weight", "self_attn.q_norm.weight"} <= names
+    assert not {"input_layernorm.weight", "post_attention_layernorm.weight", "mlp.gate_proj.weight"} & names
+    assert "model.layers.2.mlp.act_fn.beta" in model.ignored
+    silent = read(tmp_path, {key: value for key, value in APERTUS.items() if not key.startswith("rope")})
+    assert silent.ropes["main"] == Rope(12000000.0, 16, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+
+
+def test_nemotron_stores_gains_less_1_and_turns_half_a_head(tmp_path: Path) -> None:
+    assert norms_of(tmp_path, NEMOTRON | {"norm_eps": 1e-4}) == {(True, 1e-4, 1.0, "bias")}
+    assert read(tmp_path, NEMOTRON).ropes["main"] == Rope(10000.0, 8)
+    assert read(tmp_path, NEMOTRON | {"partial_rotary_factor": 0.25}).ropes["main"].size == 4
+
+
+def test_stablelm_has_blocks_one_after_another_or_side_by_side(tmp_path: Path) -> None:
+    assert norms_of(tmp_path, STABLELM | {"layer_norm_eps": 1e-4}) == {(True, 1e-4, 0.0, "bias")}
+    apart, beside = read(tmp_path, STABLELM), read(tmp_path, STABLELM | {"use_parallel_residual": True})
+    assert apart.ropes["main"] == Rope(10000.0, 4)
+    sums = [[len(each.xs) for each in model.operations if isinstance(each, Sum)] for model in (apart, beside)]
+    assert sums == [[1] * 6, [2] * 3]
+    assert "model.layers.0.post_attention_layernorm.bias" in expected_shapes(apart)
+    assert "model.layers.0.post_attention_layernorm.bias" not in expected_shapes(beside)
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
+        (STARCODER2 | {"hidden_act": "silu"}, "hidden_act"),
+        (NEMOTRON | {"hidden_act": "silu"}, "hidden_act"),
+        (APERTUS | {"hidden_act": "silu"}, "hidden_act"),
+        (APERTUS | {"post_norm": True}, "post_norm"),
+        (PHIMOE | {"num_experts_per_tok": 3}, "num_experts_per_tok"),
+        (NEMOTRON | {"sliding_window": 16}, "sliding_window"),
+        (STABLELM | {"qk_layernorm": True}, "qk_layernorm"),
+        (COHERE2_MOE | {"expert_selection_fn": "topk"}, "expert_selection_fn"),
+        (COHERE2_MOE | {"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy"),
+        (COHERE | {"use_parallel_block": False}, "use_parallel_block"),
+        (COHERE | {"hidden_act": "gelu"}, "hidden_act"),
+        (COHERE2 | {"sliding_window": None}, "sliding_window"),
+        (COHERE2 | {"use_qk_norm": True}, "use_qk_norm"),
         (GEMMA | {"hidden_act": "silu"}, "hidden_act"),
         (GEMMA | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         (ARCEE | {"hidden_act": "silu"}, "hidden_act"),

@@ -39,6 +39,7 @@ WHOLE_MLPS = {
     for module in ("", "shared_experts.")
     for part in ("gate", "up", "down")
 }
+SHARED_EXPERTS = {name.replace("_expert.", "_experts."): why for name, why in SHARED.items()}
 WHOLE_NORMS = {
     "layers.*.self_attn.q_norm": "transformers gathers all queries on every rank; here ranks sum their squares",
     "layers.*.self_attn.k_norm": "the same of keys",
@@ -54,7 +55,13 @@ TRANSPOSED = {
     "layers.*.feed_forward.experts.gate_up_proj": "files have it transposed, and transformers cuts it as it is there",
     "layers.*.feed_forward.experts.down_proj": "the same",
 }
+HEADS_NORMS = {
+    "layers.*.self_attn.q_halves_norm": "transformers has the gains of all heads on every rank",
+    "layers.*.self_attn.k_halves_norm": "the same of keys",
+}
 DIFFERENCES: Mapping[str, Mapping[str, str]] = {
+    "cohere": HEADS_NORMS,
+    "cohere2_moe": SHARED_EXPERTS,
     "qwen3_next": GATHERED,
     "qwen3_5": GATHERED,
     "qwen3_5_moe": GATHERED,

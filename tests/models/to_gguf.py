@@ -20,6 +20,7 @@ from gguf import GGMLQuantizationType as Type
 from motley.daemon.models.description.model import tensors
 from motley.daemon.models.files import open_model, open_weights
 from motley.daemon.weights.checkpoints.gguf.order import INTERLEAVED
+from motley.daemon.weights.places import WHOLE
 from motley.daemon.weights.spec import Piece
 from tests.models.gguf_config import add_byte_level, add_config, rope_factors, text_config
 
@@ -43,6 +44,7 @@ ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "granitemoeshared": "granitemoe",
+    "cohere": "command-r",
     "internlm3": "llama",
     "ernie4_5_moe": "ernie4_5-moe",
     "qwen3_next": "qwen3next",
@@ -60,7 +62,7 @@ ARCHITECTURES = {
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
-    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_proj\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
+    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
 )
 """Matrices that a model has, and no file."""
 LAYERS = 8
@@ -113,7 +115,7 @@ def to_gguf(
             values = interleaved(values, config["num_attention_heads"])
         if architecture in INTERLEAVED and ".k_proj" in name:
             values = interleaved(values, config["num_key_value_heads"])
-        if architecture in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+        if architecture in ("gemma", "gemma2", "gemma3", "nemotron") and name.endswith("norm.weight"):
             values = values + 1
         if architecture == "gemma4":
             experts = "fused"
@@ -143,7 +145,8 @@ def read(folder: Path) -> dict[str, F32]:
             if DERIVED.search(tensor.name) and part is not None and tensor.name not in files:
                 name = part.tensor.replace("model.language_model.", "model.")
                 name = name.removesuffix("[:, 0]") if ".linear_attn." not in name else name
-                found.setdefault(name, files.read(Piece(part.tensor, *map(range, files.shape(part.tensor)))))
+                name, tensor_name = name.removesuffix(WHOLE), part.tensor.removesuffix(WHOLE)
+                found.setdefault(name, files.read(Piece(tensor_name, *map(range, files.shape(tensor_name)))))
             else:
                 name = tensor.name
                 if EXPERT_MODULES.search(name):

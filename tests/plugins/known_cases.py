@@ -10,7 +10,11 @@ _TABLES = "motley.CachedAttention with 2 rotary tables"
 
 REFUSED: Mapping[str, str] = {
     "afmoe": f"Sigmoid, .*TopK, .*motley.Experts, {_TABLES}",
+    "apertus": "motley.Xielu",
     "arcee": "Relu",
+    "cohere": "LayerNormalization",
+    "cohere2": f"LayerNormalization, .*{_TABLES}",
+    "cohere2-moe": f"LayerNormalization, .*motley.Experts, .*{_TABLES}",
     "deepseek-v2": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "deepseek-v3": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "deepseek-v32": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
@@ -59,6 +63,7 @@ REFUSED: Mapping[str, str] = {
     "mistral4": "motley.HeadProducts, .*motley.CachedAttentionWarmed",
     "mixtral": "TopK, .*motley.Experts",
     "mixtral-fused-window": "TopK, .*motley.Experts",
+    "nemotron": "LayerNormalization, .*Relu",
     "nemotron-h": "motley.StateSpace",
     "nemotron-h-latent": "motley.StateSpace",
     "olmo2": "motley.DistCollective of rows that are not as wide as the residual, .*Sqrt",
@@ -68,6 +73,7 @@ REFUSED: Mapping[str, str] = {
     "olmoe-clipped-normalised": "motley.DistCollective of rows that are .*Clip",
     "phi3-longrope": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
     "phi3-longrope-short": "motley.CachedAttention with rotary_dim=12 of head_dim=16",
+    "phimoe": "LayerNormalization, .*motley.SparseMixer, .*motley.Experts",
     "qwen2-moe": "Sigmoid, .*TopK, .*motley.Experts",
     "qwen3-5": "motley.GatedDelta",
     "qwen3-5-moe": "motley.GatedDelta",
@@ -80,6 +86,8 @@ REFUSED: Mapping[str, str] = {
     "smollm3": _TABLES,
     "step3p7": f"Concat with axis=2, .*rotary_dim=8 of head_dim=16, .*motley.Experts, {_TABLES}",
     "vaultgemma": "motley.CachedAttention with soft_cap=2.0, Gelu, .*Tanh",
+    "stablelm": "LayerNormalization, .*motley.CachedAttention with rotary_dim=4 of head_dim=16",
+    "starcoder2": "LayerNormalization, .*Gelu",
     "youtu": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "smollm3-biases-some-windows": _TABLES,
 }

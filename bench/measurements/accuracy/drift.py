@@ -291,7 +291,8 @@ def interpret(graphs: Sequence[RankGraph], hidden: Array, arithmetic: Arithmetic
 
 def _rank(graph: RankGraph, hidden: Array, arithmetic: Arithmetic) -> Generator[Array, Array | None, Array]:
     """Run a rank's graph node by node; yields each of its partial sums, and is sent the sum over all ranks."""
-    proto = onnx.inliner.inline_local_functions(graph.proto).graph
+    inlined = [(each.domain, each.name) for each in graph.proto.functions if each.name not in OPERATORS]
+    proto = onnx.inliner.inline_selected_functions(graph.proto, inlined).graph
     weights = {tensor.name: tensor for tensor in proto.initializer}
 
     def stored(value: Array) -> Array:

@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description.operations import Activation, Warmth
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.weights.places import Part
+from motley.daemon.weights.places import WHOLE, Part
 
 
 def attention(
@@ -36,6 +36,7 @@ def attention(
     values: int = 0,
     plain_qk_norm: bool = False,
     turned_qk_norm: bool = False,
+    own_gains: bool = False,
     chunked: bool = False,
     warmth: Warmth | None = None,
 ) -> Value:
@@ -43,7 +44,9 @@ def attention(
 
     Args:
         heads: of this layer; None: the model's.
-        qk_norm: each query and key head has an RMS norm before the rotation.
+        qk_norm: each query and key head has a norm before the rotation: a layer norm where those of rows are, or an RMS
+            norm.
+        own_gains: that norm has a gain for each head, a row of a matrix.
         whole_qk_norm: that norm is over all query heads at once, and over all key heads.
         clip: the largest magnitude of queries, keys and values before the rotation; 0: any.
         rope: which of the model's rotary embeddings; None: none.
@@ -67,12 +70,13 @@ def attention(
     residual, query, key = shape.residual, query_axis(heads), key_axis(heads)
     rows = query.size + 2 * key.size
 
+    halves = range(0, neighbours, 2), range(1, neighbours, 2), range(neighbours, heads.size)
+
     def projection(letter: str, out: Axis, start: int) -> W:
         parts = (Part(f"{module}.{fused}.weight", (rows, shape.hidden), start),) if fused else ()
         bias_parts = (Part(f"{module}.{fused}.bias", (rows,), start),) if fused else ()
         name = f"{module}.{letter}_proj"
         if neighbours and letter != "v":
-            halves = range(0, neighbours, 2), range(1, neighbours, 2), range(neighbours, heads.size)
             parts = (Part(f"{name}.weight", (out.size, shape.hidden), heads=heads.size, of_head=halves),)
             bias_parts = (Part(f"{name}.bias", (out.size,), heads=heads.size, of_head=halves),)
             name = f"{module}.{letter}_halves_proj"
@@ -106,9 +110,17 @@ def attention(
     if whole_qk_norm:
         q, k = writer.whole_norm(f"{at}.squares", (q, k), (W(q_norm, query), W(k_norm, key)), shape.epsilon)
     elif qk_norm:
-        one = Axis(Kind.PLAIN, heads.size, "head_dim")
-        q = writer.norm(f"{q.name}.norm", q, W(q_norm, one), shape.epsilon, shape.norm_offset)
-        k = writer.norm(f"{k.name}.norm", k, W(k_norm, one), shape.epsilon, shape.norm_offset)
+
+        def gain(name: str, x: Value) -> W:
+            if not own_gains:
+                return W(name, Axis(Kind.PLAIN, heads.size, "head_dim"))
+            rows = Part(f"{name}{WHOLE}", (x.axis.size,), heads=heads.size, of_head=halves)
+            return W(name.replace("_norm.", "_halves_norm."), x.axis, parts=(rows,))
+
+        q, k = (
+            writer.norm(f"{x.name}.norm", x, gain(name, x), shape.epsilon, shape.norm_offset, shape.centred)
+            for name, x in ((q_norm, q), (k_norm, k))
+        )
     gains = None
     if plain_qk_norm or turned_qk_norm:  # a rotation leaves the length of a head as it is
         q, k = (writer.norm(f"{each.name}.norm", each, None, shape.epsilon) for each in (q, k))

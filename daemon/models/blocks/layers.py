@@ -27,6 +27,7 @@ def model(
     logits_cap: float = 0.0,
     ignored: Sequence[str] = (),
     last_norm: str = "model.norm.weight",
+    head_bias: bool = False,
 ) -> Model:
     """A model of layers between an embedding table and a head with a norm.
 
@@ -37,6 +38,7 @@ def model(
         logits_cap: logits are ``cap * tanh(logits / cap)``; 0: they are not.
         ignored: see `Model`.
         last_norm: the gain of the head's norm.
+        head_bias: the head adds a bias to logits.
 
     Raises:
         ShardingError: a layer does not begin with what the one before it ends with.
@@ -46,7 +48,7 @@ def model(
     head = Writer(Value("head.rows", shape.residual))
     normed = norm(head, shape, "head.norm", head.x, last_norm)
     normed = head.scaled(normed, logits_scale)
-    matrix = table if shape.tied else W(HEAD, words, shape.residual)
+    matrix = table if shape.tied else W(HEAD, words, shape.residual, "lm_head.bias" * head_bias)
     (logits,) = head.linear("head", normed, matrix, ys=("head.uncapped" if logits_cap else "logits",))
     logits = head.soft_capped(logits, logits_cap, "logits")
     layers = tuple(layer(number) for number in range(shape.layers))

@@ -123,6 +123,20 @@ def squared_mlp(
     return writer.linear(f"{at}.down", squared, matrix("down", x.axis, columns))[0]
 
 
+def gelu_mlp(
+    writer: Writer, at: str, x: Value, columns: Axis, module: str, names: tuple[str, str], bias: bool
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: an MLP without a gate, with GELU, by the approximation with tanh.
+
+    Args:
+        module: that its matrices are in, which `names` tells.
+    """
+    up, down = (f"{module}.{name}" for name in names)
+    (made,) = writer.linear(f"{at}.up", x, W(f"{up}.weight", columns, x.axis, f"{up}.bias" * bias))
+    opened = writer.gated(f"{at}.opened", made, None, Activation.GELU_TANH)
+    return writer.linear(f"{at}.down", opened, W(f"{down}.weight", x.axis, columns, f"{down}.bias" * bias))[0]
+
+
 def fused_names(module: str, hidden: int, columns: int) -> MlpNames:
     """The names of a gated MLP whose gate and up may lie in one matrix, ``gate_up_proj`` [2F, D]."""
     both, rows = f"{module}.gate_up_proj.weight", (2 * columns, hidden)

@@ -44,6 +44,11 @@ def windows_from_a_layer(keys: Keys, layers: int) -> list[int]:
     return listed_windows(keys, layers, window, default)
 
 
+def period_kinds(layers: int, period: int) -> list[str]:
+    """The kind of each layer where the last one of each period has no window, and the others have."""
+    return [SLIDING if (number + 1) % period else FULL for number in range(layers)]
+
+
 def listed_windows(
     keys: Keys, layers: int, window: int, default: Sequence[str], allowed: Sequence[str] = ()
 ) -> list[int]:

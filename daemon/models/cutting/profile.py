@@ -66,7 +66,8 @@ def profile(
     first = model.experts
     chosen = first.chosen.axis.size if first else 0
     expert = max((count.whole_expert(layer.experts) for layer in model.layers if layer.experts), default=0)
-    trunk_fixed = RUNTIME_BYTES + 4 * activations(model) + count.replicated + 4 * model.hidden
+    trunk_fixed = RUNTIME_BYTES + 4 * activations(model) + count.replicated
+    trunk_fixed += sum(4 * tensor.shape[0] for w in weights_of(model.last_norm) for tensor in w.tensors())
     return mesh_pb2.ModelProfile(
         layers=len(model.layers),
         kv_groups=cut.kv_groups,
@@ -77,7 +78,7 @@ def profile(
         attention_kv_bytes=count.key_value,
         mlp_unit_bytes=count.mlp + count.experts,
         vocabulary_unit_bytes=sum(
-            count.bytes_of(w, cut.vocabulary_rows, model.hidden)
+            count.bytes_of(w, cut.vocabulary_rows, model.hidden) + 4 * cut.vocabulary_rows * bool(w.bias)
             for each in model.head
             if isinstance(each, Linear)
             for w in each.ws
@@ -215,7 +216,7 @@ class _Count:
         cut = _cut_axis(w)
         rows = self._unit(cut) if cut is not None and w.out == cut else w.out.size
         if w.in_ is None:
-            return 4 * rows
+            return 4 * rows * (2 if w.bias else 1)
         columns = self._unit(cut) if cut is not None and w.in_ == cut else w.in_.size
         return self.bytes_of(w, rows, columns, expert) + 4 * rows * bool(w.bias and (w.out.cut or cut is None))
 

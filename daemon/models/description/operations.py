@@ -262,12 +262,26 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True)
 class Gated:
-    """f32[T, F]{tp} twice -> f32[T, F]{tp}."""
+    """f32[T, F]{tp} twice -> f32[T, F]{tp}; of a gate alone, `up` is 1 (`Activation.GELU_TANH`)."""
 
     gate: Value
-    up: Value
+    up: Value | None
     y: Value
     activation: Activation
+
+
+@dataclass(frozen=True)
+class Xielu:
+    """f32[T, F]{tp} -> f32[T, F]{tp}: ``motley.Xielu``, see `motley.daemon.models.graph.xielu`.
+
+    Attributes:
+        bend, fall: f32[1] both: how it bends where x is positive, and where it is not.
+    """
+
+    x: Value
+    y: Value
+    bend: W
+    fall: W
 
 
 @dataclass(frozen=True)
@@ -329,7 +343,9 @@ class Routing:
 
     Attributes:
         chosen: experts per row.
-        scores: ``softmax`` or ``sigmoid`` of all logits, or ``softmax of chosen``: of the largest logits alone.
+        scores: ``softmax`` or ``sigmoid`` of all logits, or ``softmax of chosen``: of the largest logits alone; or
+            ``sparse mixer``: for each of two, of those logits alone that are near it.
+        tolerance: what is near, see ``motley.SparseMixer``.
         normalised: the weights of a row are divided by their sum (plus `epsilon`).
         groups: experts are in so many groups, of which only the `groups_kept` best count: those with the largest sum of
             their two best scores. 1: they are in none.
@@ -347,6 +363,7 @@ class Routing:
     scaling: float = 1.0
     correction: W | None = None
     gains: W | None = None
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -399,6 +416,7 @@ Operation = (
     | StateSpace
     | ShortConvolution
     | Gated
+    | Xielu
     | Sum
     | Scale
     | Times
@@ -431,6 +449,8 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return (own,) if added is None else (own, added)
         case Times(w=w):
             return (w,)
+        case Xielu(bend=bend, fall=fall):
+            return (bend, fall)
         case Route(routing=Routing(correction=correction, gains=gains)):
             return tuple(w for w in (correction, gains) if w is not None)
         case _:

@@ -49,6 +49,7 @@ from motley.daemon.models.description.operations import (
     Times,
     Warmth,
     WholeNorm,
+    Xielu,
 )
 from motley.daemon.models.keys import ConfigError
 
@@ -63,6 +64,7 @@ OfOneValue = (
     | StateSpace
     | ShortConvolution
     | Gated
+    | Xielu
     | Sum
     | Scale
     | Times
@@ -292,11 +294,21 @@ class Writer:
         y = Value(name, own.out, Placement.SHARDED)
         return self._made(ShortConvolution(layer, *bcx, y, own, bias))
 
-    def gated(self, name: str, gate: Value, up: Value, activation: Activation) -> Value:
-        """What the down projection of a gated MLP gets."""
-        if gate.axis != up.axis or gate.placement is not up.placement:
+    def gated(self, name: str, gate: Value, up: Value | None, activation: Activation) -> Value:
+        """What the down projection of an MLP gets, see `Gated`."""
+        if up is None and activation is not Activation.GELU_TANH:
+            raise ShardingError(f"{name}: {gate.name} opens nothing by {activation}")
+        if up is not None and (gate.axis != up.axis or gate.placement is not up.placement):
             raise ShardingError(f"{name}: {gate.name} and {up.name} are of unlike axes")
         return self._made(Gated(gate, up, Value(name, gate.axis, gate.placement), activation))
+
+    def xielu(self, name: str, x: Value, bend: W, fall: W) -> Value:
+        """An activation that learns how it bends, see `Xielu`."""
+        for w in (bend, fall):
+            if w.shape != (1,) or w.out.cut:
+                raise ShardingError(f"{name}: {w.name} is no single number")
+        self._wants(x, Placement.SHARDED, name)
+        return self._made(Xielu(x, Value(name, x.axis, x.placement), bend, fall))
 
     def replicated(self, x: Value) -> Value:
         """The value on every rank: its sum over the ranks if it is partial, which is made once.
@@ -314,12 +326,12 @@ class Writer:
         return summed or self._made(Sum(xs, Value(f"{_block(xs[-1].name)}.reduced", xs[-1].axis)))
 
     def scaled(self, x: Value, by: float) -> Value:
-        """x times a number, summed over the ranks first if it is partial; x itself where the number is 1."""
-        if by == 1.0:
-            return x
-        if x.placement is Placement.PARTIAL:  # then it is multiplied by who adds it to a residual
-            x = self.replicated(x)
-        return self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
+        """x times a number; x itself where that is 1."""
+        return x if by == 1.0 else self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
+
+    def scaled_sum(self, x: Value, by: float) -> Value:
+        """The same of a partial value, summed over the ranks first: who adds it to a residual then multiplies it."""
+        return self.scaled(self.replicated(x), by)
 
     def times(self, name: str, x: Value, w: W) -> Value:
         """x times a number that is a weight f32[1]."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
+from motley.daemon.models.families.dense.apertus import apertus
 from motley.daemon.models.families.dense.arcee import arcee
+from motley.daemon.models.families.dense.cohere import cohere, cohere2
 from motley.daemon.models.families.dense.exaone import exaone
 from motley.daemon.models.families.dense.exaone4 import exaone4
 from motley.daemon.models.families.dense.gemma import gemma
@@ -21,6 +23,7 @@ from motley.daemon.models.families.dense.helium import helium
 from motley.daemon.models.families.dense.llama import internlm3, iquestcoder, llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
 from motley.daemon.models.families.dense.mistral import cwm, ministral, mistral
+from motley.daemon.models.families.dense.nemotron import nemotron
 from motley.daemon.models.families.dense.olmo2 import olmo2
 from motley.daemon.models.families.dense.olmo3 import olmo3
 from motley.daemon.models.families.dense.phi3 import phi3
@@ -28,7 +31,10 @@ from motley.daemon.models.families.dense.qwen2 import qwen2
 from motley.daemon.models.families.dense.qwen3 import qwen3
 from motley.daemon.models.families.dense.seed_oss import seed_oss
 from motley.daemon.models.families.dense.smollm3 import smollm3
+from motley.daemon.models.families.dense.stablelm import stablelm
+from motley.daemon.models.families.dense.starcoder2 import starcoder2
 from motley.daemon.models.families.experts.afmoe import afmoe
+from motley.daemon.models.families.experts.cohere2_moe import cohere2_moe
 from motley.daemon.models.families.experts.dots1 import dots1
 from motley.daemon.models.families.experts.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.experts.exaone_moe import exaone_moe
@@ -45,6 +51,7 @@ from motley.daemon.models.families.experts.minimax_m2 import minimax_m2
 from motley.daemon.models.families.experts.minimax_m3 import minimax_m3
 from motley.daemon.models.families.experts.mixtral import mixtral
 from motley.daemon.models.families.experts.olmoe import flex_olmo, olmoe
+from motley.daemon.models.families.experts.phimoe import phimoe
 from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_omni_moe, qwen3_vl_moe
 from motley.daemon.models.families.experts.sarvam_moe import sarvam_moe
@@ -66,7 +73,11 @@ from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "afmoe": afmoe,
+    "apertus": apertus,
     "arcee": arcee,
+    "cohere": cohere,
+    "cohere2": cohere2,
+    "cohere2_moe": cohere2_moe,
     "cwm": cwm,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
@@ -121,11 +132,13 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "mistral": mistral,
     "mistral4": mistral4,
     "mixtral": mixtral,
+    "nemotron": nemotron,
     "nemotron_h": nemotron_h,
     "olmo2": olmo2,
     "olmo3": olmo3,
     "olmoe": olmoe,
     "phi3": phi3,
+    "phimoe": phimoe,
     "qwen2": qwen2,
     "qwen2_5_omni_text": qwen2,
     "qwen2_5_vl_text": qwen2,
@@ -146,6 +159,8 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "solar_open": solar_open,
     "step3p5": step3p5,
     "vaultgemma": vaultgemma,
+    "stablelm": stablelm,
+    "starcoder2": starcoder2,
     "youtu": youtu,
 }
 """What describes a model, by the ``model_type`` of its config. Each raises `ConfigError`."""
@@ -161,6 +176,8 @@ AHEAD: Mapping[str, Callable[[Keys], Model]] = {
 """What describes the head of a model that predicts a token further ahead, by the same. Each raises `ConfigError`."""
 
 TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
+    "aya_vision": ("cohere2",),
+    "cohere2_vision": ("cohere2",),
     "exaone4_5": ("exaone4",),
     "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),

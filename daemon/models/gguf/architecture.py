@@ -36,6 +36,7 @@ class Architecture:
         listed: keys that may be lists of one number, with 0 for layers that have nothing of the kind.
         rotates: all layers have one rotary embedding, of which the usual keys tell.
         factors: tensors that `more` reads, by llama.cpp's names; no weights of the model.
+        epsilon: the key of what norms add before their roots.
     """
 
     family: str | Callable[[Metadata], str]
@@ -47,6 +48,7 @@ class Architecture:
     listed: tuple[str, ...] = ()
     rotates: bool = True
     factors: frozenset[str] = frozenset()
+    epsilon: str = "attention.layer_norm_rms_epsilon"
 
 
 def no_window(metadata: Metadata) -> None:

@@ -287,6 +287,32 @@ def _llama4(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+def _cohere(metadata: Metadata) -> dict[str, Any]:
+    return _qwen(metadata) | {"use_qk_norm": metadata.has("self_attn.q_norm.weight")}
+
+
+def _cohere2(metadata: Metadata) -> dict[str, Any]:
+    no_experts(metadata)
+    bias = metadata.has("self_attn.q_proj.bias")
+    return {"attention_bias": bias, "layer_types": kinds(metadata, period=4)}
+
+
+def _starcoder2(metadata: Metadata) -> dict[str, Any]:
+    no_experts(metadata)
+    window = metadata.own.size("attention.sliding_window", 0, least=0) or None
+    return {"use_bias": metadata.has("self_attn.q_proj.bias"), "sliding_window": window}
+
+
+def _stablelm(metadata: Metadata) -> dict[str, Any]:
+    """Whether there is a second norm tells which kind of layer it is; the key of it may be wrong."""
+    no_experts(metadata)
+    no_window(metadata)
+    return {
+        "use_qkv_bias": metadata.has("self_attn.q_proj.bias"),
+        "use_parallel_residual": not metadata.has("post_attention_layernorm.weight"),
+    }
+
+
 _IMAGES = frozenset({"rope.dimension_sections", "n_deepstack_layers"})
 """Keys of models that see images: sections of the rotary embedding, which are alike in a text, and layers that images
 are added to."""
@@ -296,6 +322,8 @@ _MULTIPLIERS = {
     "residual_multiplier": "residual_scale",
     "logits_scaling": "logit_scale",
 }
+_LAYER_NORM = "attention.layer_norm_epsilon"
+_COHERE = {"layer_norm_eps": _LAYER_NORM, "logit_scale": "logit_scale"}
 _EPSILON = {"norm_eps": "attention.layer_norm_rms_epsilon"}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(_llama_family, _llama),
@@ -335,6 +363,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         rotates=False,
     ),
     "arcee": Architecture("arcee", _arcee),
+    "command-r": Architecture("cohere", _cohere, names=_COHERE, epsilon=_LAYER_NORM),
+    "cohere2": Architecture(
+        "cohere2",
+        _cohere2,
+        frozenset({"attention.sliding_window_pattern"}),
+        _COHERE,
+        epsilon=_LAYER_NORM,
+    ),
     "gpt-oss": Architecture("gpt_oss", _gpt_oss, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"})),
     "glm4": Architecture("glm4", _qwen, partial=True),
     "glm4moe": Architecture(
@@ -418,7 +454,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         )
         for name in ("nemotron_h", "nemotron_h_moe")
     },
+    "nemotron": Architecture("nemotron", _arcee, names={"norm_eps": _LAYER_NORM}, partial=True, epsilon=_LAYER_NORM),
     "seed_oss": Architecture("seed_oss", _seed_oss),
     "smollm3": Architecture("smollm3", _smollm3),
+    "stablelm": Architecture(
+        "stablelm",
+        _stablelm,
+        frozenset({"use_parallel_residual"}),
+        {"layer_norm_eps": _LAYER_NORM},
+        partial=True,
+        epsilon=_LAYER_NORM,
+    ),
+    "starcoder2": Architecture("starcoder2", _starcoder2, names={"norm_epsilon": _LAYER_NORM}, epsilon=_LAYER_NORM),
 }
 """By llama.cpp's name."""

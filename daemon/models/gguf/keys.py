@@ -17,7 +17,7 @@ from motley.daemon.models.gguf.metadata import COMMON, Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.checkpoints.gguf.checkpoint import ROPE_FACTORS, GgufCheckpoint
-from motley.daemon.weights.checkpoints.tensor_files import FLAT
+from motley.daemon.weights.places import FLAT, WHOLE
 from motley.protocol.wording import MAX_PROBLEMS
 
 _READ = frozenset(
@@ -74,7 +74,7 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
     values = {
         "model_type": family,
         **values,
-        **_facts(metadata),
+        **_facts(metadata, kind.epsilon),
         **(rope_keys(metadata) if kind.rotates else {}),
         **kind.more(metadata),
     }
@@ -97,7 +97,7 @@ def gguf_model(checkpoint: GgufCheckpoint) -> Model:
 def _wanted(model: Model) -> set[str]:
     """The tensors that a model wants, and those that these may be parts of."""
     places = (name for tensor in tensors(model) for name in (tensor.name, *(part.tensor for part in tensor.parts)))
-    return {name.removesuffix(FLAT) for name in places}
+    return {name.removesuffix(FLAT).removesuffix(WHOLE) for name in places}
 
 
 def _metadata(checkpoint: GgufCheckpoint) -> Metadata:
@@ -143,13 +143,13 @@ def _short(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _facts(metadata: Metadata) -> dict[str, Any]:
+def _facts(metadata: Metadata, epsilon: str) -> dict[str, Any]:
     """Keys that follow from the tensors."""
     own, checkpoint = metadata.own, metadata.checkpoint
     vocabulary = checkpoint.tensor(EMBEDDING).shape[0]
     if own.size("vocab_size", vocabulary) != vocabulary:
         raise own.refusal("vocab_size", f"only the rows of token_embd.weight, {vocabulary}")
-    own.number("attention.layer_norm_rms_epsilon")
+    own.number(epsilon)
     end = checkpoint.metadata.get("tokenizer.ggml.eos_token_id")
     if end is not None and (not isinstance(end, int) or isinstance(end, bool) or end < 0):
         raise ConfigError(

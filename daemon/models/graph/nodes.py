@@ -44,6 +44,7 @@ from motley.daemon.models.description.operations import (
     Sum,
     Times,
     WholeNorm,
+    Xielu,
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import attention_of
@@ -51,6 +52,7 @@ from motley.daemon.models.graph.emitter import Emitter
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
+from motley.daemon.models.graph.xielu import XIELU
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.adapters import ADAPTED
@@ -171,11 +173,15 @@ class Nodes(Emitter):
                 self.recurrence(operation)
             case Gated():
                 self._gated(operation)
+            case Xielu(x, y, bend, fall):
+                self.functions[XIELU.name] = XIELU
+                name, own = self.named(y.name), {"bend": bend, "fall": fall}
+                numbers = [self._number(f"{name}.{called}", w) for called, w in own.items()]
+                self._made[y.name] = self.node(XIELU.name, [self.read(x), *numbers], name, domain=DOMAIN)
             case Scale(x, y, by):
                 self._scale(x, y, by)
             case Times(x, w, y):
-                number = self.weight(Weight(f"{self.named(y.name)}.by", (Piece(w.name, range(1)),)))
-                self._make(y, "Mul", [self.read(x), number])
+                self._make(y, "Mul", [self.read(x), self._number(f"{self.named(y.name)}.by", w)])
             case ScaleRows():
                 self._scale_rows(operation)
             case SoftCap(x, y, cap):
@@ -235,6 +241,10 @@ class Nodes(Emitter):
             bias = [self.weight(Weight(f"{name}.bias", (piece,)))]
         operator = "LayerNormalization" if norm.centred else "RMSNormalization"
         return self.node(operator, [x, gain, *bias], name, axis=-1, epsilon=norm.epsilon)
+
+    def _number(self, name: str, w: W) -> str:
+        """A weight f32[1]."""
+        return self.weight(Weight(name, (Piece(w.name, range(1)),)))
 
     def _gain(self, norm: Norm, width: int) -> str:
         if norm.gain is None:
@@ -358,7 +368,11 @@ class Nodes(Emitter):
         raise AssertionError(f"{attend.y.name} is computed by ranks")
 
     def _gated(self, gated: Gated) -> None:
-        name, gate, up = self.named(gated.y.name), self.read(gated.gate), self.read(gated.up)
+        name, gate = self.named(gated.y.name), self.read(gated.gate)
+        if gated.up is None:
+            self._made[gated.y.name] = self.node("Gelu", [gate], name, approximate="tanh")
+            return
+        up = self.read(gated.up)
         match gated.activation:
             case Activation.SILU:
                 opened = self.node("Swish", [gate], f"{gate}.swish")

@@ -1,7 +1,8 @@
 """How a router's logits become the experts of a row and their weights, in standard ONNX operators.
 
 Sources: mixtures with a softmax before the choice (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538) or after it
-(gpt-oss); sigmoid scores with a correction bias and groups (DeepSeek-V3, https://arxiv.org/abs/2412.19437).
+(gpt-oss), or among the logits near a chosen one (`motley.daemon.models.graph.sparse_mixer`); sigmoid scores with a
+correction bias and groups (DeepSeek-V3, https://arxiv.org/abs/2412.19437).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 
 from motley.daemon.models.description.operations import Route, Routing
 from motley.daemon.models.graph.emitter import Emitter
+from motley.daemon.models.graph.sparse_mixer import SPARSE_MIXER
 from motley.daemon.weights.spec import Piece, Weight
+from motley.plugins.engine import DOMAIN
 
 
 class Router:
@@ -25,7 +28,11 @@ class Router:
         """f32[T, experts] -> the values of the route: f32[T, K] and i64[T, K]."""
         rule, nodes = self._route.routing, self._nodes
         names = self._names(rule)
-        if rule.scores == "softmax of chosen":
+        if rule.scores == "sparse mixer":
+            nodes.functions[SPARSE_MIXER.name] = SPARSE_MIXER
+            results = next(names), self._route.chosen.name
+            weights = nodes.node(SPARSE_MIXER.name, [logits], *results, domain=DOMAIN, tolerance=rule.tolerance)
+        elif rule.scores == "softmax of chosen":
             largest = self._top(logits, rule.chosen, f"{self._at}.largest")
             weights = nodes.node("Softmax", [largest], next(names), axis=-1)
         else:

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, expect_each
 from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.git_lfs import pointer_told
+from motley.daemon.weights.places import FLAT, WHOLE
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format
 
@@ -38,8 +40,6 @@ Bring = Callable[[Path, Sequence[tuple[int, int]]], None]
 files are another machine's."""
 
 _INNER = re.compile(r"(?P<outer>.+)\[(?P<number>\d+)\]", re.ASCII)
-FLAT = "[:, 0]"
-"""What follows the name of a tensor [N, 1, M] that is meant as a matrix [N, M]."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +231,9 @@ class TensorFiles(Closing):
             whole = self._tensors.get(name.removesuffix(FLAT))
             flat = whole is not None and len(whole.shape) == 3 and whole.shape[1] == 1
             return replace(whole, shape=(whole.shape[0], whole.shape[2])) if whole is not None and flat else None
+        if info is None and name.endswith(WHOLE):
+            rows = self._tensors.get(name.removesuffix(WHOLE))
+            return replace(rows, shape=(prod(rows.shape),)) if rows is not None and len(rows.shape) == 2 else None
         if info is not None or not (inner := _INNER.fullmatch(name)):
             return info
         outer, number = self._find(inner["outer"]), int(inner["number"])

@@ -68,6 +68,19 @@ EACH(sigmoid, sigmoid_of(v))
 EACH(bounded, tanhf(v))
 EACH(root, sqrtf(v))
 
+__device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+
+// y = x / 2 + softplus(a) * x^2 where x is positive, and x / 2 + (1 / 2 + softplus(b)) * (exp(x) - 1 - x) elsewhere
+extern "C" __global__ void xielu(const float* x, int x_stride, const float* a, const float* b, float* y, int y_stride, int rows,
+                                 int width) {
+    wait_for_previous();
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    const float v = x[row * x_stride + i];
+    const float curved = v > 0 ? softplus(*a) * v * v : (0.5f + softplus(*b)) * (expm1f(v) - v);
+    y[row * y_stride + i] = 0.5f * v + curved;
+}
+
 extern "C" __global__ void clip(const float* x, int x_stride, float low, float high, float* y, int y_stride, int rows,
                                 int width) {
     wait_for_previous();
@@ -128,6 +141,26 @@ extern "C" __global__ void top_k(const float* x, int x_stride, float* values, in
         if (at < 0) at = 0, best = from[0];  // what is no number has no order: any row of a table will do
         before = best, at_before = at;
         if (lane == 0) values[row * count + n] = best, where[row * count + n] = at;
+    }
+}
+
+// The two largest of each row and where they are, both [rows, 2]: each weighed by its softmax among the elements that are near
+// it, of which the first counts no more for the second (`motley.SparseMixer`). A thread per row.
+extern "C" __global__ void sparse_mixer(const float* x, int x_stride, float* weights, int* where, int rows, int width,
+                                        float tolerance) {
+    wait_for_previous();
+    const i64 row = thread_number();
+    if (row >= rows) return;
+    const float* from = x + row * x_stride;
+    for (int n = 0, taken = -1; n < 2; ++n) {
+        int at = taken == 0 ? 1 : 0;
+        for (int i = 0; i < width; ++i)
+            if (i != taken && from[i] > from[at]) at = i;
+        const float best = from[at];
+        float total = 0;
+        for (int i = 0; i < width; ++i)
+            if (i != taken && !((best - from[i]) / fmaxf(fabsf(from[i]), best) > tolerance)) total += expf(from[i] - best);
+        weights[2 * row + n] = 1 / total, where[2 * row + n] = taken = at;
     }
 }
 

@@ -15,8 +15,6 @@ struct Recurring {
     __device__ i64 place(i64 number) const { return number < before ? extra + number : row + number - before; }
 };
 
-__device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
-
 // Values side by side.
 struct Sources {
     struct {

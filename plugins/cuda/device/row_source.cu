@@ -22,7 +22,7 @@ struct Norming {
 };
 
 // f32[rows, width], the result of
-// - a gate: opened(x) * other,
+// - a gate: opened(x) * other, or opened(x) where `other` is null,
 // - a norm: s / sqrt(mean(s^2) + epsilon) * gain of s = x + other, or of x where `other` is null; `sum` gets s,
 // - a layer norm: the same of s - mean(s).
 // `bias`, where it is not null, is added to a norm.
@@ -85,7 +85,7 @@ struct RowSource {
                 if (bias) values[i] += biases[i];
             }
         } else if (made != AS_THEY_ARE) {
-            for (int i = 0; i < COUNT; ++i) values[i] = opened(values[i], made) * more[i];
+            for (int i = 0; i < COUNT; ++i) values[i] = opened(values[i], made) * (other ? more[i] : 1);
         }
         if (result) write_run<COUNT>(result + row * result_stride + at, values);
     }

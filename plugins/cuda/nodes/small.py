@@ -78,6 +78,11 @@ class SmallNodes(Making):
             return
         self._with_another(node, "multiply")
 
+    def open(self, node: onnx.NodeProto) -> None:
+        """Make what would open a gate, where there is none."""
+        x = self._graph.values[node.input[0]]
+        self._make(node.output[0], RowSource.of(x, GATES[node.op_type]), self._result(node, x.width))
+
     def divide(self, node: onnx.NodeProto) -> None:
         """Divide rows, each by a number of its own, or element by element."""
         self._with_another(node, "divide")
@@ -123,6 +128,14 @@ class SmallNodes(Making):
     def sigmoid(self, node: onnx.NodeProto) -> None:
         self._map(node, "sigmoid")
 
+    def xielu(self, node: onnx.NodeProto) -> None:
+        """An activation, by two numbers that are weights."""
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        y, numbers = self._result(node, x.width), [pointer(graph.address(name)) for name in node.input[1:]]
+        graph.launch(
+            "xielu", self._count * x.width, *rows_of(x), *numbers, *rows_of(y), *integers(self._count, x.width)
+        )
+
     def tanh(self, node: onnx.NodeProto) -> None:
         self._map(node, "bounded")
 
@@ -147,6 +160,14 @@ class SmallNodes(Making):
         values, where = (graph.buffer(name, count, graph.max_rows) for name in node.output)
         places = pointer(values.address), pointer(where.address)
         graph.launch("top_k", self._tokens * WARP, *rows_of(x), *places, *integers(self._tokens, x.width, count))
+
+    def mix_sparsely(self, node: onnx.NodeProto) -> None:
+        """The two experts of each row, as i32, and their weights."""
+        graph, x = self._graph, self._graph.values[node.input[0]]
+        values, where = (graph.buffer(name, 2, graph.max_rows) for name in node.output)
+        places, size = (pointer(values.address), pointer(where.address)), integers(self._tokens, x.width)
+        tolerance = ctypes.c_float(attributes_of(node)["tolerance"])
+        graph.launch("sparse_mixer", self._tokens, *rows_of(x), *places, *size, tolerance)
 
     def keep_best_groups(self, node: onnx.NodeProto) -> None:
         """All that decides which groups of experts count, and the scores of the experts of these."""

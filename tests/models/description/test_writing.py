@@ -78,17 +78,17 @@ def test_a_value_that_every_rank_has_is_not_summed() -> None:
 
 def test_what_each_rank_can_do_to_its_term_needs_no_sum() -> None:
     writer = Writer(X)
+    scaled = writer.scaled(PARTIAL, 0.5)
     share = writer.linear("layers.0.mlp.gate", X, ROUTER)[0]
-    weighted = writer.scaled_rows("layers.0.mlp.weighted", PARTIAL, share)
-    assert weighted.placement is Placement.PARTIAL
+    weighted = writer.scaled_rows("layers.0.mlp.weighted", scaled, share)
+    assert scaled.placement is weighted.placement is Placement.PARTIAL
     assert writer.scaled(weighted, 1.0) is weighted
     assert not sums(writer)
 
 
-def test_a_sum_is_made_before_it_is_scaled() -> None:
-    """So that who adds it to the residual, and norms that, scales it as well."""
+def test_a_sum_may_be_made_before_it_is_scaled() -> None:
     writer = Writer(X)
-    residual = writer.add(X, writer.scaled(PARTIAL, 0.5))
+    residual = writer.add(X, writer.scaled_sum(PARTIAL, 0.5))
     assert residual.placement is Placement.REPLICATED
     assert sums(writer) == [("layers.0.mlp.partial", "layers.0.mlp.reduced")]
 

@@ -47,13 +47,12 @@ from tests.models.cases import (
     golden_cases,
     others_soak,
     uneven_shares,
-    unsummed_mlps,
     whole_share,
 )
 from tests.models.cuts import cut as deal
 
 QUANTISED = [case for case in golden_cases() if case.model.hidden % 16 == 0]
-SHARED_HEADS = ("k_proj", "v_proj", "k_norm", "k_halves_proj", "k_turned_proj", "k_latent_proj")
+SHARED_HEADS = ("k_proj", "v_proj", "k_norm", "k_halves_norm", "k_halves_proj", "k_turned_proj", "k_latent_proj")
 """What several ranks have of a KV head that they share."""
 ENCODED = [
     pytest.param(case, quantisation, id=f"{case}-{quantisation}")
@@ -385,7 +384,7 @@ def test_exact_experts_have_valid_graphs(case: Case, elsewhere: bool, tmp_path: 
             gatherings = [node for node in proto.graph.node if node.op_type == "DistCollective"]
             met.append([(node.name, list(node.output), _read(node)) for node in gatherings])
         assert all(each == met[0] for each in met)
-        assert len(met[0]) == case.collectives - (unsummed_mlps(case) if elsewhere else 0)
+        assert len(met[0]) == case.collectives(exact=True, elsewhere=elsewhere)
 
 
 def test_impossible_requests_are_refused() -> None:

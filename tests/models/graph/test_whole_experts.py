@@ -36,7 +36,6 @@ from tests.models.cases import (
     golden_case,
     others_soak,
     uneven_shares,
-    unsummed_mlps,
 )
 from tests.pairs import pairwise as all_pairs
 
@@ -178,15 +177,15 @@ def test_graphs_are_valid(case: Case, quantisation: str, tmp_path: Path) -> None
 
 @every_case
 def test_a_trunk_rank_sums_only_what_ranks_have_parts_of(case: Case) -> None:
-    """A collective for attention (two with norms of whole rows), and one for an MLP or a shared expert if there is one;
-    every rank routes."""
+    """A collective for attention (two with norms of whole rows), and one for an MLP that is not beside it, or a shared
+    expert, if there is one; every rank routes."""
     for rank in range(3):
         shares = uneven_shares(units(case.model, "fp32", 32), 3)
         nodes = build_rank_graph(case.model, shares, rank, "fp32", 32, 64, experts_elsewhere=True).proto.graph.node
         asked = [_layer(node) for node in nodes if node.op_type == "Experts"]
         assert asked == case.model.expert_layers
         collectives = [node for node in nodes if node.op_type == "DistCollective"]
-        assert len(collectives) == case.collectives - unsummed_mlps(case)
+        assert len(collectives) == case.collectives(elsewhere=True)
 
 
 @every_case

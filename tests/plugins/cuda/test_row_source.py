@@ -110,6 +110,7 @@ def test_gates(operator: str, columns: int) -> None:
     expected = {"Swish": g / (1 + np.exp(-g)), "Relu": np.maximum(g, 0), "Gelu": g / 2 * (1 + tanh)}[operator] * u
     got = make(RowSource.of(gate, GATES[operator], up), 3, columns)
     np.testing.assert_allclose(got, expected, 1e-5, 1e-6)
+    np.testing.assert_allclose(make(RowSource.of(gate, GATES[operator]), 3, columns) * u, expected, 1e-5, 1e-6)
 
 
 @given(st.sampled_from(["norm", "norm of a sum", "layer norm", *GATES]), st.integers(1, 5), st.integers(0, 1 << 30))

@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from motley.daemon.models.cutting.units import units
+from motley.daemon.models.description.operations import Route
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions
@@ -49,7 +50,11 @@ def assert_close(got: F32, expected: F32) -> None:
 
 
 def is_unknown(case: Case) -> bool:
-    """Whether this engine refuses a model: for its attention, its recurrent states, or rows beside its residual."""
+    """Whether this engine refuses a model: for its attention, its recurrent states, its routers, or rows beside its
+    residual."""
+    routes = (each.routing.scores for each in case.model.operations if isinstance(each, Route))
+    if "sparse mixer" in routes:
+        return True
     unknown = (attend.v is None or attend.chunked or attend.warmth or attend.gains for attend in case.attentions)
     return any(unknown) or any(layer.recurrence for layer in case.model.layers) or case.model.beside is not None
 
@@ -97,6 +102,7 @@ def test_stages_of_other_engines(tmp_path: Path) -> None:
         ("hunyuan-dense", "motley.CachedAttentionWithGains"),
         ("llama4", "motley.CachedAttentionInChunks, motley.CachedAttentionWarmed"),
         ("ministral3", "motley.CachedAttentionWarmed"),
+        ("phimoe", "motley.SparseMixer"),
         ("qwen3-5", "motley.GatedDelta"),
     ],
 )

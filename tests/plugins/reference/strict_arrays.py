@@ -18,7 +18,7 @@ FUNCTIONS = {
     *TAKES_HOST_ARRAYS,
     *("empty", "empty_like", "zeros", "zeros_like", "full", "stack", "concatenate", "split", "repeat", "broadcast_to"),
     *("expand_dims", "take_along_axis", "argsort", "where", "clip", "mean", "square", "sqrt", "exp", "abs"),
-    *("minimum", "maximum", "log", "log1p", "tanh", "rint"),
+    *("minimum", "maximum", "log", "log1p", "expm1", "tanh", "rint"),
 }
 """Those of CuPy that the engine calls; each is in CuPy with the arguments that it is given."""
 METHODS = {"copy", "max", "mean", "min", "sum", "reshape", "swapaxes", "transpose", "take", "squeeze", "view", "astype"}

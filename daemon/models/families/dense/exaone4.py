@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.layers import model, post_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows, read_window
+from motley.daemon.models.blocks.windows import FULL, listed_windows, period_kinds, read_window
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
@@ -56,5 +56,5 @@ def _windows(keys: Keys, layers: int, window: int) -> list[int]:
         default = [FULL] * layers
     else:
         period = keys.size("sliding_window_pattern", None if keys.says("sliding_window_pattern") else 4)
-        default = [SLIDING if (number + 1) % period else FULL for number in range(layers)]
+        default = period_kinds(layers, period)
     return listed_windows(keys, layers, window, default)

@@ -81,7 +81,7 @@ def granite_like(
         if after[block]:
             name = f"layers.{number}.{('attention', 'mlp')[block]}.after"
             x = norm(writer, shape, name, x, f"model.layers.{number}.{after[block]}.weight")
-        return writer.scaled(x, by)
+        return writer.scaled_sum(x, by)
 
     def layer(number: int) -> Layer:
         def attend(writer: Writer, x: Value) -> Value:

@@ -38,12 +38,20 @@ def mixtral(keys: Keys) -> Model:
 
 
 def mixtral_experts(
-    writer: Writer, shape: Shape, number: int, x: Value, count: int, columns: int, routing: Routing
+    writer: Writer,
+    shape: Shape,
+    number: int,
+    x: Value,
+    count: int,
+    columns: int,
+    routing: Routing,
+    router: str = "gate",
 ) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: a layer's experts; files from before transformers 5 have them in another module."""
-    router = Part(f"model.layers.{number}.block_sparse_moe.gate.weight", (count, shape.hidden))
+    """f32[T, D] -> f32[T, D]{U_tp}: a layer's experts; files from before transformers 5 have them in another module,
+    where the `router` is called ``gate``."""
+    older = Part(f"model.layers.{number}.block_sparse_moe.gate.weight", (count, shape.hidden))
     names = mixtral_names(number, shape.hidden, columns)
-    return experts(writer, shape, number, x, count, columns, routing, names=names, router_parts=(router,))
+    return experts(writer, shape, number, x, count, columns, routing, names=names, router=router, router_parts=(older,))
 
 
 def mixtral_names(number: int, hidden: int, columns: int) -> MlpNames:

@@ -37,8 +37,8 @@ def minicpm3(keys: Keys) -> Model:
         return pre_norm_layer(
             shape,
             number,
-            lambda writer, x: writer.scaled(latent_attention(writer, shape, sizes, number, x), depth),
-            lambda writer, x: writer.scaled(mlp(writer, number, x, columns), depth),
+            lambda writer, x: writer.scaled_sum(latent_attention(writer, shape, sizes, number, x), depth),
+            lambda writer, x: writer.scaled_sum(mlp(writer, number, x, columns), depth),
         )
 
     return model(

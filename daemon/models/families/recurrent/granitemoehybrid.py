@@ -37,15 +37,15 @@ def granitemoehybrid(keys: Keys) -> Model:
     def layer(number: int) -> Layer:
         def mix(writer: Writer, x: Value) -> Value:
             if kinds[number] == MAMBA and of is not None:
-                return writer.scaled(mamba(writer, shape, number, x, of, f"model.layers.{number}.mamba"), by)
+                return writer.scaled_sum(mamba(writer, shape, number, x, of, f"model.layers.{number}.mamba"), by)
             turned = "main" if turns else None
             y = attention(writer, shape, number, x, qkv_bias=bias, output_bias=bias, rope=turned, scale=scale)
-            return writer.scaled(y, by)
+            return writer.scaled_sum(y, by)
 
         def feed(writer: Writer, x: Value) -> Value:
             x = writer.replicated(x)
             shared = granite_shared(writer, shape, number, x, columns)
-            return writer.scaled(granite_experts(writer, shape, number, x, keys, shared) if sparse else shared, by)
+            return writer.scaled_sum(granite_experts(writer, shape, number, x, keys, shared) if sparse else shared, by)
 
         return pre_norm_layer(shape, number, mix, feed)
 

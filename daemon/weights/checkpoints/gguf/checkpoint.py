@@ -21,7 +21,8 @@ from motley.daemon.weights.checkpoints.gguf.blocks import READABLE, block_size, 
 from motley.daemon.weights.checkpoints.gguf.header import read_header
 from motley.daemon.weights.checkpoints.gguf.names import by_hugging_face_name
 from motley.daemon.weights.checkpoints.gguf.order import Interleaving, Tiling, order_of
-from motley.daemon.weights.checkpoints.tensor_files import FLAT, Bring, TensorFiles, TensorInfo
+from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles, TensorInfo
+from motley.daemon.weights.places import FLAT
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whole_blocks, within
 

@@ -184,6 +184,7 @@ _OF_LAYER_IN = {
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON),
     "olmo2": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "starcoder2": {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
     "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
 }
 """What an architecture calls otherwise, or alone has; a key that ends in ``.weight``, ``.bias`` or ``.scale`` stands

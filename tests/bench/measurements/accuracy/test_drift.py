@@ -62,8 +62,11 @@ def head(model: Model, source: Source, residual: Residual) -> Residual:
     hidden = range(model.hidden)
     gain = source.read(Piece(last.gain.name, hidden)).astype(np.float64) + last.offset
     table = source.read(Piece(product.ws[0].name, range(model.vocabulary), hidden)).astype(np.float64)
+    bias = source.read(Piece(last.gain.bias, hidden)).astype(np.float64) if last.gain.bias else 0.0
+    if last.centred:
+        residual = residual - residual.mean(axis=1, keepdims=True)
     mean_square = np.mean(residual**2, axis=1, keepdims=True)
-    logits = scale * residual / np.sqrt(mean_square + last.epsilon) * gain @ table.T
+    logits = scale * (residual / np.sqrt(mean_square + last.epsilon) * gain + bias) @ table.T
     for each in rest:
         assert isinstance(each, SoftCap)
         logits = each.cap * np.tanh(logits / each.cap)
