@@ -6,17 +6,19 @@ reads it. States lie in *slots*, of which an engine has a fixed number (`CacheBl
 `Span` says which one a sequence has. The nodes' attribute ``layer`` says whose state it is.
 
 ``motley.GatedDelta`` (gated DeltaNet, https://arxiv.org/abs/2412.06464). For H key heads of dk elements and G value
-heads each, of dv elements, its operands are q, k: f32[T, H dk], v, z: f32[T, H G dv], b, a: f32[T, H G], filters:
-f32[C, R] of the C = 2 H dk + H G dv elements of q, k and v, decay, bias: f32[H G], gain: f32[dv]; its result is y:
-f32[T, H G dv].
+heads each, of dv elements, its operands are q, k: f32[T, H dk], v, z: f32[T, H G dv], b: f32[T, H G], a: f32[T, H G n],
+filters: f32[C, R] of the C = 2 H dk + H G dv elements of q, k and v, decay: f32[H G], bias: f32[H G n], gain: f32[dv];
+its result is y: f32[T, H G dv]. A state decays as a whole, n = 1, or each of its rows by itself, n = dk (Kimi Delta
+Attention, https://arxiv.org/abs/2510.26692).
 
 1. q, k and v, side by side, become ``silu(convolution)``. Then each head of q and k becomes ``x / sqrt(sum(x ** 2) +
    1e-6)``; q is divided by sqrt(dk) besides.
 2. Each value head has a state f32[dk, dv], at first zero. With its group's q and k:
-   ``state *= exp(-exp(decay) * softplus(a + bias))``, ``state += outer(k, (v - k @ state) * sigmoid(b))``.
-3. ``o = q @ state``, ``y = o / sqrt(mean(o ** 2) + epsilon) * gain * silu(z)``.
+   ``state *= exp(-exp(decay) * softplus(a + bias))``, ``state += outer(k, (v - k @ state) * written * sigmoid(b))``.
+3. ``o = q @ state``, ``y = o / sqrt(mean(o ** 2) + epsilon) * gain * silu(z)``, or ``sigmoid(z)`` in its place.
 
-The attributes are key_heads (H), group (G), key_size (dk), value_size (dv) and epsilon.
+The attributes are key_heads (H), group (G), key_size (dk), value_size (dv), decays (n), written, gate (``silu`` or
+``sigmoid``) and epsilon.
 
 ``motley.StateSpace`` (Mamba2, https://arxiv.org/abs/2405.21060). For H heads of dv elements, each G of which share a
 write and a read vector of dk elements, its operands are x, z: f32[T, H dv], b, c: f32[T, H / G dk], dt: f32[T, H],

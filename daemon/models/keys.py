@@ -106,6 +106,18 @@ class Keys:
             keys.only(other, keys.values.get(key))
         return keys
 
+    def respelled(self, names: Mapping[str, str]) -> Keys:
+        """The same keys by other names, of which messages tell the file's.
+
+        Args:
+            names: what a file calls a key, by what it is read as; what is not there keeps its name.
+        """
+        there = {name: own for name, own in names.items() if self.get(own) is not None}
+        values = self.values | {name: self.values[own] for name, own in there.items()}
+        made = Keys(self.where, values, self._prefix, {**self._spelled, **there})
+        made._read = self._read
+        return made
+
     def size(self, key: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
         """A whole number of at least `least` and, if that is given, at most `most`; `default` where the key is absent
         or null."""

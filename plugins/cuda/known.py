@@ -22,6 +22,7 @@ from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 _ATTENTION = {**KNOWN[DOMAIN, "CachedAttention"], "soft_cap": ANY}
 _WARMTH = {"warm_span": ANY, "warm_offset": ANY, "warmth": ANY}
+_DELTA = {"decays": ANY, "written": ANY, "gate": ANY}
 _HEADS = {"layer": ANY, "group": ANY, "key_size": ANY, "value_size": ANY}
 
 KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -52,7 +53,7 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (DOMAIN, "CachedAttentionWithSinks"): _ATTENTION,
     (DOMAIN, "Experts"): {"experts": ANY},
     (DOMAIN, "HeadProducts"): {"heads": ANY, "first": ANY, "last": ANY, "width": ANY},
-    (DOMAIN, GATED_DELTA): {**_HEADS, "key_heads": ANY, "epsilon": ANY},
+    (DOMAIN, GATED_DELTA): {**_HEADS, "key_heads": ANY, "epsilon": ANY, **_DELTA},
     (DOMAIN, SHORT_CONVOLUTION): {"layer": ANY},
     (DOMAIN, SPARSE_MIXER): {"tolerance": ANY},
     (DOMAIN, XIELU): {},

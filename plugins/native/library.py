@@ -344,9 +344,12 @@ class Recurrent(ctypes.Structure):
         ("reach", c_int64),
         ("most_guesses", c_int64),
         ("width", c_int64),
+        ("decays", c_int64),
+        ("squashed", c_int64),
         ("epsilon", c_float),
         ("least", c_float),
         ("most", c_float),
+        ("written", c_float),
     )
 
 
@@ -356,7 +359,7 @@ STRUCTS = (
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     *(Encoding, Draw, Masses),
 )
-INTERFACE = (18, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (19, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 

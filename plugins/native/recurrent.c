@@ -12,8 +12,9 @@
  * - A head of q or k is multiplied by 1 / sqrt(sum of its squares + 1e-6), the sum as that of a norm in rows.c; q by
  *   1 / sqrt(key_size) besides.
  * - With e = exp(-(rate * softplus(a + bias))): found = e * (the sum of k * state by fma, row by row of the state from
- *   0); state = fma(k, (v - found) * s(b), state * e); the result is the sum of q * state by fma, row by row.
- * - y = result * (1 / sqrt(mean of its squares + epsilon)) * gain * (z * s(z)).
+ *   0); state = fma(k, (v - found) * (s(b) * written), state * e); the result is the sum of q * state by fma, row by row.
+ *   Where each row of the state has an e of its own, found is the sum of (k * e) * state.
+ * - y = result * (1 / sqrt(mean of its squares + epsilon)) * gain * (z * s(z)), or s(z) in place of the last.
  *
  * State space:
  * - step = softplus(dt + bias), within its bounds; e = exp(-(rate * step)); state = fma(b, x * step, state * e).

@@ -34,7 +34,7 @@ struct recurrent {
     const float *filters; /* [reach, columns] */
     const float *filter_bias; /* [columns]; may be null */
     const float *rate;    /* [heads], e^decay */
-    const float *bias;    /* [heads] */
+    const float *bias;    /* [heads, decays]; state space: [heads] */
     const float *gain;    /* gated delta: [value_size]; state space: [heads], how much of its input a head adds */
     float *states;        /* [slots, heads, key_size, value_size] */
     float *recent;        /* [slots, reach - 1, columns]: rows that the next one's convolution sees */
@@ -43,7 +43,10 @@ struct recurrent {
     float *y;             /* [rows, width] */
     int64_t kind, rows, slots, heads, group, key_size, value_size, columns, first_columns, first_stride, gate_columns;
     int64_t reach, most_guesses, width;
+    int64_t decays;  /* gated delta: numbers by which a head's state decays: 1, or key_size, each of a row of it */
+    int64_t squashed; /* gated delta: gates are opened by s(z), not by z * s(z) */
     float epsilon, least, most; /* of a norm; bounds of a state space's steps */
+    float written; /* gated delta: how much of a value is written at most */
 };
 
 /* A span under way: first `before` rows that were guessed and turned out to be right, then its own; the state changes

@@ -108,6 +108,8 @@ def bind_gated_delta(
     gain: F32,
     epsilon: float,
     pool: Pool,
+    written: float = 1.0,
+    squashed: bool = False,
 ) -> Callable[[], None]:
     """What the rows of all spans of a step make of their sequences' states, in one layer, and these of them: a gated
     DeltaNet's.
@@ -118,15 +120,17 @@ def bind_gated_delta(
 
     Args:
         qkvz: f32[M, C + heads * value_size]: queries, keys, values and what opens the gates.
-        ba: f32[M, 2 * heads].
+        ba: f32[M, heads * (1 + decays)], where a state has one number by which it decays, or one for each row of it.
         y: f32[M, heads * value_size], overwritten.
         spans: read by every call; no two have a slot in common.
         slots: written to.
         group: value heads of a key head.
         filters: f32[C, reach].
         decay: f32[heads].
-        bias: f32[heads].
+        bias: f32[heads * decays].
         gain: f32[value_size].
+        written: how much of a value is written at most.
+        squashed: gates are opened by the sigmoid of what opens them, not by that times it.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -144,10 +148,13 @@ def bind_gated_delta(
         "first_columns": slots.columns,
         "first_stride": slots.columns + width,
         "rate": address("decay", rate, np.float32, heads),
-        "bias": address("bias", bias, np.float32, heads),
+        "bias": address("bias", bias, np.float32, slots.gates - heads),
         "gain": address("gain", gain, np.float32, value_size),
         "group": group,
         "epsilon": epsilon,
+        "decays": (slots.gates - heads) // heads,
+        "written": written,
+        "squashed": squashed,
     }
     return _bound(more, y, width, filters, None, spans, slots, pool, (qkvz, ba, rate, bias, gain))
 

@@ -67,10 +67,12 @@ def _gated_delta(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[
             gain=gain,
             epsilon=of["epsilon"],
             pool=pool,
+            written=of["written"],
+            squashed=of["gate"] == b"sigmoid",
         )
 
     values = len(decay) * of["value_size"]
-    return Recur(bind, of["layer"]), {qkvz: len(filters) + values, ba: 2 * len(decay), y: values}
+    return Recur(bind, of["layer"]), {qkvz: len(filters) + values, ba: len(decay) + len(bias), y: values}
 
 
 def _state_space(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[str, int]]:

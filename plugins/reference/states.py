@@ -94,6 +94,7 @@ def gated_delta(
     filters, decay, bias, gain = weights
     heads, group, size = of["key_heads"], of["group"], of["key_size"]
     width, values = heads * size, heads * group
+    gate = sigmoid if of["gate"] == b"sigmoid" else _silu
 
     def step(state: Array, seen: Array, gates: Array) -> Array:
         mixed = _silu(xp, (filters.T * seen).sum(axis=0))
@@ -101,14 +102,16 @@ def gated_delta(
         q = q / mixed.dtype.type(size**0.5)
         q, k = (xp.repeat(each, group, axis=0)[:, None] for each in (q, k))
         v = mixed[2 * width :].reshape(values, 1, -1)
-        state *= xp.exp(-xp.exp(decay) * _softplus(xp, gates[values:] + bias))[:, None, None]
-        state += k.swapaxes(1, 2) * ((v - k @ state) * sigmoid(xp, gates[:values])[:, None, None])
+        speeds = _softplus(xp, gates[values:] + bias).reshape(values, -1)
+        state *= xp.exp(-xp.exp(decay)[:, None] * speeds)[:, :, None]
+        share = sigmoid(xp, gates[:values]) * mixed.dtype.type(of["written"])
+        state += k.swapaxes(1, 2) * ((v - k @ state) * share[:, None, None])
         return (q @ state)[:, 0]
 
     made = states.advance(span, xp.concatenate([q, k, v], axis=1), xp.concatenate([b, a], axis=1), step)
     epsilon = made.dtype.type(of["epsilon"])
     normed = made / xp.sqrt(xp.square(made).mean(axis=-1, keepdims=True) + epsilon) * gain
-    return normed.reshape(z.shape) * _silu(xp, z)
+    return normed.reshape(z.shape) * gate(xp, z)
 
 
 def state_space(

@@ -247,10 +247,12 @@ class _Book:
             state = np.zeros((of.key_size, of.value_size))
             for row in range(len(y)):
                 q, k = (each[row, key] / np.sqrt((each[row, key] ** 2).sum() + 1e-6) for each in mixed[:2])
-                state *= np.exp(-np.exp(decay[head]) * np.log1p(np.exp(a[row, head] + bias[head])))
-                state += np.outer(k, (mixed[2][row, own] - k @ state) * _sigmoid(b[row, head]))
+                speeds = slice(head * delta.decays, (head + 1) * delta.decays)
+                state *= np.exp(-np.exp(decay[head]) * np.log1p(np.exp(a[row, speeds] + bias[speeds])))[:, None]
+                share = delta.written * _sigmoid(b[row, head])
+                state += np.outer(k, (mixed[2][row, own] - k @ state) * share)
                 found = q @ state / np.sqrt(of.key_size)
-                gate = z[row, own] * _sigmoid(z[row, own])
+                gate = _sigmoid(z[row, own]) * (1 if delta.squashed else z[row, own])
                 y[row, own] = _normed(found, delta.epsilon) * gain * gate
         return y
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import gguf
 
-MAMBA = ("granitehybrid", "nemotron_h", "nemotron_h_moe")
+from motley.daemon.models.families.recurrent.kimi_linear import KEYS as KIMI_KEYS
+
+MAMBA = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 """Architectures with Mamba2 layers."""
 LAYER_NORMS = ("command-r", "cohere2", "nemotron", "stablelm", "starcoder2")
 """Those with layer norms."""
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "mistral4", "nemotron_h_moe"),
+    *("kimi-linear", "glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "mistral4"),
+    "nemotron_h_moe",
 )
 """Architectures whose experts have a width of their own."""
 
@@ -24,6 +27,9 @@ OWN_WIDTH = (
 def text_config(folder: Path) -> dict[str, Any]:
     """A folder's config, or the text part of it, with the keys that follow from others."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    for usual, own in KIMI_KEYS.items():
+        if own in config:
+            config[usual] = config.pop(own)
     if "qk_rope_head_dim" in config:
         config["head_dim"] = config["qk_rope_head_dim"]
     config |= config.pop("text_config", {}) | {key: config[key] for key in ("eos_token_id",) if key in config}
@@ -60,6 +66,8 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if architecture in ("lfm2", "lfm2moe"):
         writer.add_head_count_kv([heads * (kind == "full_attention") for kind in config["layer_types"]])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
+    elif architecture == "kimi-linear":
+        add_kda(writer, config["linear_attn_config"], config["num_hidden_layers"])
     elif architecture in MAMBA:
         add_mamba(writer, config)
     else:
@@ -146,6 +154,9 @@ def add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_ssm_group_count(config.get("n_groups") or config["mamba_n_groups"])
     writer.add_ssm_time_step_rank(heads)
     writer.add_ssm_inner_size(heads * (config.get("mamba_head_dim") or config["mamba_d_head"]))
+    if writer.arch == "falcon-h1":
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        return
     kinds = config.get("hybrid_override_pattern") or config["layer_types"]
     kv_heads = config["num_key_value_heads"]
     writer.add_head_count_kv([kv_heads * (kind in ("*", "full_attention")) for kind in kinds])
@@ -159,6 +170,13 @@ def add_mamba(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_layer_norm_eps(config["layer_norm_epsilon"])
     writer.add_rope_scaling_finetuned(False)
     writer.add_rope_dimension_count(config["head_dim"] // 2)  # of no meaning: the model does not rotate
+
+
+def add_kda(writer: gguf.GGUFWriter, config: dict[str, Any], layers: int) -> None:
+    """Sizes of Kimi's DeltaNets, and which layers attend, in a list with 0 for those that do not."""
+    writer.add_head_count_kv([int(number in config["full_attn_layers"]) for number in range(1, layers + 1)])
+    writer.add_ssm_conv_kernel(config["short_conv_kernel_size"])
+    writer.add_kda_head_dim(config["head_dim"])
 
 
 def add_latent(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -223,7 +241,7 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_indexer_top_k(config["index_topk"])
     if writer.arch in ("glm4moe", "deepseek2", "glm-dsa", "exaone-moe"):
         writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers", 0))
-    if writer.arch in ("glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "mistral4"):
+    if writer.arch in ("kimi-linear", "glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "mistral4"):
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         if config["model_type"] not in ("deepseek_v2", "mistral4"):  # of which files may say nothing
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

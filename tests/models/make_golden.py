@@ -279,6 +279,10 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
                 name = name.replace(today, published)
             yield name, value
         return
+    if family == "lfm3":
+        weights = {name.replace(".g_proj.", ".gate_proj."): value for name, value in weights.items()}
+    if family in ("olmo_hybrid", "kimi_linear"):
+        weights = dict(_apart(weights))
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     if family in ("granitemoe", "granitemoeshared", "granitemoehybrid"):
         for name, value in weights.items():
@@ -290,11 +294,12 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         weights = {name.replace("model.", "backbone.", 1): value for name, value in weights.items()}
     if family == "phimoe":
         weights = {name.replace(".router.", ".gate."): value for name, value in weights.items()}
-    if family in ("mixtral", "minimax_m2", "lfm2_moe", "phimoe"):
+    if family in ("mixtral", "minimax_m2", "lfm2_moe", "phimoe", "kimi_linear"):
         called = {"gate": "w1", "up": "w3", "down": "w2"}
+    if family in ("mixtral", "minimax_m2", "lfm2_moe", "phimoe"):
         weights = {name.replace(".mlp.", ".block_sparse_moe."): value for name, value in weights.items()}
     for name, value in weights.items():
-        if value.ndim < 3 or "conv" in name:
+        if value.ndim != 3 or "conv" in name:
             yield name, value
             continue
         module, _, fused = name.rpartition(".")
@@ -302,6 +307,26 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         for number, expert in enumerate(value):
             for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
                 yield f"{module}.{number}.{called[part]}.weight", matrix.contiguous()
+
+
+_NORMS = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
+"""What those of OLMo Hybrid call norms of layers that do not attend."""
+
+
+def _apart(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights with the filters of queries, keys and values apart, and modules called as they were published."""
+    for name, value in weights.items():
+        layer, _, norm = name.removesuffix(".weight").rpartition(".")
+        if f"{layer}.linear_attn.A_log" in weights and norm in _NORMS:
+            yield f"{layer}.{_NORMS[norm]}.weight", value
+        elif name.endswith(".conv1d.weight"):
+            module = name.removesuffix("conv1d.weight")
+            keys = len(weights[f"{module}q_proj.weight"])
+            for letter, own in zip("qkv", value.split([keys, keys, len(value) - 2 * keys]), strict=True):
+                yield f"{module}{letter}_conv1d.weight", own.contiguous()
+        else:
+            published = re.sub(r"\.mlp\.(?=gate\.|experts\.|shared_experts\.)", ".block_sparse_moe.", name)
+            yield published.replace(".forget_gate.", "."), value
 
 
 def _continue(folder: Path, vocabulary: int, seed: int) -> tuple[list[int], npt.NDArray[np.float32]] | None:

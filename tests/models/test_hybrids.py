@@ -1,4 +1,4 @@
-"""What configs of LFM2, Nemotron-H and Granite 4 say, how they are cut, and what they are refused for."""
+"""What configs of LFM2 and 3, Nemotron-H, Falcon-H1 and Granite 4 say, how they are cut, what they are refused for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import RecurrentHeads
 from motley.daemon.models.description.model import tensors
-from motley.daemon.models.description.operations import ShortConvolution, StateSpace, Sum, WholeNorm
+from motley.daemon.models.description.operations import Gated, Norm, ShortConvolution, StateSpace, Sum, WholeNorm
+from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
@@ -31,6 +32,8 @@ HEADS = {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 12, "n_gr
 NEMOTRON = LLAMA | HEADS | {"model_type": "nemotron_h", "num_hidden_layers": 4, "hybrid_override_pattern": "M-*M"}
 GRANITE = LLAMA | {"model_type": "granitemoehybrid", "mamba_n_heads": 8, "num_local_experts": 0}
 GRANITE["layer_types"] = ["mamba", "attention", "mamba"]
+FALCON = LLAMA | {"model_type": "falcon_h1", "mamba_d_ssm": 128, "mamba_n_heads": 8}
+LFM3 = LLAMA | {"model_type": "lfm3", "num_hidden_layers": 5}
 LFM2 = LLAMA | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]}
 
 
@@ -61,6 +64,19 @@ def test_the_text_of_nemotron_omni_is_in_its_llm(tmp_path: Path) -> None:
     assert "language_model.lm_head.weight" in places["lm_head.weight"]
 
 
+def test_lfm3_has_windows_gates_and_norms_unless_it_says_otherwise(tmp_path: Path) -> None:
+    model = read(tmp_path, LFM3)
+    windows = [layer.attention and (layer.attention.rope, layer.attention.window) for layer in model.layers]
+    assert windows == [None, None, ("full_attention", 0), None, ("sliding_attention", 256)]
+    assert (model.ropes["full_attention"].theta, model.ropes["sliding_attention"]) == (1e6, Rope(1e4, 128))
+    assert {each.filter.shape for each in model.operations if isinstance(each, ShortConvolution)} == {(64, 7)}
+    gates, norms = (sum(isinstance(each, kind) for each in model.operations) for kind in (Gated, Norm))
+    assert (gates, norms) == (5 + 2, 5 * 4 + 2 * 2 + 1), "of MLPs and heads; of blocks, queries and keys, the head"
+    plain = read(tmp_path, LFM3 | {"use_attention_gate": False, "use_sandwich_norm": False})
+    counts = [sum(isinstance(each, kind) for each in plain.operations) for kind in (Gated, Norm)]
+    assert counts == [5, 5 * 2 + 2 * 2 + 1]
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
@@ -81,6 +97,16 @@ def test_the_text_of_nemotron_omni_is_in_its_llm(tmp_path: Path) -> None:
         (GRANITE | {"position_embedding_type": "alibi"}, "position_embedding_type"),
         (GRANITE | {"normalization_function": "layernorm"}, "normalization_function"),
         (GRANITE | {"hidden_act": "gelu"}, "hidden_act"),
+        (FALCON | {"layer_types": ["mamba"] * 3}, "layer_types"),
+        (FALCON | {"mamba_n_heads": 7}, "mamba_n_heads"),
+        (FALCON | {"mamba_rms_norm": True}, "mamba_norm_before_gate"),
+        (FALCON | {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
+        (FALCON | {"mlp_multipliers": [1.0, -1]}, "mlp_multipliers"),
+        (FALCON | {"key_multiplier": 0}, "key_multiplier"),
+        (FALCON | {"mlp_bias": True}, "mlp_bias"),
+        (LFM3 | {"layer_types": ["conv"] * 5}, "layer_types"),
+        (LFM3 | {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
+        (LFM3 | {"conv_L_cache": 1}, "conv_L_cache"),
         (LFM2 | {"layer_types": ["conv"] * 3}, "layer_types"),
         (LFM2 | {"layer_types": None, "full_attn_idxs": [3]}, "full_attn_idxs"),
         (LFM2 | {"layer_types": [["conv"], "conv", "full_attention"]}, "layer_types"),
@@ -193,3 +219,14 @@ def test_published_files_may_be_of_todays_transformers(tmp_path: Path) -> None:
 def test_heads_that_are_too_wide_for_a_state_are_refused(name: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} = 513 is not supported; supported: a whole number of at most 512"):
         changed(golden_case(name).folder, **{key: 513})
+
+
+def test_falcon_h1_attends_beside_each_state_and_both_share_a_sum(tmp_path: Path) -> None:
+    model = read(tmp_path, SHAPES["falcon-h1-0.5b"])
+    assert all(layer.attention and isinstance(layer.recurrence, StateSpace) for layer in model.layers)
+    assert {each.heads for each in model.operations if isinstance(each, StateSpace)} == {
+        RecurrentHeads(24, 24, 128, 64, shared=True)
+    }
+    assert [sum(isinstance(each, kind) for each in model.operations) for kind in (Sum, WholeNorm)] == [72, 0]
+    normed = read(tmp_path, FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False})
+    assert sum(isinstance(each, WholeNorm) for each in normed.operations) == 3

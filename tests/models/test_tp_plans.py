@@ -51,6 +51,14 @@ GATHERED = {
         "transformers has all heads' recurrent states on every rank",
     ),
 }
+WHOLE_DELTA = dict.fromkeys(
+    (
+        f"layers.*.linear_attn.{name}"
+        for letter in "qkv"
+        for name in (*(f"{each}_proj" for each in "qkvbago"), f"conv1d_{letter}", "decay", "dt_bias")
+    ),
+    "transformers has the whole of these layers on every rank",
+)
 TRANSPOSED = {
     "layers.*.feed_forward.experts.gate_up_proj": "files have it transposed, and transformers cuts it as it is there",
     "layers.*.feed_forward.experts.down_proj": "the same",
@@ -70,6 +78,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "llama4": TRANSPOSED,
     "minimax_m2": WHOLE_NORMS,
     "olmo2": WHOLE_NORMS,
+    "olmo_hybrid": WHOLE_NORMS | WHOLE_DELTA,
     "olmo3": WHOLE_NORMS,
     "olmoe": WHOLE_NORMS,
     "solar_open": {name: why for name, why in WHOLE_MLPS.items() if "shared" in name},

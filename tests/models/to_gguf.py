@@ -37,6 +37,8 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "exaone_moe": "exaone-moe",
+    "falcon_h1": "falcon-h1",
+    "kimi_linear": "kimi-linear",
     "glm_moe_dsa": "glm-dsa",
     "llama4_text": "llama4",
     "gpt_oss": "gpt-oss",
@@ -62,7 +64,7 @@ ARCHITECTURES = {
 """Where it is not the model type."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
-    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|conv\.in_proj_[bcx]\.|conv_taps\."
+    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|\.decay$|conv\.in_proj_[bcx]\.|conv_taps\."
 )
 """Matrices that a model has, and no file."""
 LAYERS = 8
@@ -108,6 +110,10 @@ def to_gguf(
         found = dict(recurrent(found, config, tiled=architecture != "qwen3next"))
     if "mamba_d_state" in config or "ssm_state_size" in config:
         found = dict(mamba(found, config))
+    if architecture == "falcon-h1":
+        found = dict(multiplied(found, config))
+    if architecture == "kimi-linear":
+        found = dict(kimi(found))
     if "kv_lora_rank" in config and architecture != "minicpm3":
         found = dict(by_heads(found, config))
     for name, values in found.items():
@@ -146,6 +152,8 @@ def read(folder: Path) -> dict[str, F32]:
                 name = part.tensor.replace("model.language_model.", "model.")
                 name = name.removesuffix("[:, 0]") if ".linear_attn." not in name else name
                 name, tensor_name = name.removesuffix(WHOLE), part.tensor.removesuffix(WHOLE)
+                if len(files.shape(tensor_name)) > 2:
+                    tensor_name = part.tensor
                 found.setdefault(name, files.read(Piece(tensor_name, *map(range, files.shape(tensor_name)))))
             else:
                 name = tensor.name
@@ -237,6 +245,42 @@ def mamba(tensors: dict[str, F32], config: dict[str, Any]) -> Iterator[tuple[str
             yield name, own[:, np.newaxis]
         elif name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
             yield name, own.reshape(groups, -1)
+        else:
+            yield name.replace(".dt_bias", ".dt_proj.bias"), own
+
+
+def multiplied(tensors: dict[str, F32], config: dict[str, Any]) -> Iterator[tuple[str, F32]]:
+    """Tensors as its converter multiplies those of Falcon-H1; biases, which no published model has, as products are."""
+    inner, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    sizes = inner, inner, shared, shared, config["mamba_n_heads"]
+    gate, down = config["mlp_multipliers"]
+    attention, mamba = config["attention_in_multiplier"], config["ssm_in_multiplier"]
+    by = {
+        "gate_proj": gate,
+        "down_proj": down,
+        "k_proj": config["key_multiplier"],
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    for name, own in tensors.items():
+        module, kind = name.split(".")[-2:]
+        if module in ("q_proj", "k_proj", "v_proj") and kind == "weight":
+            own = own * attention
+        if module == "in_proj":
+            own = own * mamba if kind == "weight" else own
+            own = (own.T * np.repeat(config["ssm_multipliers"], sizes)).T
+        yield name, np.ascontiguousarray(own * by.get(module, 1.0), np.float32)
+
+
+def kimi(tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
+    """Tensors as its converter changes those of Kimi's DeltaNets."""
+    for name, own in tensors.items():
+        if name.endswith(".A_log"):
+            yield name, -np.exp(own).reshape(1, 1, -1, 1)
+        elif "_conv1d." in name:
+            yield name, own.reshape(1, len(own), 1, -1)
         else:
             yield name.replace(".dt_bias", ".dt_proj.bias"), own
 

@@ -56,10 +56,10 @@ def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, ahead: bool 
     """
     shape = read_shape(keys, norm_offset=1.0)
     rope, context = read_rope(keys, shape.heads.size, partial=0.25)
-    attends = _attending_layers(keys, shape.layers)
+    attends = attending_layers(keys, shape.layers)
     keys.only("attn_output_gate", True)
     bias = keys.flag("attention_bias", False)
-    heads, reach = _read_heads(keys), keys.size("linear_conv_kernel_dim")
+    heads, reach = read_heads(keys), keys.size("linear_conv_kernel_dim")
     feed = mlp(shape)
 
     def layer(number: int, enter: Block | None = None) -> Layer:
@@ -148,7 +148,12 @@ def _projections(
     )
 
 
-def _read_heads(keys: Keys) -> RecurrentHeads:
+def read_heads(keys: Keys) -> RecurrentHeads:
+    """The heads of a layer with a recurrent state.
+
+    Raises:
+        ConfigError: value heads cannot share key heads evenly, or heads are too wide.
+    """
     heads = RecurrentHeads(
         keys.size("linear_num_key_heads"),
         keys.size("linear_num_value_heads"),
@@ -160,8 +165,12 @@ def _read_heads(keys: Keys) -> RecurrentHeads:
     return heads
 
 
-def _attending_layers(keys: Keys, layers: int) -> list[bool]:
-    """Which layers attend; the others have a recurrent state."""
+def attending_layers(keys: Keys, layers: int) -> list[bool]:
+    """Which layers attend; the others have a recurrent state.
+
+    Raises:
+        ConfigError: ``layer_types`` names another kind, or no layer that attends.
+    """
     period = keys.size("full_attention_interval", 4)
     default = [LINEAR if (number + 1) % period else FULL for number in range(layers)]
     kinds = keys.get("layer_types") or default

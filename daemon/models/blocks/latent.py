@@ -11,7 +11,7 @@ The rotated elements stand first in a cached row, as those of other families' he
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -79,6 +79,17 @@ def read_latent(
     Raises:
         ConfigError: naming the key that is missing or not possible.
     """
+    shape, latent = read_latent_sizes(keys, epsilon)
+    rope, context = read_rope(keys, latent.turned, ignored=ignored, types=types)
+    return shape, replace(latent, scale=latent.scale * _yarn_scale(keys)), rope, context
+
+
+def read_latent_sizes(keys: Keys, epsilon: float = 1e-6) -> tuple[Shape, Latent]:
+    """What most configs have, and the sizes of latent attention.
+
+    Raises:
+        ConfigError: naming the key that is missing or not possible.
+    """
     turned, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
     heads = keys.size("num_attention_heads")
     if turned % 2:
@@ -88,7 +99,6 @@ def read_latent(
     keys.only("attention_bias", False)
     keys.get("head_dim")  # published configs have it, and mean by it various things
     shape = read_shape(keys.filled({"num_key_value_heads": heads}), head_dim=turned, epsilon=epsilon)
-    rope, context = read_rope(keys, turned, ignored=ignored, types=types)
     latent = Latent(
         heads=heads,
         queries=keys.size("q_lora_rank", 0),
@@ -97,9 +107,9 @@ def read_latent(
         turned=turned,
         values=keys.size("v_head_dim"),
         neighbours=keys.flag("rope_interleave", True),
-        scale=(plain + turned) ** -0.5 * _yarn_scale(keys),
+        scale=(plain + turned) ** -0.5,
     )
-    return shape, latent, rope, context
+    return shape, latent
 
 
 def _yarn_scale(keys: Keys) -> float:
@@ -111,8 +121,14 @@ def _yarn_scale(keys: Keys) -> float:
     return float((0.1 * rope.number("mscale_all_dim") * log(rope.number("factor")) + 1.0) ** 2)
 
 
-def latent_attention(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection."""
+def latent_attention(
+    writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value, rope: str | None = "main"
+) -> Value:
+    """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
+
+    Args:
+        rope: which of the model's rotary embeddings; None: none, and what is called rotated is not.
+    """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
     latent = Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank")
 
@@ -135,7 +151,7 @@ def latent_attention(writer: Writer, shape: Shape, sizes: Latent, number: int, x
         key,
         None if sizes.warmth is None else key,
         Heads(sizes.heads, 1, sizes.turned + sizes.latent),
-        rope="main",
+        rope=rope,
         window=0,
         scale=sizes.scale,
         warmth=sizes.warmth,

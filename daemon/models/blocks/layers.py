@@ -89,19 +89,28 @@ def further(shape: Shape, count: int) -> list[str]:
     return [f"model.layers.{number}." for number in range(shape.layers, shape.layers + count)]
 
 
-def pre_norm_layer(shape: Shape, number: int, attend: Block, mlp: Block, enter: Block | None = None) -> Layer:
+def pre_norm_layer(
+    shape: Shape,
+    number: int,
+    attend: Block,
+    mlp: Block,
+    enter: Block | None = None,
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
+) -> Layer:
     """A layer as Llama has it: a norm before attention and before the MLP, each added to the residual.
 
     Args:
         attend, mlp: from normalised rows to what is added, f32[T, D] -> f32[T, D]{U_tp}.
         enter: makes the residual of what enters, f32[T, D]; None: it is that.
+        norms: the modules of those before attention and before the MLP.
     """
     writer = begin(shape, number)
     module = f"model.layers.{number}"
+    before_attention, before_mlp = norms
     entered = writer.x if enter is None else enter(writer, writer.x)
-    x = norm(writer, shape, f"layers.{number}.attention.norm", entered, f"{module}.input_layernorm.weight")
+    x = norm(writer, shape, f"layers.{number}.attention.norm", entered, f"{module}.{before_attention}.weight")
     residual = writer.add(entered, attend(writer, x))
-    x = norm(writer, shape, f"layers.{number}.mlp.norm", residual, f"{module}.post_attention_layernorm.weight")
+    x = norm(writer, shape, f"layers.{number}.mlp.norm", residual, f"{module}.{before_mlp}.weight")
     return writer.layer(writer.add(residual, mlp(writer, x)))
 
 

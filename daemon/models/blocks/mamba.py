@@ -5,8 +5,8 @@ Source: Dao and Gu 2024, Transformers are SSMs, https://arxiv.org/abs/2405.21060
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.windows import FULL
@@ -32,8 +32,11 @@ class Mamba:
         heads: cut by groups, or by heads where there is one group.
         reach: positions that the convolution sees, a row's own among them.
         filter_bias: whether the convolution has a bias.
-        bias: whether the projections have one.
+        bias, output_bias: whether the projections into the layer have one, and the one out of it.
         limits: of a row's step.
+        normed: what its heads find has a norm over all heads of a group.
+        scales: what projections are multiplied by, by the letters ``z``, ``x``, ``b``, ``c`` and ``dt``; 1 where
+            there is none.
     """
 
     groups: int
@@ -41,7 +44,10 @@ class Mamba:
     reach: int
     filter_bias: bool
     bias: bool
+    output_bias: bool
     limits: tuple[float, float]
+    normed: bool = True
+    scales: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_mamba(
@@ -71,18 +77,17 @@ def read_mamba(
         raise keys.refusal("time_step_limit", "two numbers of at least 0, the larger one behind")
     shared = groups == 1
     cut = RecurrentHeads(heads if shared else groups, heads, state_size, head_size, shared)
-    return Mamba(groups, cut, reach, biases[0], biases[1], (float(limits[0]), float(limits[1])))
+    return Mamba(groups, cut, reach, *biases, biases[1], (float(limits[0]), float(limits[1])))
 
 
-def mamba(writer: Writer, shape: Shape, number: int, x: Value, of: Mamba, module: str) -> Value:
+def mamba(writer: Writer, shape: Shape, number: int, x: Value, of: Mamba, module: str, at: str = "") -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a Mamba2 layer, from its normalised input to its output projection.
-
-    What its heads find has a norm over all heads of a group.
 
     Args:
         module: its name in a checkpoint.
+        at: what names of its values begin with; empty: those of the layer's attention, which has none beside it.
     """
-    at, heads = f"layers.{number}.attention", of.heads
+    at, heads = at or f"layers.{number}.attention", of.heads
     inner, key, gate = heads.group_axis, heads.key_axis, heads.gate_axis
     bc_size = of.groups * heads.key_size
     starts = {"z": 0, "x": inner.size, "b": 2 * inner.size, "c": 2 * inner.size + bc_size}
@@ -97,7 +102,9 @@ def mamba(writer: Writer, shape: Shape, number: int, x: Value, of: Mamba, module
 
     def projected(letters: Sequence[str], out: Axis) -> tuple[Value, ...]:
         matrices = [projection(letter, out) for letter in letters]
-        return writer.linear(f"{at}.{''.join(letters)}", x, *matrices, ys=tuple(f"{at}.{each}" for each in letters))
+        names = tuple(f"{at}.{letter}" for letter in letters)
+        made = writer.linear(f"{at}.{''.join(letters)}", x, *matrices, ys=names)
+        return tuple(writer.scaled(y, of.scales.get(letter, 1.0)) for letter, y in zip(letters, made, strict=True))
 
     (xs, z), (b, c), (dt,) = projected("xz", inner), projected("bc", key), projected(["dt"], gate)
     sees = Axis(Kind.PLAIN, of.reach, "the kernel of the convolution")
@@ -128,11 +135,11 @@ def mamba(writer: Writer, shape: Shape, number: int, x: Value, of: Mamba, module
         limits=of.limits,
     )
     gain = W(f"{module}.norm.weight", inner)
-    if heads.shared:
+    if of.normed and heads.shared:
         (y,) = writer.whole_norm(f"{at}.squares", (y,), (gain,), shape.epsilon)
-    else:
+    elif of.normed:
         y = writer.norm(f"{at}.recurrent.norm", y, gain, shape.epsilon)
-    output = W(f"{module}.out_proj.weight", shape.residual, inner, f"{module}.out_proj.bias" * of.bias)
+    output = W(f"{module}.out_proj.weight", shape.residual, inner, f"{module}.out_proj.bias" * of.output_bias)
     return writer.linear(f"{at}.output", y, output)[0]
 
 

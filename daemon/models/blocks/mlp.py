@@ -60,11 +60,13 @@ def gated_mlp(
     names: MlpNames,
     activation: Activation = Activation.SILU,
     limit: float = 0.0,
+    opening: float = 1.0,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated MLP, from its normalised input to its down projection.
 
     Args:
         limit: the largest that an opened gate is, and that up is in magnitude (with SiLU alone); 0: any.
+        opening: what opens the gates is multiplied by it.
     """
     gate_bias, up_bias, down_bias = names.biases
     gate, up = writer.linear(
@@ -74,6 +76,7 @@ def gated_mlp(
         W(names.up, columns, x.axis, up_bias, parts=names.up_parts, bias_parts=names.bias_parts[1]),
         ys=(f"{at}.gate", f"{at}.up"),
     )
+    gate = writer.scaled(gate, opening)
     if limit:
         gate, up = writer.clip(gate, _opened_to(limit), least=_LEAST), writer.clip(up, limit)
     gated = writer.gated(f"{at}.gated", gate, up, activation)

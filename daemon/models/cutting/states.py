@@ -12,10 +12,11 @@ from motley.plugins.recurrent import StateSpec
 def state_spec(recurrence: Recurrence, width: Callable[[Axis], int]) -> StateSpec:
     """The state of a layer; `width` says how many elements of an axis are there."""
     match recurrence:
-        case DeltaRule(layer=layer, heads=heads, filters=filters):
+        case DeltaRule(layer=layer, heads=heads, filters=filters, b=b, a=a):
             columns = 2 * width(heads.key_axis) + width(heads.value_axis)
-            count = width(heads.gate_axis)
-            return StateSpec(layer, columns, reach(filters[0]), count, heads.key_size, heads.value_size, 2 * count)
+            gates = width(b.axis) + width(a.axis)
+            sizes = heads.key_size, heads.value_size
+            return StateSpec(layer, columns, reach(filters[0]), width(heads.gate_axis), *sizes, gates)
         case StateSpace(layer=layer, heads=heads, filters=filters):
             columns = width(heads.group_axis) + 2 * width(heads.key_axis)
             count = width(heads.gate_axis)

@@ -142,7 +142,7 @@ def units(
     attentions, most = _attentions(model)
     kv_groups = most
     outputs = [axis.heads for axis in _inner_axes(model) if axis.heads is not None]
-    splits = _splits(outputs, most, BLOCKS[0] * together if blocked else 1)
+    splits = _splits(outputs, attentions, most, BLOCKS[0] * together if blocked else 1)
     blocks = {}
     for columns in dict.fromkeys(axis.size for axis in _inner_axes(model) if axis.kind is Kind.MLP):
         down = [form for inner, _, form in in_blocks if inner.kind is Kind.MLP and inner.size == columns]
@@ -233,21 +233,20 @@ def _leaf_groups(attentions: Sequence[Heads], most: int) -> int:
     return max(count for count in range(1, LEAVES + 1) if most % count == 0)
 
 
-def _splits(outputs: Collection[Heads], kv_groups: int, multiple: int) -> list[int]:
+def _splits(outputs: Collection[Heads], attentions: Collection[Heads], kv_groups: int, multiple: int) -> list[int]:
     """Into how many parts the query heads of a KV group can be cut in every layer, so that what a part has of the
     output projection's columns is a multiple of a number.
 
     Args:
         outputs: the heads that output projections read.
+        attentions: those that are not cut apart, of which a group of KV heads may have fewer.
     """
     most = max(heads.queries // kv_groups for heads in outputs)
     return [
         split
         for split in range(1, most + 1)
-        if all(
-            heads.queries // kv_groups % split == 0 and _attention_columns(heads, kv_groups, split) % multiple == 0
-            for heads in set(outputs)
-        )
+        if all(heads.queries // kv_groups % split == 0 for heads in {*outputs, *attentions})
+        and all(_attention_columns(heads, kv_groups, split) % multiple == 0 for heads in set(outputs))
     ]
 
 

@@ -90,6 +90,12 @@ class RecurrentHeads:
         """A number for each value head."""
         return Axis(Kind.HEADS, self.values, "value heads", Heads(self.values, self.keys, 1))
 
+    @property
+    def speed_axis(self) -> Axis:
+        """A number for each element of a key, for each value head."""
+        heads = Heads(self.values, self.keys, self.key_size)
+        return Axis(Kind.HEADS, self.values * self.key_size, "value heads * the size of a key head", heads)
+
     def per_key(self, size: int) -> Heads:
         """As many heads as there are key heads, of a size."""
         return Heads(self.keys, self.keys, size)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 
 from motley.daemon.models.description.axes import Value, W
 from motley.daemon.models.description.operations import (
@@ -210,7 +209,7 @@ def expected_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 def parameters(model: Model) -> int:
     """Elements of all tensors."""
-    return sum(map(prod, expected_shapes(model).values()))
+    return sum({tensor.name: tensor.elements for tensor in tensors(model)}.values())
 
 
 def products(model: Model) -> Iterator[tuple[Linear | HeadLinear, int | None]]:

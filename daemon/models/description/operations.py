@@ -162,12 +162,15 @@ class DeltaRule:
     Attributes:
         q, k, v: queries, keys and values, before the convolution.
         z: along the axis of values, opens the gates of the result.
-        b, a: a number per value head: how much of a value is written, and how fast the state decays.
+        b: a number per value head: how much of a value is written.
+        a: how fast the state decays: a number per value head, or one for each row of a head's state.
         filters: of q, k and v, f32[elements, positions that the convolution sees]; the last is the row's own.
         decay: f32[value heads], the logarithm of each head's decay.
-        bias: f32[value heads], added to `a`.
+        bias: added to `a`.
         gain: f32[value_size], of the norm of each value head of the result.
         epsilon: of that norm.
+        written: how much of a value is written at most.
+        squashed: the gates of the result are opened by the sigmoid of z, not by ``silu(z)``.
     """
 
     layer: int
@@ -184,6 +187,13 @@ class DeltaRule:
     bias: W
     gain: W
     epsilon: float
+    written: float = 1.0
+    squashed: bool = False
+
+    @property
+    def decays(self) -> int:
+        """How many numbers say how fast a value head's state decays."""
+        return self.a.axis.size // self.b.axis.size
 
 
 @dataclass(frozen=True)
@@ -330,7 +340,7 @@ class SoftCap:
 
 @dataclass(frozen=True)
 class Add:
-    """``y = residual + x``."""
+    """``y = residual + x``; both may be partial."""
 
     residual: Value
     x: Value

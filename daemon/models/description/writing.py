@@ -240,20 +240,25 @@ class Writer:
         bias: W,
         gain: W,
         epsilon: float,
+        written: float = 1.0,
+        squashed: bool = False,
     ) -> Value:
         """What reads and changes a layer's recurrent state, see `DeltaRule`; `gates` are b and a."""
-        key, value, gate = heads.key_axis, heads.value_axis, heads.gate_axis
-        for each, axis in zip((*qkvz, *gates), (key, key, value, value, gate, gate), strict=True):
+        key, value, gate, speed = heads.key_axis, heads.value_axis, heads.gate_axis, bias.out
+        for each, axis in zip((*qkvz, *gates), (key, key, value, value, gate, speed), strict=True):
             if each.axis != axis:
                 raise ShardingError(f"{name}: {each.name} is not made of this layer's heads")
             self._wants(each, Placement.SHARDED, name)
-        outs = [w.out for w in (*filters, decay, bias)]
-        if outs != [key, key, value, gate, gate] or len({w.in_ for w in filters}) > 1 or filters[0].in_ is None:
+        outs = [w.out for w in (*filters, decay)]
+        alike = outs == [key, key, value, gate] and speed in (gate, heads.speed_axis)
+        if not alike or len({w.in_ for w in filters}) > 1 or filters[0].in_ is None:
             raise ShardingError(f"{name}: the filters, the decay or the bias are not of this layer's heads")
         if gain.shape != (heads.value_size,):
             raise ShardingError(f"{name}: heads of {heads.value_size} elements cannot have a gain of {gain.shape}")
         y = Value(name, value, Placement.SHARDED)
-        return self._made(DeltaRule(layer, *qkvz, *gates, y, heads, filters, decay, bias, gain, epsilon))
+        return self._made(
+            DeltaRule(layer, *qkvz, *gates, y, heads, filters, decay, bias, gain, epsilon, written, squashed)
+        )
 
     def state_space(
         self,
@@ -325,9 +330,9 @@ class Writer:
         summed = next((each.y for each in self.operations if isinstance(each, Sum) and each.xs == xs), None)
         return summed or self._made(Sum(xs, Value(f"{_block(xs[-1].name)}.reduced", xs[-1].axis)))
 
-    def scaled(self, x: Value, by: float) -> Value:
+    def scaled(self, x: Value, by: float, name: str = "") -> Value:
         """x times a number; x itself where that is 1."""
-        return x if by == 1.0 else self._made(Scale(x, Value(f"{x.name}.scaled", x.axis, x.placement), by))
+        return x if by == 1.0 else self._made(Scale(x, Value(name or f"{x.name}.scaled", x.axis, x.placement), by))
 
     def scaled_sum(self, x: Value, by: float) -> Value:
         """The same of a partial value, summed over the ranks first: who adds it to a residual then multiplies it."""
@@ -364,6 +369,15 @@ class Writer:
         if x.axis != residual.axis:
             raise ShardingError(f"{x.name} is no residual's: it is along {x.axis.called}")
         return self._made(Add(residual, x, Value(f"{_block(x.name)}.residual", residual.axis)))
+
+    def both(self, name: str, one: Value, other: Value) -> Value:
+        """The sum of two partial values, of which every rank adds its own terms, so that both have one sum over the
+        ranks; they are made along axes that are cut alike."""
+        for x in (one, other):
+            self._wants(x, Placement.PARTIAL, name)
+        if one.axis != other.axis:
+            raise ShardingError(f"{name}: {one.name} and {other.name} are of unlike axes")
+        return self._made(Add(one, other, Value(name, one.axis, Placement.PARTIAL)))
 
     def route(self, name: str, x: Value, router: W, routing: Routing) -> tuple[Value, Value]:
         """The weights f32[T, K] of every row's experts, and which these are, i64[T, K]."""

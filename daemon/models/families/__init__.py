@@ -64,9 +64,13 @@ from motley.daemon.models.families.latent.minicpm3 import minicpm3
 from motley.daemon.models.families.latent.mistral4 import mistral4
 from motley.daemon.models.families.latent.sarvam_mla import sarvam_mla
 from motley.daemon.models.families.latent.youtu import youtu
+from motley.daemon.models.families.recurrent.falcon_h1 import falcon_h1
 from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
+from motley.daemon.models.families.recurrent.kimi_linear import kimi_linear
 from motley.daemon.models.families.recurrent.lfm2 import lfm2, lfm2_moe
+from motley.daemon.models.families.recurrent.lfm3 import lfm3
 from motley.daemon.models.families.recurrent.nemotron_h import nemotron_h
+from motley.daemon.models.families.recurrent.olmo_hybrid import olmo_hybrid
 from motley.daemon.models.families.recurrent.qwen3_5 import qwen3_5, qwen3_5_ahead, qwen3_5_moe, qwen3_5_moe_ahead
 from motley.daemon.models.families.recurrent.qwen3_next import qwen3_next, qwen3_next_ahead
 from motley.daemon.models.keys import Keys
@@ -89,6 +93,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "exaone4": exaone4,
     "exaone_moe": exaone_moe,
     "flex_olmo": flex_olmo,
+    "falcon_h1": falcon_h1,
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
@@ -118,8 +123,10 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "internlm3": internlm3,
     "iquestcoder": iquestcoder,
     "kimi_k2": deepseek_v3,
+    "kimi_linear": kimi_linear,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
+    "lfm3": lfm3,
     "llama": llama,
     "llama4_text": llama4,
     "mellum": mellum,
@@ -136,6 +143,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "nemotron_h": nemotron_h,
     "olmo2": olmo2,
     "olmo3": olmo3,
+    "olmo_hybrid": olmo_hybrid,
     "olmoe": olmoe,
     "phi3": phi3,
     "phimoe": phimoe,

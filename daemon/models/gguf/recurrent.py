@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from motley.daemon.models.blocks.delta_net import LINEAR
 from motley.daemon.models.blocks.mamba import MAMBA
 from motley.daemon.models.blocks.windows import FULL
+from motley.daemon.models.description.model import HEAD
 from motley.daemon.models.families.recurrent.lfm2 import CONVOLUTION
 from motley.daemon.models.families.recurrent.nemotron_h import EXPERTS, MLP
 from motley.daemon.models.gguf.architecture import (
@@ -111,6 +113,55 @@ def granite_hybrid(metadata: Metadata) -> dict[str, Any]:
         "mamba_d_conv": own.size("ssm.conv_kernel"),
         "mamba_conv_bias": metadata.has("mamba.conv1d.bias", first),
         "mamba_proj_bias": metadata.has("mamba.in_proj.bias", first),
+    }
+
+
+def falcon_h1(metadata: Metadata) -> dict[str, Any]:
+    """Falcon-H1: matrices have been multiplied by its multipliers, but no head that is the embeddings has."""
+    no_window(metadata)
+    no_experts(metadata)
+    own = metadata.own
+    if HEAD not in metadata.checkpoint:
+        raise own.refusal(
+            "vocab_size", f"it, with a tensor output.weight beside: no key tells what {HEAD} is multiplied by"
+        )
+    heads, inner = _mamba_heads(metadata)
+    return {
+        "attention_bias": metadata.has("self_attn.q_proj.bias"),
+        "mamba_d_ssm": inner,
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_d_state": own.size("ssm.state_size"),
+        "mamba_n_groups": own.size("ssm.group_count"),
+        "mamba_d_conv": own.size("ssm.conv_kernel"),
+        "mamba_conv_bias": metadata.has("mamba.conv1d.bias"),
+        "mamba_proj_bias": metadata.has("mamba.in_proj.bias"),
+        "projectors_bias": metadata.has("mamba.out_proj.bias"),
+        "mamba_rms_norm": metadata.has("mamba.norm.weight"),
+        "mamba_norm_before_gate": False,
+    }
+
+
+def kimi_linear(metadata: Metadata) -> dict[str, Any]:
+    """Kimi Linear: which layers attend, their tensors tell; the others have as many heads as these."""
+    own, heads = metadata.own, metadata.own.size("attention.head_count")
+    only_sigmoids(metadata, or_untold=True)
+    attends = [metadata.has("self_attn.kv_a_proj_with_mqa.weight", layer) for layer in range(metadata.layers)]
+    turned = metadata.head_size
+    return grouped_experts(metadata, normalised=True) | {
+        "layer_types": [FULL if each else LINEAR for each in attends],
+        "num_key_value_heads": heads,
+        "q_lora_rank": own.size("attention.q_lora_rank", 0, least=0) or None,
+        "kv_lora_rank": own.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": turned,
+        "qk_nope_head_dim": own.size("attention.key_length_mla", least=turned + 1) - turned,
+        "v_head_dim": own.size("attention.value_length_mla"),
+        "linear_num_heads": heads,
+        "linear_head_dim": own.size("kda.head_dim"),
+        "linear_conv_kernel_dim": own.size("ssm.conv_kernel"),
+        "first_k_dense_replace": own.size("leading_dense_block_count", 0, least=0),
+        "n_routed_experts": own.size("expert_count"),
+        "n_shared_experts": own.size("expert_shared_count", 0, least=0),
     }
 
 

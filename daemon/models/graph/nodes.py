@@ -188,6 +188,8 @@ class Nodes(Emitter):
                 small = self.node("Mul", [self.read(x), self.floats(1 / cap)], f"{self.named(y.name)}.part")
                 bounded = self.node("Tanh", [small], f"{self.named(y.name)}.bounded")
                 self._make(y, "Mul", [bounded, self.floats(cap)])
+            case Add(residual, x, y) if y.placement is Placement.PARTIAL:
+                self.terms[y.name] = self._both(self.partial(residual), self.partial(x), self.named(y.name))
             case Add(residual, x, y):
                 self._make(y, "Add", [self.read(residual), self.read(x)])
             case Route():
@@ -404,6 +406,13 @@ class Nodes(Emitter):
             return
         self.terms[y.name] = {
             leaf: self.node("Mul", [term, self.floats(by)], f"{term}.scaled") for leaf, term in self.partial(x).items()
+        }
+
+    def _both(self, one: Terms, other: Terms, name: str) -> Terms:
+        """The terms of a sum, leaf by leaf."""
+        return {
+            leaf: self.node("Add", [term, other[leaf]], f"{name}{_suffix(leaf) if len(one) > 1 else ''}")
+            for leaf, term in one.items()
         }
 
     def _scale_rows(self, scale: ScaleRows) -> None:

@@ -18,7 +18,7 @@ from motley.daemon.models.cutting.tree import fold, subtrees
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Axis, Placement
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Experts, Linear, Operation, Scale, ScaleRows, Sum
+from motley.daemon.models.description.operations import Add, Experts, Linear, Operation, Scale, ScaleRows, Sum
 from motley.daemon.models.graph.nodes import Nodes, Terms
 from motley.daemon.models.graph.protos import declared_value
 from motley.daemon.models.graph.rank_holding import RankHolding
@@ -135,7 +135,7 @@ def _inner_axes(operations: Sequence[Operation]) -> dict[str, Axis]:
         if isinstance(each, Linear) and each.ys[0].placement is Placement.PARTIAL:
             assert each.ws[0].in_ is not None
             axes[each.ys[0].name] = each.ws[0].in_
-        elif isinstance(each, Scale | ScaleRows) and each.x.name in axes:
+        elif isinstance(each, Add | Scale | ScaleRows) and each.x.name in axes:
             axes[each.y.name] = axes[each.x.name]
         elif isinstance(each, Experts):
             axes[each.y.name] = _inner_axes(each.body)[each.body_y.name]

@@ -56,6 +56,9 @@ def lower_recurrence(nodes: RankSums, recurrence: Recurrence) -> None:
                 key_size=heads.key_size,
                 value_size=heads.value_size,
                 epsilon=recurrence.epsilon,
+                decays=recurrence.decays,
+                written=recurrence.written,
+                gate="sigmoid" if recurrence.squashed else "silu",
             )
         case StateSpace(heads=heads):
             own = nodes.width(heads.gate_axis)

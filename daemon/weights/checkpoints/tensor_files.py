@@ -77,8 +77,8 @@ class TensorFiles(Closing):
     of its bytes are here, what brings them.
 
     A tensor X of three dimensions is there as matrices too, and a matrix X as vectors: ``X[3]`` is the third of them,
-    counted from 0. One of shape [N, 1, M] is there as a matrix besides: ``X[:, 0]``. Rows and columns of pieces may
-    have steps.
+    counted from 0. One of shape [N, 1, M] is there as a matrix besides: ``X[:, 0]``, and one of shape [1, N, 1] as a
+    vector: ``X[:]``. Rows and columns of pieces may have steps.
 
     Not thread-safe: reads share a scratch buffer and the files' positions.
 
@@ -233,7 +233,7 @@ class TensorFiles(Closing):
             return replace(whole, shape=(whole.shape[0], whole.shape[2])) if whole is not None and flat else None
         if info is None and name.endswith(WHOLE):
             rows = self._tensors.get(name.removesuffix(WHOLE))
-            return replace(rows, shape=(prod(rows.shape),)) if rows is not None and len(rows.shape) == 2 else None
+            return replace(rows, shape=(prod(rows.shape),)) if rows is not None else None
         if info is not None or not (inner := _INNER.fullmatch(name)):
             return info
         outer, number = self._find(inner["outer"]), int(inner["number"])

@@ -98,55 +98,106 @@ struct Column {
     }
 };
 
+// The head that a thread has a column of.
+__device__ inline int head_of(int heads, int values) { return int(thread_number() / values % heads); }
+
 // Has one row after the other of a span change a column of its head's state: `change` is given the span, the row's number in
-// it, the column, head and number of the column, and the head's rate of decay. A thread per span, head and column.
+// it, the column, head and number of the column. A thread per span, head and column.
 template <class Change>
-__device__ inline void scan(const float* decay, float* states, float* scratch, const Recurring* spans, int count, int heads,
-                            int keys, int values, const Change& change) {
-    const int i = int(thread_number() % values), head = int(thread_number() / values % heads);
+__device__ inline void scan(float* states, float* scratch, const Recurring* spans, int count, int heads, int keys, int values,
+                            const Change& change) {
+    const int i = int(thread_number() % values), head = head_of(heads, values);
     const i64 span = thread_number() / values / heads;
     if (span >= count) return;
     const Recurring own = spans[span];
     Column column(own, states, scratch, head, heads, keys, values, i);
-    const float rate = expf(decay[head]);
     for (i64 number = 0; number < own.count(); ++number) {
         if (number == own.sure) column.guess();
-        change(own, number, column.state, head, i, rate);
+        change(own, number, column.state, head, i);
     }
 }
+
+// By how much a state decays at a row.
+__device__ inline float decay_of(float rate, float speed) { return expf(-(rate * softplus(speed))); }
+
+// y: f32[lined, heads * keys]: by how much each row of a head's state decays, of gates that have these numbers behind one for
+// each head.
+extern "C" __global__ void decay(const float* gates, int gates_stride, const float* decay, const float* bias, float* y,
+                                 int lined, int heads, int keys) {
+    wait_for_previous();
+    const int width = heads * keys, i = int(thread_number() % width);
+    const i64 row = thread_number() / width;
+    if (row < lined) y[thread_number()] = decay_of(expf(decay[i / keys]), gates[row * gates_stride + heads + i] + bias[i]);
+}
+
+// How a gated DeltaNet's rows change states.
+struct DeltaRule {
+    const float* mixed;
+    int columns;
+    const float* gates;
+    int gates_stride, heads, group, keys, values;
+    float written;
+
+    // Changes a column by a row, and reads it. `kept` says by how much each row of the state decays; with ALIKE all of them
+    // do as the first.
+    template <bool ALIKE>
+    __device__ float change(i64 place, float* column, int head, int i, const float* kept) const {
+        const float *from = mixed + place * columns, *gate = gates + place * gates_stride;
+        const float *q = from + head / group * keys, *k = q + heads / group * keys;
+        const float v = from[2 * heads / group * keys + head * values + i], all = kept[0];
+        float found = 0;
+#pragma unroll 8
+        for (int key = 0; key < keys; ++key)
+            found = fmaf(ALIKE ? k[key] : k[key] * kept[key], column[i64(key) * values], found);
+        const float delta = (v - (ALIKE ? found * all : found)) * (sigmoid_of(gate[head]) * written);
+        found = 0;
+#pragma unroll 8
+        for (int key = 0; key < keys; ++key) {
+            float* state = column + i64(key) * values;
+            const float now = fmaf(k[key], delta, *state * (ALIKE ? all : kept[key]));
+            *state = now;
+            found = fmaf(q[key], now, found);
+        }
+        return found;
+    }
+};
 
 // A gated DeltaNet's rows change states and read them: y: f32[rows, heads * values].
 extern "C" __global__ void scan_delta(const float* mixed, int columns, const float* gates, int gates_stride,
                                       const float* decay, const float* bias, float* states, float* scratch,
                                       const Recurring* spans, float* y, int count, int heads, int group, int keys,
-                                      int values) {
+                                      int values, float written) {
     wait_for_previous();
-    const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i, float rate) {
-        const float *from = mixed + own.place(number) * columns, *gate = gates + own.place(number) * gates_stride;
-        const float *q = from + head / group * keys, *k = q + heads / group * keys;
-        const float v = from[2 * heads / group * keys + head * values + i];
-        const float kept = expf(-(rate * softplus(gate[heads + head] + bias[head])));
-        float found = 0;
-#pragma unroll 8
-        for (int key = 0; key < keys; ++key) found = fmaf(k[key], column[i64(key) * values], found);
-        const float delta = (v - found * kept) * sigmoid_of(gate[head]);
-        found = 0;
-#pragma unroll 8
-        for (int key = 0; key < keys; ++key) {
-            float* state = column + i64(key) * values;
-            const float now = fmaf(k[key], delta, *state * kept);
-            *state = now;
-            found = fmaf(q[key], now, found);
-        }
-        if (number >= own.before) y[(own.place(number) * heads + head) * values + i] = found;
+    const DeltaRule rule{mixed, columns, gates, gates_stride, heads, group, keys, values, written};
+    const float rate = expf(decay[head_of(heads, values)]);
+    const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i) {
+        const i64 place = own.place(number);
+        const float kept = decay_of(rate, gates[place * gates_stride + heads + head] + bias[head]);
+        const float found = rule.change<true>(place, column, head, i, &kept);
+        if (number >= own.before) y[(place * heads + head) * values + i] = found;
     };
-    scan(decay, states, scratch, spans, count, heads, keys, values, change);
+    scan(states, scratch, spans, count, heads, keys, values, change);
 }
 
-// y = x / sqrt(mean(x^2) + epsilon) * gain * z * sigmoid(z) of each head of x, f32[rows, heads * width]; a warp per row and
-// head.
+// The same where each row of a head's state decays by itself: `decays`: f32[lined, heads * keys].
+extern "C" __global__ void scan_delta_by_rows(const float* mixed, int columns, const float* gates, int gates_stride,
+                                              const float* decays, float* states, float* scratch, const Recurring* spans,
+                                              float* y, int count, int heads, int group, int keys, int values,
+                                              float written) {
+    wait_for_previous();
+    const DeltaRule rule{mixed, columns, gates, gates_stride, heads, group, keys, values, written};
+    const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i) {
+        const i64 place = own.place(number);
+        const float found = rule.change<false>(place, column, head, i, decays + (place * heads + head) * keys);
+        if (number >= own.before) y[(place * heads + head) * values + i] = found;
+    };
+    scan(states, scratch, spans, count, heads, keys, values, change);
+}
+
+// y = x / sqrt(mean(x^2) + epsilon) * gain * z * sigmoid(z) of each head of x, f32[rows, heads * width], or sigmoid(z) if that
+// is `squashed`; a warp per row and head.
 extern "C" __global__ void norm_and_gate(const float* x, const float* gain, const float* z, int z_stride, float* y, int rows,
-                                         int heads, int width, float epsilon) {
+                                         int heads, int width, float epsilon, int squashed) {
     wait_for_previous();
     const i64 row = warp_number() / heads;
     const int head = int(warp_number() % heads), lane = threadIdx.x % WARP;
@@ -156,7 +207,7 @@ extern "C" __global__ void norm_and_gate(const float* x, const float* gain, cons
     for (int i = lane; i < width; i += WARP) squares = fmaf(from[i], from[i], squares);
     const float scale = 1 / sqrtf(warp_sum(squares) / width + epsilon);
     for (int i = lane; i < width; i += WARP)
-        y[warp_number() * width + i] = from[i] * scale * gain[i] * (gate[i] * sigmoid_of(gate[i]));
+        y[warp_number() * width + i] = from[i] * scale * gain[i] * ((squashed ? 1 : gate[i]) * sigmoid_of(gate[i]));
 }
 
 // A state space's rows change states and read them: y: f32[rows, heads * values].
@@ -165,7 +216,8 @@ extern "C" __global__ void scan_space(const float* mixed, int columns, const flo
                                       float* states, float* scratch, const Recurring* spans, const float* z, int z_stride,
                                       float* y, int count, int heads, int group, int keys, int values) {
     wait_for_previous();
-    const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i, float rate) {
+    const float rate = expf(decay[head_of(heads, values)]);
+    const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i) {
         const i64 row = own.place(number);
         const float *from = mixed + row * columns, x = from[head * values + i];
         const float *b = from + heads * values + head / group * keys, *c = b + heads / group * keys;
@@ -183,7 +235,7 @@ extern "C" __global__ void scan_space(const float* mixed, int columns, const flo
         const float gate = z[row * z_stride + head * values + i];
         y[(row * heads + head) * values + i] = fmaf(skip[head], x, found) * (gate * sigmoid_of(gate));
     };
-    scan(decay, states, scratch, spans, count, heads, keys, values, change);
+    scan(states, scratch, spans, count, heads, keys, values, change);
 }
 
 // Has slots keep the rows that the convolution of what follows sees, f32[slots, reach - 1, columns], and the guesses, f32[slots,

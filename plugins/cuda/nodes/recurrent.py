@@ -37,13 +37,20 @@ class RecurrentNodes(Submission):
         mixed = self._convolved(layer, lined, filters, pointer(0), opens=True)
         rows, both = self._step.lined_up.rows, 2 * of["key_heads"]
         graph.launch("unit_heads", rows * both * WARP, *rows_of(mixed), *integers(rows, both, keys))
-        found = self._buffer(f"{node.output[0]}.found", heads * values)
+        found, gates = self._buffer(f"{node.output[0]}.found", heads * values), self._gates(layer, lined)
+        speeds = [decay, bias]
+        if of["decays"] > 1:
+            decays = graph.buffer("decays", heads * keys, self._step.states.room)
+            speeds = [pointer(decays.address)]
+            graph.launch(
+                "decay", rows * heads * keys, *rows_of(gates), decay, bias, *speeds, *integers(rows, heads, keys)
+            )
         graph.launch(
-            "scan_delta",
+            "scan_delta" if of["decays"] == 1 else "scan_delta_by_rows",
             self._step.lined_up.spans * heads * values,
-            *(*rows_of(mixed), *rows_of(self._gates(layer, lined)), decay, bias),
+            *(*rows_of(mixed), *rows_of(gates), *speeds),
             *(*self._states(layer), pointer(found.address)),
-            *integers(self._step.lined_up.spans, heads, of["group"], keys, values),
+            *(*integers(self._step.lined_up.spans, heads, of["group"], keys, values), ctypes.c_float(of["written"])),
         )
         y = self._result(node, heads * values)
         graph.launch(
@@ -51,6 +58,7 @@ class RecurrentNodes(Submission):
             self._tokens * heads * WARP,
             *(pointer(found.address), gain, *rows_of(z), pointer(y.address)),
             *(*integers(self._tokens, heads, values), ctypes.c_float(of["epsilon"])),
+            *integers(int(of["gate"] == b"sigmoid")),
         )
         self._keep(layer, lined)
 

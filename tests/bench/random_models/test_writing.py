@@ -43,6 +43,9 @@ HYBRID = ("qwen3-next", "qwen3.5")
 """What the names of models begin with of which parts are described that lie in larger tensors."""
 PARAMETERS = {  # as the models' authors count them, in millions
     "granite-4.0-h-tiny": 6939,
+    "olmo-hybrid-7b": 7431,
+    "kimi-linear-48b-a3b": 49123,
+    "falcon-h1-0.5b": 521,
     "lfm2-1.2b": 1170,
     "lfm2-8b-a1b": 8340,
     "llama-7m": 7,

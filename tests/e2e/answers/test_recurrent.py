@@ -41,7 +41,17 @@ def text_of(tokens: list[int]) -> str:
 
 
 SOAKED = [
-    pytest.param(name, marks=pytest.mark.soak) for name in ("granitemoehybrid", "lfm2-moe", "qwen3-5", "qwen3-next")
+    pytest.param(name, marks=pytest.mark.soak)
+    for name in (
+        "falcon-h1",
+        "granitemoehybrid",
+        "kimi-linear",
+        "lfm2-moe",
+        "lfm3",
+        "olmo-hybrid",
+        "qwen3-5",
+        "qwen3-next",
+    )
 ]
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from math import prod
 
 import pytest
 
-from motley.daemon.models.description.model import Model, expected_shapes, tensors
+from motley.daemon.models.description.model import Model, expected_shapes, parameters, tensors
 from motley.daemon.models.description.operations import Attend, Experts, Gated, Route
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
@@ -21,7 +20,7 @@ from tests.models.cases import KINDS, MADE_OF_OTHERS, TELLING, Case, elements_in
 def test_every_tensor_is_expected_and_fits(case: Case) -> None:
     with open_model(case.folder) as opened:  # which expects them
         assert opened.model == case.model
-    assert sum(map(prod, expected_shapes(case.model).values())) == elements_in_files(case)
+    assert parameters(case.model) == elements_in_files(case)
 
 
 def test_a_config_that_tells_of_other_shapes_is_refused() -> None:

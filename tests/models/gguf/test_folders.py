@@ -29,6 +29,8 @@ from tests.models.to_gguf import to_gguf
         ("deepseek-v2", {}, "deepseek2"),
         ("llama-llama3-rope-tied", {"model_type": "exaone"}, "exaone"),
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
+        ("falcon-h1", {}, "falcon-h1"),
+        ("kimi-linear", {"num_expert_group": 1, "topk_group": 1}, "kimi-linear"),
         ("granitemoehybrid", {"time_step_limit": None}, "granitehybrid"),
         ("granitemoehybrid-dense", {}, "granitehybrid"),
         ("lfm2", {}, "lfm2"),
@@ -106,6 +108,16 @@ def test_what_mamba_layers_of_a_file_cannot_be(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=complaint):
             read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told(f"granitehybrid.{key}", value)))
+
+
+def test_a_falcon_whose_head_is_its_embeddings_is_refused(tmp_path: Path) -> None:
+    """Both are multiplied by numbers of their own, of which a file tells none."""
+
+    def tied(writer: gguf.GGUFWriter) -> None:
+        del writer.tensors[0]["output.weight"]
+
+    with pytest.raises(ConfigError, match=r"vocab_size = 101 .* with a tensor output\.weight beside"):
+        read_model(to_gguf(GOLDEN / "falcon-h1", tmp_path / "m.gguf", adapt=tied))
 
 
 def test_what_experts_of_k_exaone_cannot_be(tmp_path: Path) -> None:

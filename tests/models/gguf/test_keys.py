@@ -57,6 +57,7 @@ NOT_TOLD = {
     "cohere2_moe",
     "phimoe",
     "apertus",
+    "olmo_hybrid",
     "cwm",
     "glm",
     "flex_olmo",

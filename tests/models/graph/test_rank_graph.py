@@ -323,8 +323,9 @@ def test_profile_tells_experts_from_the_rest(case: Case, quantisation: str) -> N
 def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation: str) -> None:
     everywhere = replicated(case.model)
     recurrent = {"linear_num_key_heads": 12, "linear_num_value_heads": 24} if case.recurrent else {}
-    if case.folder.name.startswith(("granitemoehybrid", "lfm2", "nemotron")):
+    if case.folder.name.startswith(("falcon-h1", "granitemoehybrid", "lfm2", "lfm3", "nemotron")):
         recurrent = {"hidden_size": 192, "mamba_d_head": 16, "mamba_n_heads": 24, "mamba_num_heads": 24, "n_groups": 12}
+        recurrent["mamba_d_ssm"] = 24 * 16
         recurrent["mamba_n_groups"] = 12 if "dense" in case.folder.name else 1
     one_for_all = any(
         isinstance(each, HeadLinear) for each in case.model.operations

@@ -43,7 +43,8 @@ def test_a_state_is_used_at_its_own_position_alone(tmp_path: Path) -> None:
         ranks.check_places()
 
 
-def test_heads_that_are_wider_than_a_warp() -> None:
+@pytest.mark.parametrize("squashed", [False, True])
+def test_heads_that_are_wider_than_a_warp(squashed: bool) -> None:
     """Of real models: those of the golden ones are narrow."""
     rng, rows, heads, width = np.random.default_rng(0), 3, 4, 70
     x = rng.standard_normal((rows, heads * width)).astype(np.float32)
@@ -55,11 +56,21 @@ def test_heads_that_are_wider_than_a_warp() -> None:
     blocks, sizes = -(-rows * heads * WARP // THREADS), [*map(ctypes.c_int, (rows, heads, width))]
     stride = ctypes.c_int(heads * width)
     launch_kernel("unit_heads", blocks, [pointer(units_), stride, *sizes])
-    given = [pointer(x), pointer(gain), pointer(z), stride, pointer(y), *sizes, ctypes.c_float(1e-6)]
+    given = [
+        pointer(x),
+        pointer(gain),
+        pointer(z),
+        stride,
+        pointer(y),
+        *sizes,
+        ctypes.c_float(1e-6),
+        ctypes.c_int(squashed),
+    ]
     launch_kernel("norm_and_gate", blocks, given)
     apart, gates = (each.astype(float).reshape(rows, heads, width) for each in (x, z))
     lengths = np.sqrt(np.square(apart).sum(axis=-1, keepdims=True) + 1e-6)
     shorter = np.array([width**-0.5] * 2 + [1] * 2)[:, None]
     assert np.abs(units_.reshape(apart.shape) - apart / lengths * shorter).max() < 1e-6
     normed = apart / np.sqrt(np.square(apart).mean(axis=-1, keepdims=True) + 1e-6) * gain
-    assert np.abs(y.reshape(apart.shape) - normed * gates / (1 + np.exp(-gates))).max() < 1e-5
+    opened = (1 if squashed else gates) / (1 + np.exp(-gates))
+    assert np.abs(y.reshape(apart.shape) - normed * opened).max() < 1e-5

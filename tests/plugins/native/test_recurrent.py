@@ -32,7 +32,12 @@ GUESSES = 6
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a layer: key heads, value heads of each, elements of both, and positions that the convolution sees."""
+    """Of a layer: key heads, value heads of each, elements of both, and positions that the convolution sees.
+
+    Attributes:
+        by_rows: a DeltaNet as Kimi's: each row of a state decays by itself, and gates are opened by sigmoids; more is
+            written, too.
+    """
 
     operator: str
     keys: int
@@ -41,6 +46,7 @@ class Sizes:
     value_size: int
     reach: int
     biased: bool = False
+    by_rows: bool = False
 
     @property
     def spec(self) -> StateSpec:
@@ -48,8 +54,12 @@ class Sizes:
         wide, sizes = values * self.value_size, (values, self.key_size, self.value_size)
         if self.operator == SHORT_CONVOLUTION:
             return StateSpec(0, wide, self.reach)
-        gates = {GATED_DELTA: 2, STATE_SPACE: 1}[self.operator] * values
+        gates = {GATED_DELTA: 1 + self.decays, STATE_SPACE: 1}[self.operator] * values
         return StateSpec(0, wide + 2 * self.keys * self.key_size, self.reach, *sizes, gates)
+
+    @property
+    def decays(self) -> int:
+        return self.key_size if self.by_rows else 1
 
     @property
     def parts(self) -> list[int]:
@@ -57,7 +67,7 @@ class Sizes:
         values, keys = self.keys * self.group, self.keys * self.key_size
         wide = values * self.value_size
         return {
-            GATED_DELTA: [keys, keys, wide, wide, values, values],
+            GATED_DELTA: [keys, keys, wide, wide, values, values * self.decays],
             STATE_SPACE: [wide, wide, keys, keys, values],
             SHORT_CONVOLUTION: [wide] * 3,
         }[self.operator]
@@ -67,13 +77,15 @@ SIZES = (
     Sizes(GATED_DELTA, 2, 3, 24, 40, 4),
     Sizes(GATED_DELTA, 1, 1, 128, 128, 4),
     Sizes(GATED_DELTA, 3, 2, 5, 7, 2),
+    Sizes(GATED_DELTA, 2, 3, 24, 40, 4, by_rows=True),
+    Sizes(GATED_DELTA, 3, 1, 5, 7, 2, by_rows=True),
     Sizes(STATE_SPACE, 2, 3, 24, 40, 4, biased=True),
     Sizes(STATE_SPACE, 1, 2, 128, 64, 4),
     Sizes(STATE_SPACE, 3, 2, 5, 7, 2, biased=True),
     Sizes(SHORT_CONVOLUTION, 1, 1, 0, 700, 3),
     Sizes(SHORT_CONVOLUTION, 1, 1, 0, 37, 2, biased=True),
 )
-DELTA, ODD = SIZES[0], SIZES[2]
+DELTA, ODD, BY_ROWS, SPACE, ODD_SPACE, CONVOLUTION, ODD_CONVOLUTION = (SIZES[at] for at in (0, 2, 3, 5, 7, 8, 9))
 
 
 class Layer:
@@ -88,11 +100,14 @@ class Layer:
         heads = sizes.keys * sizes.group
         self.weights = {"filters": normal(random, self.spec.columns, sizes.reach)}
         if sizes.operator != SHORT_CONVOLUTION:
-            self.weights |= {"decay": normal(random, heads), "bias": normal(random, heads)}
+            self.weights |= {"decay": normal(random, heads), "bias": normal(random, heads * sizes.decays)}
         match sizes.operator:
             case "GatedDelta":
                 self.weights["gain"] = normal(random, sizes.value_size)
-                self.attributes |= {"key_heads": sizes.keys, "epsilon": 1e-6}
+                self.attributes |= {"key_heads": sizes.keys, "epsilon": 1e-6, "decays": sizes.decays}
+                self.attributes |= (
+                    {"written": 2.0, "gate": b"sigmoid"} if sizes.by_rows else {"written": 1.0, "gate": b"silu"}
+                )
             case "StateSpace":
                 self.weights["skip"] = normal(random, heads)
                 self.attributes |= {"heads": heads, "least": 0.2, "most": 1.5}
@@ -111,8 +126,9 @@ class Layer:
         more: dict[str, Any] = {"pool": pool, **self.weights}
         if self.sizes.operator == GATED_DELTA:
             qkvz, ba = side_by_side(rows[:4]), side_by_side(rows[4:])
-            epsilon = self.attributes["epsilon"]
-            return bind_gated_delta(qkvz, ba, y, spans, slots, group=self.sizes.group, epsilon=epsilon, **more)
+            more |= {name: self.attributes[name] for name in ("epsilon", "written")}
+            squashed = self.sizes.by_rows
+            return bind_gated_delta(qkvz, ba, y, spans, slots, group=self.sizes.group, squashed=squashed, **more)
         more.setdefault("filter_bias", None)
         if self.sizes.operator == SHORT_CONVOLUTION:
             return bind_short_convolution(side_by_side(rows), y, spans, slots, **more)
@@ -193,7 +209,7 @@ def test_halves_of_a_span_that_is_guessed() -> None:
     assert_same(layer.native(slots, [(7, 5, 0)]), whole[7:])
 
 
-@pytest.mark.parametrize("sizes", [DELTA, SIZES[3], SIZES[6]], ids=str)
+@pytest.mark.parametrize("sizes", [DELTA, SPACE, CONVOLUTION], ids=str)
 def test_sequences_are_apart_and_begin_anew(sizes: Sizes) -> None:
     layer = Layer(sizes, 12)
     whole, slots = layer.native(layer.slots(), [(0, 12, 0)]), layer.slots()
@@ -203,7 +219,7 @@ def test_sequences_are_apart_and_begin_anew(sizes: Sizes) -> None:
     assert_same(layer.native(slots, [(0, 12, 0)]), whole)
 
 
-@pytest.mark.parametrize("sizes", [ODD, SIZES[5], SIZES[7]], ids=str)
+@pytest.mark.parametrize("sizes", [ODD, BY_ROWS, ODD_SPACE, ODD_CONVOLUTION], ids=str)
 def test_rows_behind_the_last_span_get_its_last_result(sizes: Sizes) -> None:
     layer = Layer(sizes, 6)
     spans, y, pool = RecurrentSpans(4), np.zeros((6, layer.wide), np.float32), Pool(2)
@@ -214,7 +230,7 @@ def test_rows_behind_the_last_span_get_its_last_result(sizes: Sizes) -> None:
     assert_same(y[5], y[4])
 
 
-@pytest.mark.parametrize("sizes", [DELTA, SIZES[3], SIZES[6]], ids=str)
+@pytest.mark.parametrize("sizes", [DELTA, SPACE, CONVOLUTION], ids=str)
 @pytest.mark.parametrize("position", [3, 8])
 def test_a_state_is_used_at_its_own_position_alone(sizes: Sizes, position: int) -> None:
     """A state that stands before 4, with 3 guesses behind it, knows nothing of a row at 3, nor of one at 8."""

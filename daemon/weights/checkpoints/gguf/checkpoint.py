@@ -22,7 +22,7 @@ from motley.daemon.weights.checkpoints.gguf.header import read_header
 from motley.daemon.weights.checkpoints.gguf.names import by_hugging_face_name
 from motley.daemon.weights.checkpoints.gguf.order import Interleaving, Tiling, order_of
 from motley.daemon.weights.checkpoints.tensor_files import Bring, TensorFiles, TensorInfo
-from motley.daemon.weights.places import FLAT
+from motley.daemon.weights.places import FLAT, WHOLE
 from motley.daemon.weights.spec import Piece
 from motley.daemon.weights.stored import F32, U8, Codes, Format, converted, whole_blocks, within
 
@@ -139,7 +139,7 @@ class GgufCheckpoint(TensorFiles):
         if len(info.shape) == 1:
             line = dequantise(self._raw(info, rows, range(info.shape[0])), info.dtype)
             values: F32 = line[:, self._places(name, columns)]
-            return np.log(-values) if name.endswith(".A_log") else values
+            return np.log(-values) if name.removesuffix(WHOLE).endswith(".A_log") else values
         if (size := self._order.columns(name)) and isinstance(self._order, Tiling):
             whole = dequantise(self._raw(info, rows, range(info.shape[1])), info.dtype)
             return np.ascontiguousarray(whole[:, self._order.places(columns, size)])
@@ -153,7 +153,7 @@ class GgufCheckpoint(TensorFiles):
 
     def _places(self, name: str, rows: Sequence[int]) -> Sequence[int]:
         """Where rows of a tensor (or elements of a vector) lie in the file's."""
-        return self._order.rows(name.removesuffix(FLAT), rows, self.tensor(name).shape[0])
+        return self._order.rows(name.removesuffix(FLAT).removesuffix(WHOLE), rows, self.tensor(name).shape[0])
 
     def _in_order(self, codes: Codes, name: str, held: Format, columns: range) -> Codes:
         """Some columns of whole rows of codes whose columns stand elsewhere."""

@@ -15,6 +15,7 @@ from motley.daemon.weights.checkpoints.tensor_files import TensorInfo
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAST_NORM = {"token_embd_norm": "model.embedding_norm"}
 _NEMOTRON_NORM = {"output_norm": "model.norm_f"}
+_FALCON_NORM = {"output_norm": "model.final_layernorm"}
 _BESIDE = {
     "per_layer_token_embd": "model.embed_tokens_per_layer",
     "per_layer_model_proj": "model.per_layer_model_projection",
@@ -23,6 +24,7 @@ _BESIDE = {
 _WHOLE_IN = {
     "gemma4": _BESIDE,
     **dict.fromkeys(("lfm2", "lfm2moe"), _LAST_NORM),
+    "falcon-h1": _FALCON_NORM,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_NORM),
 }
 _OF_LAYER = {
@@ -138,6 +140,23 @@ _NEMOTRON = {
     "ffn_latent_down": "mixer.fc1_latent_proj",
     "ffn_latent_up": "mixer.fc2_latent_proj",
 }
+_FALCON = {
+    **{part: f"mamba.{name}" for part, name in _MAMBA.items()},
+    **dict.fromkeys(("ffn_norm", "ffn_norm.weight"), "pre_ff_layernorm.weight"),
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+}
+_KIMI = {
+    **_LATENT,
+    **{f"ssm_conv1d_{letter}": f"self_attn.{letter}_conv1d" for letter in "qkv"},
+    **{f"ssm_{part}": f"self_attn.{part}_proj" for part in ("f_a", "f_b", "g_a", "g_b")},
+    "ssm_a": "self_attn.A_log",
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_dt.bias": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
+    **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+}
 _SHARED_MLP = {"gate": "gate_proj", "up": "up_proj", "down": "output_linear"}
 _GRANITE_MOE = {
     **{f"ffn_{part}_shexp": f"shared_mlp.{name}" for part, name in _SHARED_MLP.items()},
@@ -148,6 +167,8 @@ _OF_LAYER_IN = {
     "glm-dsa": _LATENT | _INDEXER,
     **dict.fromkeys(("dots1", "exaone-moe"), _CORRECTED),
     "llama4": _LLAMA4,
+    "falcon-h1": _FALCON,
+    "kimi-linear": _KIMI,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _DELTA_NET),
     "ernie4_5-moe": _CORRECTED,
     "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
@@ -189,10 +210,12 @@ _OF_LAYER_IN = {
 }
 """What an architecture calls otherwise, or alone has; a key that ends in ``.weight``, ``.bias`` or ``.scale`` stands
 for its whole name."""
-_BARE = ("ssm_a", "ssm_d")
-"""The tensors whose names end in neither ``.weight`` nor ``.bias``."""
+_BARE = ("ssm_a", "ssm_d", "ffn_norm")
+"""The tensors whose names may end in neither ``.weight`` nor ``.bias``: the last is so of Falcon-H1."""
 _FLAT = (*_BARE, "ssm_norm")
 """Vectors of a recurrent state that a file may have as matrices: a column, or a row for each group of heads."""
+_FILTERS = ("ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv")
+"""Filters [C, R] of convolutions, which Hugging Face has as [C, 1, R], and some files as [1, C, 1, R]."""
 _HEADS = ("attn_k_b", "attn_v_b")
 """Matrices of which a file has each head's for itself."""
 _OF_EXPERT = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
@@ -207,6 +230,7 @@ _EXPERTS_IN: dict[str, tuple[str, dict[str, str]]] = {
     "gemma4": ("experts", {}),
     **dict.fromkeys(("granitehybrid", "granitemoe"), ("block_sparse_moe.experts", {})),
     "llama4": ("feed_forward.experts", {}),
+    "kimi-linear": ("block_sparse_moe.experts", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
     "lfm2moe": ("feed_forward.experts", {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}),
     "nemotron_h_moe": ("mixer.experts", {}),
 }
@@ -255,8 +279,8 @@ def by_hugging_face_name(name: str, info: TensorInfo, architecture: str = "llama
         shape = info.shape
         if part == "ffn_gate_inp_shexp" and len(shape) == 1:
             shape = (1, *shape)
-        elif part in ("ssm_conv1d", "shortconv.conv") and len(shape) == 2:
-            shape = (shape[0], 1, shape[1])
+        elif part in _FILTERS and len(shape) in (2, 4):
+            shape = (shape[len(shape) // 2 - 1], 1, shape[-1])
         elif part in _HEADS and len(shape) == 3:
             shape = (shape[0] * shape[1], shape[2])
         elif part in _FLAT and len(shape) == 2:

@@ -1,0 +1,61 @@
+"""Gated DeltaNets of which files have each projection and each filter by itself, as flash-linear-attention names them.
+
+Source: https://github.com/fla-org/flash-linear-attention.
+"""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks.shape import Shape
+from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.weights.places import Part
+
+REACH = "linear_conv_kernel_dim"
+"""What configs call the positions that the convolution sees."""
+
+
+def delta_net_apart(
+    writer: Writer,
+    shape: Shape,
+    number: int,
+    module: str,
+    qkvz: tuple[Value, Value, Value, Value],
+    gates: tuple[Value, Value],
+    heads: RecurrentHeads,
+    reach: int,
+    *,
+    epsilon: float,
+    written: float = 1.0,
+    squashed: bool = False,
+) -> Value:
+    """f32[T, D]{U_tp}: what a layer makes of its projections, to the output projection.
+
+    Args:
+        module: the layer's in a checkpoint.
+        gates: b and a, see `DeltaRule`, as are `epsilon`, `written` and `squashed`.
+        reach: positions that the convolution of queries, keys and values sees, a row's own among them.
+    """
+    at = f"layers.{number}.attention"
+    axes = {"q": heads.key_axis, "k": heads.key_axis, "v": heads.value_axis}
+    elements, start, filters = sum(axis.size for axis in axes.values()), 0, []
+    for letter, axis in axes.items():
+        own = Part(f"{module}.{letter}_conv1d.weight[:, 0]", (axis.size, reach))
+        together = Part(f"{module}.conv1d.weight[:, 0]", (elements, reach), start)
+        start += axis.size
+        sees = Axis(Kind.PLAIN, reach, REACH)
+        filters.append(W(f"{module}.conv1d_{letter}.weight", axis, sees, parts=(own, together)))
+    y = writer.delta_rule(
+        f"{at}.recurrent",
+        number,
+        qkvz,
+        gates,
+        heads,
+        filters=(filters[0], filters[1], filters[2]),
+        decay=W(f"{module}.decay", heads.gate_axis, parts=(Part(f"{module}.A_log[:]", (heads.values,)),)),
+        bias=W(f"{module}.dt_bias", gates[1].axis),
+        gain=W(f"{module}.o_norm.weight", Axis(Kind.PLAIN, heads.value_size, "the size of a value head")),
+        epsilon=epsilon,
+        written=written,
+        squashed=squashed,
+    )
+    return writer.linear(f"{at}.output", y, W(f"{module}.o_proj.weight", shape.residual, heads.value_axis))[0]
