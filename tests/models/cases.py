@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -140,9 +141,24 @@ class Case:
             total -= hosted is not None and hosted.base is None
         return total
 
+    @property
+    def opened(self) -> OpenModel:
+        """The model's files, which stay open: to open them, and to see that they are what the config says, takes longer
+        than to read them."""
+        return _opened(self.folder)
+
     def changed(self, **changes: Any) -> Model:
         """The model with other keys in its config."""
         return changed(self.folder, **changes)
+
+
+_open = ExitStack()
+atexit.register(_open.close)
+
+
+@cache
+def _opened(folder: Path) -> OpenModel:
+    return _open.enter_context(open_model(folder))
 
 
 def changed(folder: Path, **changes: Any) -> Model:
@@ -285,7 +301,11 @@ class LocalSession(Closing):
         are, and the shares are in exact mode's units. `declare`: what makes the graphs. `prompt`: of all sequences."""
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
-        opened = self._files.enter_context(open_model(model)) if isinstance(model, Path) else model
+        if isinstance(model, Path):
+            golden = model.parent == GOLDEN
+            opened = _opened(model) if golden else self._files.enter_context(open_model(model))
+        else:
+            opened = model
         self._opened, described = opened, opened.model
         self._stages = stages_of(shares, len(described.layers))
         self._groups = [LocalGroup(len(stage.ranks)) for stage in self._stages]

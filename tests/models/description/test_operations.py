@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import expected_shapes
-from motley.daemon.models.files import OpenModel, open_model
+from motley.daemon.models.files import OpenModel
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint
 from motley.daemon.weights.share_file import write_share
@@ -65,9 +65,8 @@ def error(session: LocalSession, expected: F32) -> float:
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_the_book_says_what_transformers_does(case: Case) -> None:
-    with open_model(case.folder) as opened:
-        shapes = expected_shapes(opened.model)
-        weights = {name: opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
+    shapes = expected_shapes(case.opened.model)
+    weights = {name: case.opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}
     got = logits_by_the_book(case.model, weights, case.tokens[:-1])
     rounded = 3e-5 if case.recurrent else 5e-6  # transformers computes recurrences in float32
     assert np.abs(got - case.logits).max() < rounded * np.abs(case.logits).max()

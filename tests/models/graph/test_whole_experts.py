@@ -16,7 +16,6 @@ from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
-from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.expert_graph import DeclaredExpert, build_expert_graph
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
@@ -236,11 +235,11 @@ def test_a_dense_model_has_no_expert() -> None:
 def share(
     case: Case, quantisation: str, folder: Path, layer: int, index: int, slice_: int = 0, slices: int = 1
 ) -> ExpertGraph:
-    with open_model(case.folder) as opened:
-        cut = units(opened.model, quantisation, 32, opened.stored)
-        declared: DeclaredExpert = build_expert_graph(opened.model, cut, layer, index, slice_, slices)
-        folder.mkdir(exist_ok=True)
-        write_share(opened.source, declared.weights, declared.share_bytes, folder / SHARE_FILE)
+    opened = case.opened
+    cut = units(opened.model, quantisation, 32, opened.stored)
+    declared: DeclaredExpert = build_expert_graph(opened.model, cut, layer, index, slice_, slices)
+    folder.mkdir(exist_ok=True)
+    write_share(opened.source, declared.weights, declared.share_bytes, folder / SHARE_FILE)
     return declared.bind(folder / SHARE_FILE)
 
 
