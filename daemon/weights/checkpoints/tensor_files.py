@@ -101,6 +101,8 @@ class TensorFiles(Closing):
         self._files: dict[Path, FileIO] = {}
         self._sizes: dict[Path, int] = {}
         self._tensors: dict[str, TensorInfo] = {}
+        self._within: dict[str, TensorInfo] = {}
+        """Tensors that are there within others, as far as somebody has asked for them."""
         self._scratch = bytearray(_SCRATCH)
         try:
             self._open()
@@ -226,16 +228,21 @@ class TensorFiles(Closing):
             )
 
     def _find(self, name: str) -> TensorInfo | None:
-        info = self._tensors.get(name)
-        if info is None and name.endswith(FLAT):
+        info = self._tensors.get(name) or self._within.get(name)
+        if info is None and (info := self._find_within(name)):
+            self._within[name] = info
+        return info
+
+    def _find_within(self, name: str) -> TensorInfo | None:
+        if name.endswith(FLAT):
             whole = self._tensors.get(name.removesuffix(FLAT))
             flat = whole is not None and len(whole.shape) == 3 and whole.shape[1] == 1
             return replace(whole, shape=(whole.shape[0], whole.shape[2])) if whole is not None and flat else None
-        if info is None and name.endswith(WHOLE):
+        if name.endswith(WHOLE):
             rows = self._tensors.get(name.removesuffix(WHOLE))
             return replace(rows, shape=(prod(rows.shape),)) if rows is not None else None
-        if info is not None or not (inner := _INNER.fullmatch(name)):
-            return info
+        if not (inner := _INNER.fullmatch(name)):
+            return None
         outer, number = self._find(inner["outer"]), int(inner["number"])
         if outer is None or len(outer.shape) < 2 or number >= outer.shape[0]:
             return None
