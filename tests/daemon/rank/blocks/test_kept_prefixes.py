@@ -165,6 +165,7 @@ def test_texts_are_those_of_requests_alone_whatever_was_kept(
 ) -> None:
     """In whatever state sessions end, and whatever becomes of files meanwhile."""
     requests = drawn_requests(data, number)
+    known: dict[str, tuple[list[int], str]] = {}
     with TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
         folder = Path(temporary)
         patch.setattr(kept_prefixes, "PIECE_BYTES", data.draw(st.sampled_from((1, 200, A_LOT))))
@@ -175,7 +176,7 @@ def test_texts_are_those_of_requests_alone_whatever_was_kept(
                 session = Session(most, blocks, kept=files)
                 session.run(now, arrivals)
                 session._scheduler.keep_prefixes(1e9 if data.draw(st.booleans()) else 0.0)
-            assert_as_alone(session, now, most=most, blocks=blocks)
+            assert_as_alone(session, now, known, most=most, blocks=blocks)
             for file in files:
                 path = Path(file._file.name)
                 content = bytearray(path.read_bytes())
