@@ -128,6 +128,9 @@ def _tell(file: int, number: int) -> None:
 
 if __name__ == "__main__":
     with imports_that_stay():
+        import numpy.ma  # which `numpy.unique` imports, 30 ms
+        import numpy.random  # noqa: F401
+
         import motley.plugins.onnxruntime.engine
         import motley.plugins.reference.engine  # noqa: F401  # every rank is examined by it
         from motley.daemon.worker import process
