@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 COMMAND = "FORKED_COMMAND"
 """The environment variable with a command: the module that is run, and its arguments, in JSON."""
 MODULES = ("motley.cli.main", "tests.e2e.node")
+FORKS, NO_WORKER = "motley-forks", "motley-child"
+"""The names of the process that a node's workers are forked from, and of one that is forked there and is no worker."""
 
 
 def run_command() -> int:
@@ -22,6 +24,7 @@ def run_command() -> int:
     os.chdir(ROOT)
     sys.argv = ["motley", *arguments]
     if module == "tests.e2e.node":
+        fork_beforehand()
         measure_less()
     try:
         main()
@@ -34,11 +37,16 @@ def run_command() -> int:
 
 if __name__ == "__main__":
     with imports_that_stay():
+        import numpy.ma
+        import numpy.random  # noqa: F401
         import typer.main
 
         import motley.cli.app
         import motley.orchestrator.app
+        import motley.plugins.onnxruntime.engine
+        import motley.plugins.reference.engine
         from motley.daemon.worker import fork_server  # which there is on Linux alone
+        from tests.e2e.beforehand import fork_beforehand
         from tests.e2e.command_tree import keep_command_tree
         from tests.e2e.node import measure_less
     keep_command_tree()

@@ -174,7 +174,9 @@ class MotleyProcess:
         """The worker processes of it and of all it has started."""
         members = {member.pid: member for member in self.family()}
         forking = {pid for pid, member in members.items() if FORK_SERVER in member.cmdline()}
-        return [member for pid, member in members.items() if member.ppid() in forking or ENTRY[0] in member.cmdline()]
+        forking |= {pid for pid, member in members.items() if member.name() == forks.FORKS}
+        forked = [each for each in members.values() if each.ppid() in forking and each.name() != forks.NO_WORKER]
+        return forked + [each for each in members.values() if ENTRY[0] in each.cmdline()]
 
     async def end(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Signal it and wait for its end."""
