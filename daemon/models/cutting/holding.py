@@ -56,7 +56,7 @@ def wanted_format(parts: Sequence[Format], quantisation: str, block: int) -> For
     """How matrices that are fused into one should be held, before cuts are taken into account.
 
     Args:
-        parts: how the checkpoint stores them.
+        parts: how the checkpoint stores them, which counts for `STORED` alone.
         quantisation: one of `QUANTISATIONS`.
         block: for what is quantised while loading.
     """

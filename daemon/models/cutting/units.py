@@ -24,6 +24,7 @@ from itertools import pairwise
 from motley.daemon.models.cutting.holding import (
     FLOATS,
     QUANTISATIONS,
+    STORED,
     UNQUANTISED,
     Formats,
     blocks_together,
@@ -130,21 +131,17 @@ def units(
         raise ConfigError(f"quantisation block {block} is not supported; supported: {', '.join(map(str, BLOCKS))}")
     if exact and len(everyone) > 1:
         raise ConfigError(f"exact=true needs one quantisation on all ranks, not {' and '.join(sorted(everyone))}")
-    fused = {
-        name: [
-            (inner, names, wanted_format([(stored or {}).get(each, FLOATS) for each in names], name, block))
-            for inner, names in fused_matrices(model)
-        ]
-        for name in everyone
-    }
+    matrices = list(fused_matrices(model))
+    fused = {name: _wanted(matrices, name, block, stored or {}) for name in everyone}
     in_blocks = [matrix for name in blocked for matrix in fused[name]]
     together = max((blocks_together(form) for _, _, form in in_blocks), default=1)
     attentions, most = _attentions(model)
     kv_groups = most
-    outputs = [axis.heads for axis in _inner_axes(model) if axis.heads is not None]
+    inner_axes = list(_inner_axes(model))
+    outputs = [axis.heads for axis in inner_axes if axis.heads is not None]
     splits = _splits(outputs, attentions, most, BLOCKS[0] * together if blocked else 1)
     blocks = {}
-    for columns in dict.fromkeys(axis.size for axis in _inner_axes(model) if axis.kind is Kind.MLP):
+    for columns in dict.fromkeys(axis.size for axis in inner_axes if axis.kind is Kind.MLP):
         down = [form for inner, _, form in in_blocks if inner.kind is Kind.MLP and inner.size == columns]
         blocks[columns] = _mlp_block(columns, down, block, together)
     finest = splits[-1] if splits else 1
@@ -160,7 +157,7 @@ def units(
     if exact:
         vocabulary_rows = max(vocabulary_rows, EXACT_ROWS)
         kv_groups, mlp = _leaf_groups(attentions, most), min(mlp, LEAVES)
-        routed = [axis.size for axis in _inner_axes(model) if axis.routed]
+        routed = [axis.size for axis in inner_axes if axis.routed]
         if routed:
             mlp = min(mlp, max(2, min(routed) // EXPERT_LEAF))
         finest_leaf = max((split for split in splits if most * split <= LEAVES), default=1)
@@ -188,6 +185,19 @@ def fused_matrices(model: Model) -> Iterator[tuple[Axis, tuple[str, ...]]]:
         inner = product.ws[0].in_
         assert inner is not None
         yield inner, tuple(numbered(w.name, expert) for w in product.ws)
+
+
+def _wanted(
+    matrices: Sequence[tuple[Axis, tuple[str, ...]]], quantisation: str, block: int, stored: Formats
+) -> list[tuple[Axis, tuple[str, ...], Format]]:
+    """How each of `fused_matrices` should be held, before cuts are taken into account."""
+    if quantisation != STORED:
+        form = wanted_format((), quantisation, block)
+        return [(inner, names, form) for inner, names in matrices]
+    return [
+        (inner, names, wanted_format([stored.get(each, FLOATS) for each in names], quantisation, block))
+        for inner, names in matrices
+    ]
 
 
 def _inner_axes(model: Model) -> Iterator[Axis]:

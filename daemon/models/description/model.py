@@ -162,10 +162,7 @@ class Model:
 
 def tensors(model: Model) -> Iterator[Tensor]:
     """Every tensor that a model wants, those of all experts apart; a tied head is the embedding table."""
-    found = [*(each for table in model.tables for each in table.tensors())]
-    found += [*(each for layer in model.layers for each in _tensors(layer.operations))]
-    found += [tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name]
-    for tensor in found:
+    for tensor in _all_tensors(model):
         places = Part(tensor.name, tensor.shape), *tensor.parts
         spelled = (
             replace(place, tensor=model.spelled[begin] + place.tensor.removeprefix(begin))
@@ -177,6 +174,15 @@ def tensors(model: Model) -> Iterator[Tensor]:
             replace(place, tensor=_with_prefix(place.tensor, prefix)) for prefix in model.prefixes for place in places
         )
         yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *spelled, *elsewhere))
+
+
+def _all_tensors(model: Model) -> Iterator[Tensor]:
+    """As `tensors`, but for where they lie in a model that is spelled otherwise or is a part of a larger one."""
+    for table in model.tables:
+        yield from table.tensors()
+    for layer in model.layers:
+        yield from _tensors(layer.operations)
+    yield from (tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name)
 
 
 def _with_prefix(name: str, prefix: str) -> str:
@@ -204,7 +210,7 @@ def expected_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     A share may lie within a tensor that is of another shape than the config says; it would read the wrong weights
     without noticing. Comparing whole shapes finds that before anything is loaded.
     """
-    return {tensor.name: tensor.shape for tensor in tensors(model)}
+    return {tensor.name: tensor.shape for tensor in _all_tensors(model)}
 
 
 def parameters(model: Model) -> int:
