@@ -45,6 +45,9 @@ KERNELS = Path(__file__).parents[1] / "build" / "kernels-of-tests"
 
 SHARED_MESH = "shared mesh"
 """In the ids of tests that use one mesh together; what follows tells one such mesh from another."""
+TOGETHER = "tests/plugins/onnxruntime_gpu/"
+"""What the ids of other tests begin with that share a process: a GPU's driver compiles each program once in one, in
+software for half a second each."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -86,14 +89,17 @@ def _mixed(variant: tuple[pytest.Item, Any]) -> int:
 
 
 class Scheduling(LoadScopeScheduling):
-    """Tests that share a mesh go to one process, first of all as they are many; any other goes to whoever is free.
+    """Tests that share a mesh, or what was compiled, go to one process, first of all as they are many; any other goes
+    to whoever is free.
 
     By their ids: of the group that a test is marked to be in, xdist 3.8 takes no notice under pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         shared = re.search(rf"{SHARED_MESH}[\w ]*", nodeid)
-        return shared[0] if shared else nodeid
+        if shared:
+            return shared[0]
+        return TOGETHER if nodeid.startswith(TOGETHER) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
