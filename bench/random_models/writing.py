@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.models.description.axes import Kind
-from motley.daemon.models.description.model import Model, tensors
+from motley.daemon.models.description.model import Model, expected_shapes, tensors
 from motley.daemon.models.description.operations import Attend, Linear, Norm, weights_of
 from motley.daemon.models.families import AHEAD
 from motley.daemon.models.keys import ConfigError, Keys
@@ -157,12 +157,11 @@ def _usual(model: Model, to_residual: float) -> list[_Tensor]:
             elif isinstance(each, Linear) and w.out.kind is Kind.HIDDEN:
                 sigmas |= dict.fromkeys((w.name, w.bias), to_residual)
     experts = re.compile(r"\.experts\.\d+\.")  # as the description calls them all
-    made = {
-        tensor.name: _Tensor(tensor.name, tensor.shape, sigmas.get(general, _SIGMA), means.get(general, 0.0))
-        for tensor in tensors(model)
-        for general in [experts.sub(".experts.{expert}.", tensor.name)]
-    }
-    return list(made.values())  # layers may have a weight in common
+    return [
+        _Tensor(name, shape, sigmas.get(general, _SIGMA), means.get(general, 0.0))
+        for name, shape in expected_shapes(model).items()
+        for general in [experts.sub(".experts.{expert}.", name)]
+    ]
 
 
 def _hybrid(model: Model, to_residual: float) -> list[_Tensor]:

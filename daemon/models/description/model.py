@@ -12,7 +12,7 @@ their types.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from motley.daemon.models.description.axes import Value, W
@@ -27,7 +27,7 @@ from motley.daemon.models.description.operations import (
     weights_of,
 )
 from motley.daemon.models.description.rope import Rope
-from motley.daemon.weights.places import Part, Tensor
+from motley.daemon.weights.places import Part, Tensor, numbered
 
 EMBEDDING = "model.embed_tokens.weight"
 """The table whose rows, by token, are a graph's input: f32[vocabulary, D]."""
@@ -162,7 +162,8 @@ class Model:
 
 def tensors(model: Model) -> Iterator[Tensor]:
     """Every tensor that a model wants, those of all experts apart; a tied head is the embedding table."""
-    for tensor in _all_tensors(model):
+    embedding, *others = (tensor for w, expert in _weights(model) for tensor in w.tensors(expert))
+    for tensor in (embedding, *(each for each in others if each.name != embedding.name)):
         places = Part(tensor.name, tensor.shape), *tensor.parts
         spelled = (
             replace(place, tensor=model.spelled[begin] + place.tensor.removeprefix(begin))
@@ -176,13 +177,15 @@ def tensors(model: Model) -> Iterator[Tensor]:
         yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *spelled, *elsewhere))
 
 
-def _all_tensors(model: Model) -> Iterator[Tensor]:
-    """As `tensors`, but for where they lie in a model that is spelled otherwise or is a part of a larger one."""
-    for table in model.tables:
-        yield from table.tensors()
-    for layer in model.layers:
-        yield from _tensors(layer.operations)
-    yield from (tensor for tensor in _tensors(model.head) if tensor.name != model.embedding.name)
+def _weights(model: Model) -> Iterator[tuple[W, int | None]]:
+    """Every weight, the embeddings first, those of experts' bodies once for each, with its number."""
+    yield from ((table, None) for table in model.tables)
+    for operations in (*(layer.operations for layer in model.layers), model.head):
+        for each in operations:
+            yield from ((w, None) for w in weights_of(each))
+            if isinstance(each, Experts):
+                inner = [w for one in each.body for w in weights_of(one)]
+                yield from ((w, number) for number in range(each.count) for w in inner)
 
 
 def _with_prefix(name: str, prefix: str) -> str:
@@ -193,24 +196,18 @@ def _with_prefix(name: str, prefix: str) -> str:
     return outer + dot + name
 
 
-def _tensors(operations: Iterable[Operation]) -> Iterator[Tensor]:
-    for each in operations:
-        for w in weights_of(each):
-            yield from w.tensors()
-        if isinstance(each, Experts):
-            inner = [w for one in each.body for w in weights_of(one)]
-            for number in range(each.count):
-                for w in inner:
-                    yield from w.tensors(number)
-
-
 def expected_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Every tensor that a model wants with its whole shape.
 
     A share may lie within a tensor that is of another shape than the config says; it would read the wrong weights
     without noticing. Comparing whole shapes finds that before anything is loaded.
     """
-    return {tensor.name: tensor.shape for tensor in _all_tensors(model)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for w, expert in _weights(model):
+        shapes[numbered(w.name, expert)] = w.shape
+        if w.bias:
+            shapes[numbered(w.bias, expert)] = (w.out.size,)
+    return shapes
 
 
 def parameters(model: Model) -> int:
