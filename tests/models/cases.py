@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -161,6 +161,16 @@ def _opened(folder: Path) -> OpenModel:
     return _open.enter_context(open_model(folder))
 
 
+@contextmanager
+def opening(model: Path) -> Iterator[OpenModel]:
+    """As `open_model`; what is golden stays open."""
+    if model.parent == GOLDEN:
+        yield _opened(model)
+        return
+    with open_model(model) as opened:
+        yield opened
+
+
 def changed(folder: Path, **changes: Any) -> Model:
     """The model of a folder with other keys in its config, or in the part of it that is about text."""
     keys = Keys.load(folder / "config.json")
@@ -301,11 +311,7 @@ class LocalSession(Closing):
         are, and the shares are in exact mode's units. `declare`: what makes the graphs. `prompt`: of all sequences."""
         each = [quantisation] * len(shares) if isinstance(quantisation, str) else quantisation
         self._files = ExitStack()
-        if isinstance(model, Path):
-            golden = model.parent == GOLDEN
-            opened = _opened(model) if golden else self._files.enter_context(open_model(model))
-        else:
-            opened = model
+        opened = self._files.enter_context(opening(model)) if isinstance(model, Path) else model
         self._opened, described = opened, opened.model
         self._stages = stages_of(shares, len(described.layers))
         self._groups = [LocalGroup(len(stage.ranks)) for stage in self._stages]

@@ -17,7 +17,6 @@ from motley.daemon.loading.answers import LIMIT, LOGITS, GateError
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import expected_shapes
-from motley.daemon.models.files import open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.reading import read_model
 from motley.daemon.rank import gate
@@ -29,7 +28,7 @@ from motley.plugins.engine import CACHE_FORMATS, F32, Engine, EngineError, Engin
 from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import GOLDEN, Case, golden_cases, others_soak, shaped, staged_shares, uneven_shares
+from tests.models.cases import GOLDEN, Case, golden_cases, opening, others_soak, shaped, staged_shares, uneven_shares
 from tests.models.cuts import apportion, cut
 from tests.models.local_group import LocalGroup
 from tests.pairs import pairwise
@@ -48,7 +47,8 @@ def share(
     trunk: bool = False,
     adapters: int = 0,
 ) -> RankGraph:
-    config = read_model(model)
+    with opening(model) as opened:
+        config = opened.model
     shares = uneven_shares(units(config, quantisation, 32, exact=exact), ranks)
     declared = build_rank_graph(
         config,
@@ -66,7 +66,7 @@ def share(
 
 def written(model: Path, declared: Declared, folder: Path) -> RankGraph:
     folder.mkdir()
-    with open_model(model) as opened:
+    with opening(model) as opened:
         write_share(opened.source, declared.weights, declared.share_bytes, folder / SHARE_FILE)
     return declared.bind(folder / SHARE_FILE)
 
@@ -328,7 +328,7 @@ def test_the_shortest_contexts(context: int, tmp_path: Path) -> None:
     declared = build_rank_graph(
         read_model(model), uneven_shares(units(read_model(model), "fp32", 32), 1), 0, "fp32", 32, context
     )
-    with open_model(model) as opened:
+    with opening(model) as opened:
         write_share(opened.source, declared.weights, declared.share_bytes, tmp_path / SHARE_FILE)
     examine(declared.bind(tmp_path / SHARE_FILE), 0, 1)
 
