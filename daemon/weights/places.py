@@ -9,8 +9,8 @@ from math import prod
 from motley.daemon.weights.spec import Piece
 
 FLAT, WHOLE = "[:, 0]", "[:]"
-"""What follows the name of a tensor [N, 1, M] that is meant as a matrix [N, M], and of a matrix that is meant as the
-vector of its rows, one after another."""
+"""What follows the name of a tensor [N, 1, M] that is meant as a matrix [N, M], and of a matrix, or a tensor with one
+dimension that is not 1, that is meant as the vector of its elements."""
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_what_cannot_be_is_named(config: dict[str, Any], key: str, tmp_path: Pat
         read(tmp_path, config)
 
 
-def test_only_one_dimension_besides_ones_is_a_vector() -> None:
+def test_a_tensor_of_three_dimensions_is_a_vector_if_all_but_one_are_ones() -> None:
     with open_weights(golden_case("kimi-linear").folder) as files:
         name = "model.layers.0.self_attn.A_log"
         assert (files.shape(name), files.shape(f"{name}[:]")) == ((1, 1, 4, 1), (4,))

@@ -239,8 +239,10 @@ class TensorFiles(Closing):
             flat = whole is not None and len(whole.shape) == 3 and whole.shape[1] == 1
             return replace(whole, shape=(whole.shape[0], whole.shape[2])) if whole is not None and flat else None
         if name.endswith(WHOLE):
-            rows = self._tensors.get(name.removesuffix(WHOLE))
-            return replace(rows, shape=(prod(rows.shape),)) if rows is not None else None
+            whole = self._tensors.get(name.removesuffix(WHOLE))
+            size = 0 if whole is None else prod(whole.shape)
+            is_meant = whole is not None and (len(whole.shape) == 2 or size in whole.shape)
+            return replace(whole, shape=(size,)) if whole is not None and is_meant else None
         if not (inner := _INNER.fullmatch(name)):
             return None
         outer, number = self._find(inner["outer"]), int(inner["number"])
