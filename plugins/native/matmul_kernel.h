@@ -171,7 +171,7 @@ ALWAYS void rows_by_few(const struct plan *plan, int64_t row, int64_t count, int
     int64_t width;
     const uint8_t *values = token_units(plan, token, MANY_TOKENS, &width);
     const int64_t apart = width * token_unit, whole = plan->whole_units / PARTS * PARTS;
-    floats all[FEW_TOKENS][PARTS][LANES] = {0};
+    floats all[FEW_TOKENS][PARTS][LANES];
     for (int64_t n = 0; n < count; n++) {
         const struct weights w = weights_of(plan, row + n, which, k);
         floats sums[PARTS][FEW_TOKENS];
@@ -194,6 +194,9 @@ ALWAYS void rows_by_few(const struct plan *plan, int64_t row, int64_t count, int
         for (int p = 0; p < PARTS; p++)
             UNROLL for (int t = 0; t < tokens; t++) all[t][p][n] = sums[p][t];
     }
+    for (int64_t n = count; n < LANES; n++)
+        for (int p = 0; p < PARTS; p++)
+            UNROLL for (int t = 0; t < tokens; t++) all[t][p][n] = (floats){0};
     UNROLL for (int t = 0; t < tokens; t++) finish(plan, row, count, token + t, all[t]);
 }
 
