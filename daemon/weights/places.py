@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
 
 from motley.daemon.weights.spec import Piece
 
@@ -81,12 +80,6 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...] = ()
-
-    @property
-    def elements(self) -> int:
-        """How many elements it has; one that is there several times, as rows are that files have once, is one."""
-        rows = [row for part in self.parts[:1] for stretch in part.of_head for row in stretch]
-        return prod(self.shape) * len(set(rows)) // len(rows) if rows else prod(self.shape)
 
     def of(self, expert: int | None) -> Tensor:
         """The same tensor of one expert."""

@@ -1,4 +1,7 @@
-"""The compiled kernels (`library.c` and the operators beside it) as ctypes functions."""
+"""The compiled kernels (`library.c` and the operators beside it) as ctypes functions.
+
+Long because each struct that C reads is here once, field by field: their sizes together are the interface.
+"""
 
 from __future__ import annotations
 

@@ -77,18 +77,19 @@ def attention(
         bias_parts = (Part(f"{module}.{fused}.bias", (rows,), start),) if fused else ()
         name = f"{module}.{letter}_proj"
         if neighbours and letter != "v":
-            parts = (Part(f"{name}.weight", (out.size, shape.hidden), heads=heads.size, of_head=halves),)
-            bias_parts = (Part(f"{name}.bias", (out.size,), heads=heads.size, of_head=halves),)
-            name = f"{module}.{letter}_halves_proj"
+            return of_heads(f"{letter}_halves_proj", out, f"{letter}_proj", heads.size, halves)
+        return W(f"{name}.weight", out, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
+
+    def of_heads(own: str, out: Axis, stored: str, each: int, of_head: tuple[range, ...]) -> W:
+        """A matrix of some rows of each head's `each` in a module that files have."""
+        name, whole, rows = f"{module}.{own}", f"{module}.{stored}", out.size // heads.size * each
+        parts = (Part(f"{whole}.weight", (rows, shape.hidden), heads=each, of_head=of_head),)
+        bias_parts = (Part(f"{whole}.bias", (rows,), heads=each, of_head=of_head),)
         return W(f"{name}.weight", out, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
 
     def beside(which: str, first: int) -> W:
         """The queries, or their gates, of which `q_proj` has those of a head side by side."""
-        both, of_head = f"{module}.q_proj", (range(first, first + heads.size),)
-        parts = (Part(f"{both}.weight", (2 * query.size, shape.hidden), heads=2 * heads.size, of_head=of_head),)
-        bias_parts = (Part(f"{both}.bias", (2 * query.size,), heads=2 * heads.size, of_head=of_head),)
-        name = f"{module}.q_{which}_proj"
-        return W(f"{name}.weight", query, residual, f"{name}.bias" * qkv_bias, parts=parts, bias_parts=bias_parts)
+        return of_heads(f"q_{which}_proj", query, "q_proj", 2 * heads.size, (range(first, first + heads.size),))
 
     opens_along = query_axis(replace(heads, size=1)) if gate_of_heads else query
     gates = [W(f"{module}.{gate}.weight", opens_along, residual)] if gate else []

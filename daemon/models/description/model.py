@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from motley.daemon.models.description.axes import Value, W
 from motley.daemon.models.description.operations import (
@@ -212,7 +213,7 @@ def expected_shapes(model: Model) -> dict[str, tuple[int, ...]]:
 
 def parameters(model: Model) -> int:
     """Elements of all tensors."""
-    return sum({tensor.name: tensor.elements for tensor in tensors(model)}.values())
+    return sum(map(prod, expected_shapes(model).values()))
 
 
 def products(model: Model) -> Iterator[tuple[Linear | HeadLinear, int | None]]:
