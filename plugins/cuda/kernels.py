@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from onnx import TensorProto
@@ -18,10 +17,8 @@ TOKENS = tuple(ROWS)
 """The numbers of tokens that a warp can multiply together by floats: there is a kernel for each."""
 DOTTED = (1, 2, 4)
 """The same by codes, without tensor cores; more tokens are multiplied in tiles."""
-TILES = ((16, 8, 4), (16, 16, 8), (16, 32, 8), (32, 32, 8))
-"""Rows of codes and tokens that a block has together of a product in tiles, and its warps, as in the source."""
-SHORT_TILES = ((16, 8, 4), (16, 16, 4))
-"""The same where pieces are short."""
+TILES = ((16, 8), (16, 16), (16, 32), (32, 32))
+"""Rows of codes and tokens that a warp has together of a product in tiles, as in the source."""
 TILE_GROUP = 32
 """Tokens whose activations for tiles are together in each stretch, as in the source."""
 KINDS: dict[int, tuple[str, int]] = {
@@ -190,14 +187,6 @@ class Matrix:
         return Coded(bits, self.columns, self.shift) if bits else None
 
 
-class Kernel(NamedTuple):
-    """What is launched: a kernel, its threads in all, and those of a block."""
-
-    name: str
-    threads: int
-    of_a_block: int = THREADS
-
-
 @dataclass(frozen=True)
 class Coded:
     """How rows of codes are cut in stretches, and what is multiplied by them quantised, as in the source.
@@ -245,26 +234,26 @@ class Coded:
         return 1 << self.block_shift < STRETCH // 4
 
     def quantise(self, tokens: int) -> str:
-        """The name of the kernel that quantises activations for the product of so many tokens."""
+        """The kernel that quantises activations for the product of so many tokens."""
         return f"quantise_int{self.bits}_{self.block_stretches}{'_tiles' if tokens > DOTTED[-1] else ''}"
 
-    def product(self, outputs: int, tokens: int, zeros: bool) -> Kernel:
-        """The one that multiplies so many tokens by a matrix of so many rows, of codes with zero points of their own or
-        without."""
+    def product(self, outputs: int, tokens: int, zeros: bool) -> tuple[str, int]:
+        """The kernel that multiplies so many tokens by a matrix of so many rows, of codes with zero points of their own
+        or without, and how many threads that takes."""
         name = f"products_int{self.bits}{'_short' if self.is_short else ''}{'_zeros' if zeros else ''}"
         if tokens <= DOTTED[-1]:
             together = next(each for each in DOTTED if each >= tokens)
             rows = 2 if (self.bits, together) == (8, 1) else 4  # of a warp, as in the source
-            return Kernel(f"{name}_{together}", -(-outputs // rows) * WARP)
-        tiles = SHORT_TILES if self.is_short else TILES
-        rows, together, warps = next((each for each in tiles if each[1] >= tokens), tiles[-1])
-        blocks = -(-outputs // rows) * -(-tokens // together)
-        return Kernel(f"{name}_{rows}x{together}", blocks * warps * WARP, warps * WARP)
+            return f"{name}_{together}", -(-outputs // rows) * WARP
+        most = 2 if self.is_short else 3 if self.bits == 8 and zeros else 4  # for which there are registers
+        rows, together = next((each for each in TILES[:most] if each[1] >= tokens), TILES[most - 1])
+        of_a_block = 2 * rows if self.is_short else rows  # by its four warps, of which all or two have the same
+        return f"{name}_{rows}x{together}", -(-outputs // of_a_block) * -(-tokens // together) * THREADS
 
-    def expert_product(self, outputs: int, tokens: int, zeros: bool) -> Kernel:
+    def expert_product(self, outputs: int, tokens: int, zeros: bool) -> tuple[str, int]:
         """As `product`, of tokens that have a matrix each."""
-        name, threads, _ = self.product(outputs, 1, zeros)
-        return Kernel(f"expert_{name}", threads * tokens)
+        name, threads = self.product(outputs, 1, zeros)
+        return f"expert_{name}", threads * tokens
 
 
 def pointer(address: int) -> ctypes.c_void_p:

@@ -65,15 +65,13 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         bias = graph.address(node.input[2]) if len(node.input) > 2 else 0
         if (coded := matrix.coded) is not None:
             quantise, source = coded.quantise(count), RowSource.of(x)
-            product = coded.product(matrix.outputs, count, bool(matrix.zeros))
             graph.launch(
-                *product[:2],
+                *coded.product(matrix.outputs, count, bool(matrix.zeros)),
                 pointer(self._quantised(node.input[0], source, coded, quantise, count, graph.max_rows)),
                 *integers(coded.stretches),
                 *map(pointer, (matrix.weights, matrix.scales, matrix.zeros, bias)),
                 *rows_of(y),
                 *integers(count, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),
-                of_a_block=product.of_a_block,
             )
             return
         if graph.gemm is not None and count > FEW_ROWS:
@@ -177,7 +175,7 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
         if (coded := matrix.coded) is not None:
             room, rows = graph.max_rows * chosen.width // sharing, tokens // sharing
             graph.launch(
-                *coded.expert_product(matrix.outputs, tokens, bool(matrix.zeros))[:2],
+                *coded.expert_product(matrix.outputs, tokens, bool(matrix.zeros)),
                 pointer(self._quantised(name, source, coded, coded.quantise(1), rows, room)),
                 *(*integers(coded.stretches, sharing), *found, *rows_of(y)),
                 *integers(tokens, matrix.outputs, coded.row_bytes, coded.block_shift, matrix.columns >> matrix.shift),

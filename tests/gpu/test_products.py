@@ -53,14 +53,7 @@ class Device:
         self._stream.synchronise(20)
         array[:] = staging
 
-    def launch(
-        self,
-        kernel: str,
-        threads: int,
-        *given: int | RowSource | None,
-        of_a_block: int = THREADS,
-        sources: tuple[Path, ...] = (),
-    ) -> None:
+    def launch(self, kernel: str, threads: int, *given: int | RowSource | None, sources: tuple[Path, ...] = ()) -> None:
         """`sources`: of a kernel that is no engine's. An address is larger than any other number here."""
 
         def argument(each: int | RowSource | None) -> Any:
@@ -68,7 +61,7 @@ class Device:
                 return each
             return ctypes.c_void_p(each) if each is None or each > 1 << 31 else ctypes.c_int(each)
 
-        size, arguments = (-(-threads // of_a_block), min(threads, of_a_block)), [*map(argument, given)]
+        size, arguments = (-(-threads // THREADS), min(threads, THREADS)), [*map(argument, given)]
         self._stream.launch(sources or module_of(kernel), kernel, *size, arguments, early=not sources)
 
 
@@ -117,12 +110,10 @@ def test_products_by_codes(
     source = RowSource.of(View(there, columns, columns))
     shape = columns, coded.shift, coded.stretches
     device.launch(coded.quantise(tokens), tokens * coded.quantising_threads, source, quantised, *shape)
-    product = coded.product(rows, tokens, zeros)
     device.launch(
-        *product[:2],
+        *coded.product(rows, tokens, zeros),
         *(quantised, coded.stretches, weights, parts, middles if zeros else None, None, y, rows, tokens, rows),
         *(coded.row_bytes, coded.block_shift, columns // block),
-        of_a_block=product.of_a_block,
     )
     got = np.empty_like(expected)
     device.fetch(got, y)

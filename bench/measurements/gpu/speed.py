@@ -82,19 +82,18 @@ def product_seconds(
 
         def submit(tokens: int, times: int) -> None:
             if coded:
-                kernel, threads, of_a_block = coded.product(rows, tokens, zeros=False)
+                kernel, threads = coded.product(rows, tokens, zeros=False)
                 first, numbers = coded.stretches, [tokens, rows, coded.row_bytes, coded.block_shift, columns // BLOCK]
             else:
                 together = min(tokens, max(TOKENS))
-                kernel, of_a_block = f"matmul_{kind}_{together}", THREADS
-                threads = -(-rows // ROWS[together]) * (tokens // together) * WARP
+                kernel, threads = f"matmul_{kind}_{together}", -(-rows // ROWS[together]) * (tokens // together) * WARP
                 first, numbers = columns, [tokens, rows, columns]
             for launch in range(times):
                 number = launch % copies
                 matrix, own_scales = weights + one * number, scales + scales_bytes * number
                 held = (matrix, own_scales, 0, 0) if coded else (matrix, 0)
                 arguments = [pointer(x), integer(first), *map(pointer, (*held, y)), *map(integer, [rows, *numbers])]
-                stream.launch(module_of(kernel), kernel, -(-threads // of_a_block), of_a_block, arguments, early=True)
+                stream.launch(module_of(kernel), kernel, -(-threads // THREADS), THREADS, arguments, early=True)
 
         def seconds(tokens: int) -> float:
             times = launches if coded or tokens <= max(TOKENS) else max(1, launches // tokens)

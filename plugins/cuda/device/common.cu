@@ -52,11 +52,6 @@ __device__ inline void read_run(const float* from, float* values) {
             const float4 four = *reinterpret_cast<const float4*>(from + i);
             values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
         }
-    } else if constexpr (RUN % 2 == 0) {
-        for (int i = 0; i < RUN; i += 2) {
-            const float2 two = *reinterpret_cast<const float2*>(from + i);
-            values[i] = two.x, values[i + 1] = two.y;
-        }
     } else {
         for (int i = 0; i < RUN; ++i) values[i] = from[i];
     }
@@ -66,8 +61,6 @@ __device__ inline void write_run(float* to, const float* values) {
     if constexpr (RUN % 4 == 0) {
         for (int i = 0; i < RUN; i += 4)
             *reinterpret_cast<float4*>(to + i) = {values[i], values[i + 1], values[i + 2], values[i + 3]};
-    } else if constexpr (RUN % 2 == 0) {
-        for (int i = 0; i < RUN; i += 2) *reinterpret_cast<float2*>(to + i) = {values[i], values[i + 1]};
     } else {
         for (int i = 0; i < RUN; ++i) to[i] = values[i];
     }

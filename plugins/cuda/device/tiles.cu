@@ -2,75 +2,66 @@
 // quantised.cu, and so is every bit: a piece is as many columns as one multiplication of tiles has, 32 or 16; its sums are
 // exact integers, and those of a result become one of its 16 float sums piece by piece.
 //
-// A row is cut in strips: stretches, or halves of them. Each warp of a block has the same rows, and of them every fourth
-// strip or every eighth, as many as make up 16 pieces, so its sums are those of a few parts of all its results. Codes go to
-// shared memory, several strips ahead, each warp's to its own. Activations are read a tile of tokens ahead, as they lie in
-// the order of the threads that have them: from the first cache, as all blocks of a multiprocessor read the same. At the
-// end the warps add up a part of the results each, in the order of `products`.
+// A warp has every fourth stretch of its rows (every second where pieces are short), and of its results the sums of four
+// (eight) parts, so a block's four warps read 256 neighbouring bytes of each row. Codes go to shared memory, several
+// stretches ahead, each warp's to its own. Activations are read a tile of tokens ahead, as they lie in the order of the
+// threads that have them: from the first cache, as all blocks of a multiprocessor read the same. At the end all warps
+// of a result's sums add up a part of the results, in the order of `products`.
 
-constexpr int TILE_ROWS = 16;
-constexpr int STAGES = 4;   // strips of codes under way
-constexpr int UNIT = 16;    // bytes of a row that a tile has at a time
+constexpr int TILE_ROWS = 16, BLOCK_WARPS = 4;
+constexpr int STAGES = 4;                         // stretches of codes under way
+constexpr int UNIT = 16, UNITS = STRETCH / UNIT;  // bytes of a row that a tile has at a time, and how many a stretch has
 constexpr int PANEL = 256;  // blocks of rows that all tokens have before others: caches hold their codes
 
-// What a kernel is made for: the bits of weights, the bytes of a strip, whether pieces are short, whether each has a scale of
-// its own or all of a strip have one, whether zeros are given, a warp's tiles.
-template <int BITS_, int STRIP_, bool SHORT_, bool OWN_SCALES, bool ZEROS_, int ROW_TILES_, int TOKEN_TILES_>
+// What a kernel is made for: the bits of weights, the scales of a row's stretch, whether zeros are given, a warp's tiles.
+// There are 8 scales where pieces are short, 1 where no block is shorter than a stretch, else 4, of which some may be equal.
+template <int BITS_, int SCALES_, bool ZEROS_, int ROW_TILES_, int TOKEN_TILES_>
 struct TileShape {
-    static constexpr int BITS = BITS_, STRIP = STRIP_, ROW_TILES = ROW_TILES_, TOKEN_TILES = TOKEN_TILES_;
-    static constexpr bool ZEROS = ZEROS_, SHORT = SHORT_;
+    static constexpr int BITS = BITS_, SCALES = SCALES_, ROW_TILES = ROW_TILES_, TOKEN_TILES = TOKEN_TILES_;
+    static constexpr bool ZEROS = ZEROS_, SHORT = SCALES == SHORT_PIECES;
     static constexpr int SUBS = 8 / BITS;                     // words of activations for a word of codes
-    static constexpr int PIECES = STRIP / (SHORT ? 8 : 16);   // of a strip
-    static constexpr int UNITS = STRIP / UNIT, SCALES = OWN_SCALES ? PIECES : 1;  // of a strip
-    static constexpr int WARPS = PARTS / PIECES;              // of a block: each has a strip of so many
-    static constexpr int ROWS = ROW_TILES * TILE_ROWS;        // of a block, as are...
-    static constexpr int TOKENS = TOKEN_TILES * TILE_TOKENS;
+    static constexpr int PIECES = SHORT ? 8 : 4;              // of a stretch
+    static constexpr int CLASSES = PARTS / PIECES;            // of stretches: a warp has those of one
+    static constexpr int ROWS = ROW_TILES * TILE_ROWS;        // of a warp
+    static constexpr int TOKENS = TOKEN_TILES * TILE_TOKENS;  // of a block
+    static constexpr int BLOCK_ROWS = ROWS * BLOCK_WARPS / CLASSES;
     static constexpr bool FIRSTS = BITS == 8 && ZEROS;  // a code less its zero is no byte, but a code less 128 is
-    // Blocks of a strip that a thread multiplies, and of them those that it reads, for itself and three others.
+    // Blocks of a stretch that a thread multiplies, and of them those that it reads, for itself and three others.
     static constexpr int ROW_BLOCKS = ROW_TILES * 2 * SCALES, BLOCKS = ROW_BLOCKS < 4 ? 1 : ROW_BLOCKS / 4;
     __device__ static int block(int i) { return (i * 4 + int(threadIdx.x % 4)) % ROW_BLOCKS; }
     // Codes of 4 bits less 8 are multiplied by 16: so they need not be moved within their bytes.
     static constexpr bool SIXTEENFOLD = BITS == 4 && !ZEROS;
 };
 
-// A strip of a warp's codes.
-template <int STRIP, int ROWS>
+// A stretch of a warp's codes.
+template <int ROWS>
 struct alignas(16) Stage {
-    static constexpr int ROW_WORDS = STRIP / 4, TOGETHER = WARP / ROW_WORDS;  // rows that have all banks
+    static constexpr int ROW_WORDS = STRETCH / 4;
     u32 words[ROWS * ROW_WORDS];
 
     // Where a row's unit begins: neither whole rows nor one unit of 8 rows are in the same banks.
-    __device__ static u32 at(u32 row, u32 unit) {
-        return row * ROW_WORDS + (unit ^ row / TOGETHER % (STRIP / UNIT)) * (UNIT / 4);
-    }
+    __device__ static u32 at(u32 row, u32 unit) { return row * ROW_WORDS + (unit ^ row / 2 % UNITS) * (UNIT / 4); }
 };
 
-// Sums of two tiles' results, by all warps.
-template <int PIECES>
-using TileSums = float[2][PARTS / PIECES][4][WARP][PIECES];
-
-template <int STRIP, int ROWS, int PIECES>
+template <int ROWS, int PIECES>
 union TileMemory {
-    Stage<STRIP, ROWS> stages[PARTS / PIECES][STAGES];
-    TileSums<PIECES> sums;
+    Stage<ROWS> stages[BLOCK_WARPS][STAGES];
+    float sums[2][BLOCK_WARPS][4][WARP][PIECES];  // of a tile's results, and of the tile before
 };
 
-// What a thread has of a tile of tokens in a strip. There is memory for whole tiles, whatever lies there.
+// What a thread has of a tile of tokens in a stretch. There is memory for whole tiles, whatever lies there.
 template <class Shape>
 struct Activations {
-    static constexpr int WORDS = Shape::UNITS * Shape::SUBS, TOGETHER = WORDS < 4 ? WORDS : 4;
-    u32 words[WORDS];
+    u32 words[UNITS * Shape::SUBS];
     float scales[Shape::SCALES][2];
     int firsts[Shape::PIECES][2];
 
     // The thread's scales of a tile begin at `heads`, its words so many bytes after.
     __device__ void read(const u8* heads, u32 to_words) {
 #pragma unroll
-        for (int i = 0; i < WORDS; i += TOGETHER) {
-            Piece<TOGETHER> some;
-            read_piece(heads + to_words + i * WARP * 4, some);
-#pragma unroll
-            for (int word = 0; word < TOGETHER; ++word) words[i + word] = some.words[word];
+        for (int i = 0; i < UNITS * Shape::SUBS; i += 4) {
+            const uint4 four = reinterpret_cast<const uint4*>(heads + to_words)[i / 4 * WARP];
+            words[i] = four.x, words[i + 1] = four.y, words[i + 2] = four.z, words[i + 3] = four.w;
         }
 #pragma unroll
         for (int piece = 0; piece < Shape::SCALES; ++piece) {
@@ -88,19 +79,19 @@ struct Activations {
 // A warp's rows: its last ones are the same one where there are no more.
 template <class Shape>
 struct TileRows {
-    static constexpr int COPIES = Shape::PIECES, COPY = Shape::STRIP / COPIES;  // that a row's strip takes, and their bytes
+    static constexpr int COPIES = Shape::PIECES, COPY = STRETCH / COPIES;  // that a row's stretch takes, and their bytes
     static constexpr int OWN = Shape::ROWS * COPIES / WARP;                // copies of a thread
     const u8 *codes, *zeros;
     const float* scales;
     int row_bytes, block_shift;
-    int begins[OWN];            // where the thread copies a strip's codes from, of the first strip
+    int begins[OWN];            // where the thread copies a stretch's codes from, of the first stretch
     int blocks[Shape::BLOCKS];  // the first ones of rows that it reads scales of
 
-    // Of those from the `first`th of `count` on.
-    __device__ TileRows(const Codes& m, int first, int count) : row_bytes(m.row_bytes), block_shift(m.block_shift) {
-        const i64 skipped = i64(first) * m.blocks, odd = skipped % Shape::SUBS;
-        const int lane = threadIdx.x % WARP, last = count - 1 - first;
-        codes = computed_once(m.codes + i64(first) * m.row_bytes);
+    // Of the rows of a warp from the `before`th of `count` on, which may be none.
+    __device__ TileRows(const Codes& m, int before, int count) : row_bytes(m.row_bytes), block_shift(m.block_shift) {
+        const i64 first = before < count ? before : count - 1, skipped = first * m.blocks, odd = skipped % Shape::SUBS;
+        const int lane = threadIdx.x % WARP, last = count - 1 - int(first);
+        codes = computed_once(m.codes + first * m.row_bytes);
         scales = computed_once(m.scales + (skipped - odd)), zeros = m.zeros + skipped / Shape::SUBS;
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
@@ -114,28 +105,28 @@ struct TileRows {
         }
     }
 
-    // Begins to copy a strip of codes: zeros behind the end of a row.
-    __device__ void fetch(Stage<Shape::STRIP, Shape::ROWS>& stage, int strip) const {
+    // Begins to copy a stretch of codes: zeros behind the end of a row.
+    __device__ void fetch(Stage<Shape::ROWS>& stage, int stretch) const {
         const int lane = threadIdx.x % WARP, byte = lane % COPIES * COPY;
-        const bool there = strip * Shape::STRIP + byte < row_bytes;
+        const bool there = stretch * STRETCH + byte < row_bytes;
 #pragma unroll
         for (int i = 0; i < OWN; ++i) {
             const u32 to = stage.at(i * (WARP / COPIES) + lane / COPIES, byte / UNIT) + byte % UNIT / 4;
-            copy_async<COPY>(&stage.words[to], codes + (strip * Shape::STRIP + begins[i]), there);
+            copy_async<COPY>(&stage.words[to], codes + (stretch * STRETCH + begins[i]), there);
         }
     }
 };
 
-// The scales and zeros of the blocks that a thread reads of a strip.
+// The scales and zeros of the blocks that a thread reads of a stretch.
 template <class Shape>
 struct Blocks {
     float scales[Shape::BLOCKS];
     u32 zeros[Shape::BLOCKS];
 
-    __device__ void read(const TileRows<Shape>& rows, int strip) {
+    __device__ void read(const TileRows<Shape>& rows, int stretch) {
 #pragma unroll
         for (int i = 0; i < Shape::BLOCKS; ++i) {
-            const int at = (strip * Shape::SCALES + Shape::block(i) % Shape::SCALES) * (Shape::STRIP / Shape::SCALES);
+            const int at = stretch * STRETCH + Shape::block(i) % Shape::SCALES * (STRETCH / Shape::SCALES);
             const bool there = at < rows.row_bytes;
             const int block = rows.blocks[i] + ((there ? at : 0) >> rows.block_shift);
             scales[i] = there ? rows.scales[block] : 0;
@@ -151,10 +142,10 @@ struct Blocks {
 
     // Of each unit of the thread's row number `row`, a byte: of two short pieces, that of the one which it has codes of.
     __device__ u32 zeros_of(int row) const {
-        const u32 bytes = gathered(row * Shape::SCALES / 4);
-        if (Shape::SHORT) return __byte_perm(bytes, 0, threadIdx.x % 4 / 2 ? 0x31 : 0x20);
+        u32 bytes = gathered(row * Shape::SCALES / 4);
         if (Shape::SCALES == 1) return __byte_perm(bytes, 0, 0x1111 * (row % 4));
-        return Shape::SCALES == 2 && row % 2 ? bytes >> 16 : bytes;
+        if (Shape::SCALES == 4) return bytes;
+        return __byte_perm(bytes, gathered(row * 2 + 1), threadIdx.x % 4 / 2 ? 0x7531 : 0x6420);
     }
 
     // The zeros that four threads have, each a byte.
@@ -175,14 +166,14 @@ __device__ inline u32 signed_codes(u32 word, bool upper, u32 zeros) {
     return (((upper ? word >> 4 : word) & 0x0F0F0F0F | 0x80808080) - zeros) ^ 0x80808080;
 }
 
-// What a thread multiplies all tokens by in a strip.
+// What a thread multiplies all tokens by in a stretch.
 template <class Shape>
 struct Factors {
-    u32 codes[Shape::ROW_TILES][Shape::UNITS][2 * Shape::SUBS];
+    u32 codes[Shape::ROW_TILES][UNITS][2 * Shape::SUBS];
     float scales[Shape::ROW_TILES][2][Shape::SCALES];
     u32 zeros[Shape::ROW_TILES][2];
 
-    __device__ Factors(const Stage<Shape::STRIP, Shape::ROWS>& stage, const Blocks<Shape>& blocks) {
+    __device__ Factors(const Stage<Shape::ROWS>& stage, const Blocks<Shape>& blocks) {
         const int lane = threadIdx.x % WARP;
 #pragma unroll
         for (int i = 0; i < Shape::ROW_TILES; ++i) {
@@ -194,7 +185,7 @@ struct Factors {
                     scales[i][half][j] = blocks.scale((i * 2 + half) * Shape::SCALES + j);
             }
 #pragma unroll
-            for (int pair = 0; pair < Shape::UNITS; pair += 2) {
+            for (int pair = 0; pair < UNITS; pair += 2) {
                 u32 words[4];  // of rows g and g + 8 in a unit, then in the next one
                 const u32 begin = stage.at(lane % 16, lane / 16) ^ pair * (UNIT / 4);
                 read_tiles(words, &stage.words[begin + i * TILE_ROWS * stage.ROW_WORDS]);
@@ -211,9 +202,9 @@ struct Factors {
     }
 };
 
-// Adds a strip to the sums of a warp's results of a tile of tokens. What is behind the end of a row adds 0 by scales of 0.
+// Adds a stretch to the sums of a warp's results of a tile of tokens. What is behind the end of a row adds 0 by scales of 0.
 template <class Shape>
-__device__ void multiply_strip(float (&sums)[Shape::ROW_TILES][4][Shape::PIECES], const Factors<Shape>& by,
+__device__ void multiply_stretch(float (&sums)[Shape::ROW_TILES][4][Shape::PIECES], const Factors<Shape>& by,
                                  const Activations<Shape>& x) {
     constexpr int SUBS = Shape::SUBS, PIECES = Shape::PIECES, OF_A_SCALE = PIECES / Shape::SCALES;
     const int member = threadIdx.x % 4;
@@ -222,7 +213,7 @@ __device__ void multiply_strip(float (&sums)[Shape::ROW_TILES][4][Shape::PIECES]
         float scales[4];
 #pragma unroll
         for (int piece = 0; piece < PIECES; ++piece) {
-            const int unit = piece * Shape::UNITS / PIECES;
+            const int unit = piece * UNITS / PIECES;
             u32 a[2 * SUBS], b[SUBS];
 #pragma unroll
             for (int word = 0; word < 2 * SUBS; ++word)
@@ -249,26 +240,27 @@ __device__ void multiply_strip(float (&sums)[Shape::ROW_TILES][4][Shape::PIECES]
     }
 }
 
-// The first row of a block, and the first token.
+// The first row of a warp, and the first token.
 struct TilePlace {
     int row, token;
 };
 
 // Blocks of a panel of rows are in this order: all rows of some tokens, then of the next ones.
 template <class Shape>
-__device__ inline TilePlace place_of(int block, int tokens, int rows) {
-    const int row_blocks = (rows + Shape::ROWS - 1) / Shape::ROWS;
+__device__ inline TilePlace place_of(int block, int warp, int tokens, int rows) {
+    const int row_blocks = (rows + Shape::BLOCK_ROWS - 1) / Shape::BLOCK_ROWS;
     const int groups = (tokens + Shape::TOKENS - 1) / Shape::TOKENS;
     const int panel = block / (PANEL * groups), in_panel = block % (PANEL * groups);
     const int wide = row_blocks - panel * PANEL < PANEL ? row_blocks - panel * PANEL : PANEL;
-    return {(panel * PANEL + in_panel % wide) * Shape::ROWS, in_panel / wide * Shape::TOKENS};
+    return {(panel * PANEL + in_panel % wide) * Shape::BLOCK_ROWS + warp / Shape::CLASSES * Shape::ROWS,
+            in_panel / wide * Shape::TOKENS};
 }
 
-// The sum of a result's 16, of which each warp has some.
-template <int WARPS, int PIECES>
-__device__ inline float total(float (&sums)[WARPS][PIECES]) {
+// The sum of a result's 16, of which each class of stretches has some.
+template <int CLASSES, int PIECES>
+__device__ inline float total(float (&sums)[CLASSES][PIECES]) {
 #pragma unroll
-    for (int half = WARPS / 2; half; half /= 2)
+    for (int half = CLASSES / 2; half; half /= 2)
 #pragma unroll
         for (int each = 0; each < half; ++each)
 #pragma unroll
@@ -280,80 +272,84 @@ __device__ inline float total(float (&sums)[WARPS][PIECES]) {
     return sums[0][0];
 }
 
-// Adds up what the warps have of the block's results, four warps a tile's. It finds out anew where they are: registers were
-// few until now.
+// Adds up what the warps have of the block's results. It finds out anew where they are: registers were few until now.
 template <class Shape>
-__device__ void write_results(TileSums<Shape::PIECES>& shared,
+__device__ void write_results(float (&shared)[2][BLOCK_WARPS][4][WARP][Shape::PIECES],
                               float (&sums)[Shape::TOKEN_TILES][Shape::ROW_TILES][4][Shape::PIECES], const float* bias,
                               float* y, int y_stride, int tokens, int rows) {
-    constexpr int PIECES = Shape::PIECES, TILES = Shape::TOKEN_TILES * Shape::ROW_TILES, AT_ONCE = Shape::WARPS / 4;
-    const u32 thread = computed_once(threadIdx.x), warp = thread / WARP, c = warp % 4, lane = thread % WARP;
-    const TilePlace place = place_of<Shape>(computed_once(blockIdx.x), tokens, rows);
+    constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES;
+    const u32 thread = computed_once(threadIdx.x), warp = thread / WARP, of_class = warp % CLASSES, lane = thread % WARP;
+    const TilePlace place = place_of<Shape>(computed_once(blockIdx.x), warp, tokens, rows);
 #pragma unroll
-    for (int first = 0; first < TILES; first += AT_ONCE) {
-        if (AT_ONCE == 2 && first) __syncthreads();  // those before are read
+    for (int n = 0; n < Shape::TOKEN_TILES; ++n)
 #pragma unroll
-        for (int tile = first; tile < first + AT_ONCE && tile < TILES; ++tile)
+        for (int i = 0; i < Shape::ROW_TILES; ++i) {
+            auto& all = shared[(n * Shape::ROW_TILES + i) % 2];
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                write_run<PIECES>(shared[tile % 2][warp][i][lane], sums[tile / Shape::ROW_TILES][tile % Shape::ROW_TILES][i]);
-        __syncthreads();
-        const int tile = first + warp / 4;
-        if (tile >= TILES) continue;
-        float parts[Shape::WARPS][PIECES];
+            for (int c = 0; c < 4; ++c)
 #pragma unroll
-        for (int each = 0; each < Shape::WARPS; ++each) read_run<PIECES>(shared[tile % 2][each][c][lane], parts[each]);
-        const int row = place.row + tile % Shape::ROW_TILES * TILE_ROWS + c / 2 * 8 + lane / 4;
-        const int token = place.token + tile / Shape::ROW_TILES * TILE_TOKENS + lane % 4 * 2 + c % 2;
-        if (row < rows && token < tokens) y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[row] : 0.f);
-    }
+                for (int p = 0; p < PIECES; p += 4) {
+                    const float* four = &sums[n][i][c][p];
+                    *reinterpret_cast<float4*>(&all[warp][c][lane][p]) = {four[0], four[1], four[2], four[3]};
+                }
+            __syncthreads();
+#pragma unroll
+            for (int each = 0; each < 4 / CLASSES; ++each) {
+                const u32 c = of_class * (4 / CLASSES) + each;
+                float parts[CLASSES][PIECES];
+#pragma unroll
+                for (int other = 0; other < CLASSES; ++other)
+                    read_run<PIECES>(all[warp - of_class + other][c][lane], parts[other]);
+                const int row = place.row + i * TILE_ROWS + c / 2 * 8 + lane / 4;
+                const int token = place.token + n * TILE_TOKENS + lane % 4 * 2 + c % 2;
+                if (row < rows && token < tokens)
+                    y[i64(token) * y_stride + row] = total(parts) + (bias ? bias[row] : 0.f);
+            }
+        }
 }
 
 // y[tokens, rows] of tokens that were quantised for tiles.
 template <class Shape>
 __device__ void tile_products(const u8* x, int stretches, const Codes& m, const float* bias, float* y, int y_stride,
                               int tokens, int rows) {
-    constexpr int WARPS = Shape::WARPS, OF_A_STRETCH = STRETCH / Shape::STRIP, BYTES = stretch_bytes(Shape::BITS);
-    auto& memory = shared_memory<TileMemory<Shape::STRIP, Shape::ROWS, Shape::PIECES>>();
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, in_stretch = warp % OF_A_STRETCH;
-    const auto [first_row, first_token] = place_of<Shape>(blockIdx.x, tokens, rows);
-    const int in_group = first_token % GROUP_TOKENS, strips = stretches * OF_A_STRETCH;
+    constexpr int CLASSES = Shape::CLASSES, PIECES = Shape::PIECES, BYTES = stretch_bytes(Shape::BITS);
+    auto& memory = shared_memory<TileMemory<Shape::ROWS, PIECES>>();
+    const int warp = threadIdx.x / WARP, of_class = warp % CLASSES, lane = threadIdx.x % WARP;
+    const auto [first_row, first_token] = place_of<Shape>(blockIdx.x, warp, tokens, rows);
+    const int in_group = first_token % GROUP_TOKENS;
     const TileRows<Shape> own(m, first_row, rows);
     x += (i64(first_token - in_group) * stretches + in_group) * BYTES;
-    const u32 to_heads = (in_stretch * Shape::PIECES * TILE_TOKENS + lane % 4 * 2) * 4;
-    const u32 word = in_stretch * Activations<Shape>::WORDS;  // of a thread's of a stretch
-    const u8* heads = computed_once(x + to_heads);
-    const u32 to_words =
-        computed_once(TILE_TOKENS * HEAD_BYTES + ((word / 4 * WARP + lane) * 4 + word % 4) * 4 - to_heads);
+    const u8* heads = computed_once(x + lane % 4 * 8);
+    const u32 to_words = computed_once(TILE_TOKENS * HEAD_BYTES + lane * 16 - lane % 4 * 8);
 
-    float sums[Shape::TOKEN_TILES][Shape::ROW_TILES][4][Shape::PIECES] = {};
-    Stage<Shape::STRIP, Shape::ROWS>(&stages)[STAGES] = memory.stages[warp];
+    float sums[Shape::TOKEN_TILES][Shape::ROW_TILES][4][PIECES] = {};
+    Stage<Shape::ROWS>(&stages)[STAGES] = memory.stages[warp];
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) {
-        own.fetch(stages[i], warp + i * WARPS);  // weights are there before what they are multiplied by
+        own.fetch(stages[i], of_class + i * CLASSES);  // weights are there before what they are multiplied by
         commit_copies();
     }
     wait_for_previous();
     Activations<Shape> now;
     Blocks<Shape> blocks;
-    if (warp < strips) {
-        now.read(heads + warp / OF_A_STRETCH * GROUP_TOKENS * BYTES, to_words), blocks.read(own, warp);
+    if (of_class < stretches) {
+        now.read(heads + of_class * GROUP_TOKENS * BYTES, to_words), blocks.read(own, of_class);
     }
-    for (int strip = warp; strip < strips; strip += WARPS) {
+    for (int stretch = of_class; stretch < stretches; stretch += CLASSES) {
         wait_for_copies<STAGES - 2>();
         __syncwarp();  // all lanes' copies are there, and the stage before is read
-        const u32 stage = u32(strip) / WARPS % STAGES;
-        own.fetch(stages[(stage + STAGES - 1) % STAGES], strip + (STAGES - 1) * WARPS);
+        const u32 stage = u32(stretch) / CLASSES % STAGES;
+        own.fetch(stages[(stage + STAGES - 1) % STAGES], stretch + (STAGES - 1) * CLASSES);
         commit_copies();
         const Factors<Shape> factors(stages[stage], blocks);
-        const int next = strip + WARPS < strips ? strip + WARPS : strip;
+        const int next = stretch + CLASSES < stretches ? stretch + CLASSES : stretch;
         blocks.read(own, next);
 #pragma unroll
         for (int n = 0; n < Shape::TOKEN_TILES; ++n) {
             Activations<Shape> soon;
             const int tile = (n + 1) % Shape::TOKEN_TILES * TILE_TOKENS;
-            soon.read(heads + ((tile ? strip : next) / OF_A_STRETCH * GROUP_TOKENS + tile) * BYTES, to_words);
-            multiply_strip<Shape>(sums[n], factors, now);
+            soon.read(heads + ((tile ? stretch : next) * GROUP_TOKENS + tile) * BYTES, to_words);
+            multiply_stretch<Shape>(sums[n], factors, now);
             now = soon;
         }
     }
@@ -364,24 +360,25 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
 }
 
 // For at least BLOCKS blocks on a multiprocessor.
-#define TILE_PRODUCTS_OF(name, BITS, STRIP, SHORT, ZEROS, ROW_TILES, TOKEN_TILES, BLOCKS)                              \
-    extern "C" __global__ void __launch_bounds__(PARTS * WARP * (SHORT ? 8 : 16) / STRIP, BLOCKS)                      \
+#define TILE_PRODUCTS_OF(name, BITS, SHORT, ZEROS, ROW_TILES, TOKEN_TILES, BLOCKS)                                     \
+    extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * WARP, BLOCKS)                                           \
         name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, const float* bias,     \
              float* y, int y_stride, int tokens, int rows, int row_bytes, int block_shift, int blocks) {               \
         const Codes matrix = {codes, scales, zeros, row_bytes, block_shift, blocks};                                   \
-        if (!SHORT && 1 << block_shift >= STRIP) {                                                                     \
-            tile_products<TileShape<BITS, STRIP, SHORT, SHORT, ZEROS, ROW_TILES, TOKEN_TILES>>(                        \
+        if (!SHORT && 1 << block_shift >= STRETCH) {                                                                   \
+            tile_products<TileShape<BITS, SHORT ? 8 : 1, ZEROS, ROW_TILES, TOKEN_TILES>>(                              \
                 x, stretches, matrix, bias, y, y_stride, tokens, rows);                                                \
         } else {                                                                                                       \
-            tile_products<TileShape<BITS, STRIP, SHORT, true, ZEROS, ROW_TILES, TOKEN_TILES>>(                         \
+            tile_products<TileShape<BITS, SHORT ? 8 : 4, ZEROS, ROW_TILES, TOKEN_TILES>>(                              \
                 x, stretches, matrix, bias, y, y_stride, tokens, rows);                                                \
         }                                                                                                              \
     }
 
-// By the bits of weights, whether zeros are given; then by the rows and tokens of a block, as many as there are registers for.
+// By the bits of weights, whether pieces are short and zeros given; then by the rows and tokens of a warp, as many as there
+// are registers for.
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, 64, false, ZEROS, 1, 1, 7)                                                     \
-    TILE_PRODUCTS_OF(name##_16x16, BITS, 32, false, ZEROS, 1, 2, 3)                                                    \
-    TILE_PRODUCTS_OF(name##_16x32, BITS, 32, false, ZEROS, 1, 4, 3)                                                    \
-    TILE_PRODUCTS_OF(name##_32x32, BITS, 32, false, ZEROS, 2, 4, 2)
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                         \
+    TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
+    TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
+

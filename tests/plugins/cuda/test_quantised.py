@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from motley.plugins.cuda import modules
-from motley.plugins.cuda.kernels import BLOCKS, DOTTED, TILES, Coded, Kernel, RowSource, View
+from motley.plugins.cuda.kernels import BLOCKS, DOTTED, THREADS, TILES, Coded, RowSource, View
 from motley.plugins.cuda.modules import Module
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.compiler import Capability, compile_kernels
@@ -41,9 +41,9 @@ def pointer(array: npt.NDArray[Any] | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if array is None else array.ctypes.data)
 
 
-def run(kernel: Kernel, *arguments: Any) -> None:
+def run(kernel: str, threads: int, *arguments: Any) -> None:
     given = [ctypes.c_int(each) if isinstance(each, int) else each for each in arguments]
-    launch_kernel(kernel.name, -(-kernel.threads // kernel.of_a_block), given, kernel.of_a_block)
+    launch_kernel(kernel, -(-threads // THREADS), given)
 
 
 def packed(points: npt.NDArray[Any], bits: int) -> U8:
@@ -66,14 +66,15 @@ def on_the_gpu(x: F32, codes: U8, scales: F32, points: npt.NDArray[Any] | None, 
     room = np.full(coded.activation_bytes(tokens) + 16, 0xAB, np.uint8)
     quantised = room[-room.ctypes.data % 16 :]
     run(
-        Kernel(coded.quantise(tokens), tokens * coded.quantising_threads),
+        coded.quantise(tokens),
+        tokens * coded.quantising_threads,
         RowSource.of(View(x.ctypes.data, coded.columns, x.shape[1])),
         *(pointer(quantised), coded.columns, coded.shift, coded.stretches),
     )
     y = np.full((tokens, rows), np.nan, np.float32)
     zeros = None if points is None else packed(points, coded.bits)
     run(
-        coded.product(rows, tokens, zeros is not None),
+        *coded.product(rows, tokens, zeros is not None),
         *(pointer(quantised), coded.stretches, pointer(codes), pointer(scales), pointer(zeros), pointer(None)),
         *(pointer(y), rows, tokens, rows, coded.row_bytes, coded.block_shift, scales.shape[1]),
     )
@@ -111,7 +112,7 @@ def pool() -> Pool:
 
 FORMS = [(4, 16), (4, 32), (4, 128), (8, 16), (8, 64), (8, 256)]
 """Bits and columns of blocks: the least, some in between, the most."""
-COUNTS = (*DOTTED, *(tokens for _, tokens, _ in TILES[:-1]), TILES[-1][1] + 1)
+COUNTS = (*DOTTED, *(tokens for _, tokens in TILES[:-1]), TILES[-1][1] + 1)
 """Of tokens: each chooses other kernels, where there are others."""
 
 

@@ -18,7 +18,6 @@
 
 // Aligned as on the device, so that a read of what is not ends the test.
 struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 static thread_local struct { unsigned x; } blockIdx, threadIdx, blockDim;
