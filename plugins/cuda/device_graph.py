@@ -270,12 +270,12 @@ class DeviceGraph:
 
     # -- work --------------------------------------------------------------------------------------------------------
 
-    def launch(self, kernel: str, threads: int, *arguments: Any) -> None:
+    def launch(self, kernel: str, threads: int, *arguments: Any, of_a_block: int = THREADS) -> None:
         """Submit a kernel with so many threads in all; none where there is nothing to do, as drivers refuse that. Its
         arguments are of ctypes."""
         if not threads:
             return
-        self.stream.launch(module_of(kernel), kernel, -(-threads // THREADS), THREADS, arguments, early=True)
+        self.stream.launch(module_of(kernel), kernel, -(-threads // of_a_block), of_a_block, arguments, early=True)
 
     def fill(self, address: int, elements: int) -> None:
         """Zero so many f32."""

@@ -52,6 +52,10 @@ HEAD_BYTES = 64
 """Of a stretch of quantised activations, before their codes, as in the source."""
 HEADS = {64: 32, 128: 32, 256: 16, 576: 8}
 """By the widths up to which there is a kernel for heads, how many queries a block has, as in the source."""
+ROW_HEADS, ROW_THREADS = 2, 256
+"""Heads and threads of a block that attends for one row, as in the source."""
+ROW_RUN = 16
+"""Of so many elements heads are made that such a block can have: in every format whole copies of 16 bytes."""
 GATES = {"Swish": 1, "Relu": 2, "Gelu": 3}
 """What is made of rows that are multiplied by what opens a gate (`RowSource.made`), by the operator that opens it."""
 NORM, LAYER_NORM = 4, 5

@@ -40,7 +40,7 @@ def module_of(kernel: str) -> Module:
     """What a kernel is compiled with, by its name."""
     if found := re.fullmatch(r"(?:(?:expert_)?products|quantise)_(int[48])\w*?(_\d+x\d+)?", kernel):
         return (TILES if found[2] else CODES)[found[1]]
-    if found := re.fullmatch(r"(?:rotate|attend_\d+|combine)_(\w+)", kernel):
+    if found := re.fullmatch(r"(?:rotate|attend_(?:\d+|row)|combine)_(\w+)", kernel):
         return ATTENTION[found[1]]
     return FLOATS if re.match(r"(expert_)?matmul_|widen_", kernel) else NODES
 

@@ -1,12 +1,13 @@
 // Attention: y[rows, heads * width] = softmax(q keys^T) values, of rows as in caches.cu and of what these see.
 //
 // A row's positions are cut in parts at multiples of PART, and these in chunks at multiples of CHUNK. In a part, chunk
-// follows chunk: weights are by the largest score so far, by which the sums before are shrunk. Parts are computed apart
-// and added up in order, either by the block that has them all or by `combine`. So bits depend on what a row sees alone:
-// not on the rows that it shares a block with, nor on who adds up its parts.
+// follows chunk: weights are by the largest score so far, and the sums before are shrunk by that before the chunk's own are
+// added. Parts are computed apart and added up in order, either by the block that has them all or by `combine`. So bits
+// depend on what a row sees alone: not on the rows that it shares a block with, nor on who adds up its parts.
 //
-// A block has a tile: neighbouring rows of one sequence, with all query heads of a key's head or with some of many. Keys
-// and values come through memory that its threads share, a slice of a chunk's heads after the other, several ahead.
+// A block of `attend_tile` has a tile: neighbouring rows of one sequence, with all query heads of a key's head or with some of
+// many. Keys and values come through memory that its threads share, a slice of a chunk's heads after the other, several
+// ahead. Where every row is of another sequence, `attend_row` is quicker: a warp has a chunk, so a part's are found at once.
 
 constexpr int CHUNK = 32;       // positions whose weights are found together
 constexpr int PART = 256;       // positions that are added up by themselves: whole chunks
@@ -15,6 +16,10 @@ constexpr int ATTENDING = 128;  // threads of a block, in which warps have halve
 constexpr int BLOCKS = 4;       // of a multiprocessor, for which there shall be registers
 constexpr int FEWEST = 8;       // queries of a tile that keeps every thread busy
 constexpr int SUMS = 4;         // of a score: of every fourth element each
+constexpr int WIDEST = 576;     // elements of a head
+constexpr int ROW_HEADS = 2;    // of a block that has one row
+constexpr int ROW_WARPS = PART / CHUNK, ROW_THREADS = ROW_WARPS * WARP;  // of such a block
+constexpr int STRIP_COPIES = 8;  // of 16 bytes of a head, that a warp of it has of a chunk at a time
 
 // How far rows see: so many positions, or those of their own chunk; 0: all.
 struct Reach {
@@ -273,10 +278,7 @@ __device__ void attend_tile(Memory& memory, const Attending& of, const QueryTile
             if (slice >= slices.count) break;
             const Kept<Format>& values_of = next_stage();
             if (half * 4 * OWN >= tile.queries()) continue;
-#pragma unroll
-            for (int i = 0; i < OWN; ++i)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) sums[slice][i][e] *= memory.shrink[summed + i];
+            float of_chunk[OWN][4] = {};
 #pragma unroll (OWN == 1 ? 8 : 4)
             for (int at = begin; at < end; ++at) {
                 float values[4], weight[OWN];
@@ -285,8 +287,13 @@ __device__ void attend_tile(Memory& memory, const Attending& of, const QueryTile
 #pragma unroll
                 for (int i = 0; i < OWN; ++i)
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) sums[slice][i][e] = fmaf(weight[i], values[e], sums[slice][i][e]);
+                    for (int e = 0; e < 4; ++e) of_chunk[i][e] = fmaf(weight[i], values[e], of_chunk[i][e]);
             }
+#pragma unroll
+            for (int i = 0; i < OWN; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    sums[slice][i][e] = fmaf(sums[slice][i][e], memory.shrink[summed + i], of_chunk[i][e]);
         }
 
         const bool ends = first + CHUNK >= to;
@@ -375,6 +382,181 @@ __device__ void attend(const Attending& of) {
     attend_tile<Format, SLICES>(memory.few, of, tile, from, to);
 }
 
+// What the threads of a block share that has heads of one row.
+struct RowMemory {
+    union {
+        uint4 keys[ROW_WARPS][CHUNK][STRIP_COPIES + 1];  // a strip: no two of eight neighbours begin in the same bank
+        float sums[ROW_WARPS][ROW_HEADS][WIDEST];        // of the values of each chunk, when all scores are known
+    };
+    alignas(16) float queries[ROW_HEADS][WIDEST];
+    float weights[ROW_WARPS][CHUNK][ROW_HEADS];
+    float largest[ROW_WARPS][ROW_HEADS], shrink[ROW_WARPS][ROW_HEADS], totals[ROW_WARPS][ROW_HEADS];  // of each chunk
+};
+
+// What a lane's position scores by each head of a row. `cached`: the numbers of the heads of the lanes' positions.
+template <class Format>
+__device__ inline void find_scores(RowMemory& memory, const Attending& of, int cached, float (&scores)[ROW_HEADS]) {
+    typedef typename Format::Number Number;
+    constexpr int RUN = Kept<Format>::RUN, STRIP = STRIP_COPIES * RUN;  // numbers
+    constexpr int AT_ONCE = WARP / STRIP_COPIES, COPIES = CHUNK / AT_ONCE, WORDS = SUMS * int(sizeof(Number)) / 4;
+    const int lane = threadIdx.x % WARP, copier = lane / STRIP_COPIES, copy = lane % STRIP_COPIES, run = copy * RUN;
+    auto& keys = memory.keys[threadIdx.x / WARP];
+    const Number* kept[COPIES];
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i)
+        kept[i] = static_cast<const Number*>(of.keys) + i64(of_lane(cached, i * AT_ONCE + copier)) * of.width + run;
+    uint4 next[COPIES] = {};
+    const auto read = [&](int column) {
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i)
+            if (column + run < of.width) next[i] = *reinterpret_cast<const uint4*>(kept[i] + column);
+    };
+    float sums[ROW_HEADS][SUMS] = {};
+    read(0);
+    for (int column = 0; column < of.width; column += STRIP) {
+        __syncwarp();  // the strip before is read
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) keys[i * AT_ONCE + copier][copy] = next[i];
+        __syncwarp();
+        if (column + STRIP < of.width) read(column + STRIP);
+        const int columns = of.width - column < STRIP ? of.width - column : STRIP;
+#pragma unroll 2
+        for (int i = 0; i < columns; i += RUN) {
+            const uint4 four = keys[lane][i / RUN];
+            const u32 words[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < RUN; j += SUMS) {
+                float key[SUMS], query[SUMS];
+                Format::widen(words + j / SUMS * WORDS, key);
+#pragma unroll
+                for (int head = 0; head < ROW_HEADS; ++head) {
+                    read_run<SUMS>(&memory.queries[head][column + i + j], query);
+#pragma unroll
+                    for (int e = 0; e < SUMS; ++e) sums[head][e] = fmaf(query[e], key[e], sums[head][e]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int head = 0; head < ROW_HEADS; ++head) {
+        const float* four = sums[head];
+        scores[head] = ((four[0] + four[1]) + (four[2] + four[3])) * of.scale;
+        if (Format::SCALED) scores[head] *= of.key_scales[cached];
+        if (of.cap != 0) scores[head] = tanhf(scores[head] / of.cap) * of.cap;
+    }
+}
+
+// The sums of a chunk's values from its position `begin` on up to `end`, by their weights.
+template <class Format>
+__device__ inline void add_values(RowMemory& memory, const Attending& of, int cached, int begin, int end) {
+    typedef typename Format::Number Number;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    for (int first = 0; first < of.width; first += 4 * WARP) {
+        const int column = first + lane * 4;
+        const Number* kept = static_cast<const Number*>(of.values) + (column < of.width ? column : 0);
+        float sums[ROW_HEADS][4] = {};
+#pragma unroll 8
+        for (int at = begin; at < end; ++at) {
+            float values[4], weight[ROW_HEADS];
+            Format::read_four(kept + i64(of_lane(cached, at)) * of.width, values);
+            read_run<ROW_HEADS>(memory.weights[warp][at], weight);
+#pragma unroll
+            for (int head = 0; head < ROW_HEADS; ++head)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sums[head][e] = fmaf(weight[head], values[e], sums[head][e]);
+        }
+#pragma unroll
+        for (int head = 0; head < ROW_HEADS; ++head)
+            if (column < of.width) write_run<4>(&memory.sums[warp][head][column], sums[head]);
+    }
+}
+
+// Blocks have a row and ROW_HEADS of the heads that have the same keys; their warps have a chunk each, of one part after the
+// other.
+template <class Format>
+__device__ void attend_row(const Attending& of) {
+    RowMemory& memory = shared_memory<RowMemory>();
+    const int thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP;
+    const int unit = int(blockIdx.x % u32(of.units)), number = int(blockIdx.x / u32(of.units)), row = number % of.rows;
+    const int group = of.heads / of.kv_heads, pieces = (group + ROW_HEADS - 1) / ROW_HEADS;
+    const int kv_head = unit / pieces, before = unit % pieces * ROW_HEADS, first_head = kv_head * group + before;
+    const int heads = group - before < ROW_HEADS ? group - before : ROW_HEADS;
+    const Place place = of.places[row];
+    const Seen seen(place.position, of.reach);
+    int from = seen.start, to = seen.stop;
+    if (of.partials) {
+        const int begin = (from / PART + number / of.rows) * PART;
+        if (begin >= to) return;
+        if (from < begin) from = begin;
+        if (to > begin + PART) to = begin + PART;
+    }
+    for (int i = thread; i < ROW_HEADS * of.width; i += ROW_THREADS) {
+        const int head = i / of.width, column = i % of.width;
+        memory.queries[head][column] =
+            head < heads ? of.q[i64(row) * of.q_stride + (first_head + head) * of.width + column] : 0;
+    }
+    Softmax softmax[ROW_HEADS];
+    for (int head = 0; of.sinks && head < heads; ++head) softmax[head].begin(of.sinks + first_head + head);
+
+    for (int part = from / PART * PART; part < to; part += PART) {
+        const int first = part + warp * CHUNK, at = first + lane;
+        const bool there = first < to && first + CHUNK > from, counts = seen.has(at);
+        const int near = at < from ? from : at < to ? at : to - 1;
+        const int cached = int(place.cached(near, of.own, of.tokens, kv_head, of.kv_heads));
+        float scores[ROW_HEADS] = {}, largest[ROW_HEADS];
+        __syncthreads();  // queries are there, and the sums of the part before are read
+        if (there) find_scores<Format>(memory, of, cached, scores);
+#pragma unroll
+        for (int head = 0; head < ROW_HEADS; ++head) {
+            largest[head] = warp_max(there && counts ? scores[head] : LOWEST);
+            if (lane == 0) memory.largest[warp][head] = largest[head];
+        }
+        __syncthreads();
+#pragma unroll
+        for (int head = 0; head < ROW_HEADS; ++head) {
+            float so_far = LOWEST;
+            for (int chunk = 0; chunk < warp; ++chunk) so_far = fmaxf(so_far, memory.largest[chunk][head]);
+            const float higher = fmaxf(so_far, largest[head]);
+            const float weight = there && counts ? expf(scores[head] - higher) : 0, total = warp_sum(weight);
+            memory.weights[warp][lane][head] =
+                Format::SCALED && there && counts ? weight * of.value_scales[cached] : weight;
+            if (lane == 0) memory.shrink[warp][head] = expf(so_far - higher), memory.totals[warp][head] = total;
+        }
+        __syncwarp();
+        if (there)
+            add_values<Format>(memory, of, cached, from > first ? from - first : 0, to - first < CHUNK ? to - first : CHUNK);
+        __syncthreads();
+
+        const int begin = from > part ? (from - part) / CHUNK : 0;
+        const int end = to - part < PART ? (to - part + CHUNK - 1) / CHUNK : ROW_WARPS;
+        const bool begins = of.partials || part <= from, ends = part + PART >= to;
+#pragma unroll
+        for (int head = 0; head < ROW_HEADS; ++head) {
+            if (head >= heads) break;
+            Softmax own;
+            for (int chunk = begin; chunk < end; ++chunk) {
+                own.total = fmaf(own.total, memory.shrink[chunk][head], memory.totals[chunk][head]);
+                own.largest = fmaxf(own.largest, memory.largest[chunk][head]);
+            }
+            float keep = 0, grow = 1, inverse = 1;
+            float* out = of.y + i64(row) * of.y_stride + (first_head + head) * of.width;
+            if (of.partials) {
+                out = of.partial(row, first_head + head, part / PART - seen.first_part());
+                if (thread == 0) out[of.width] = own.largest, out[of.width + 1] = own.total;
+            } else {
+                softmax[head].add(own.largest, own.total, keep, grow);
+                if (ends) inverse = 1 / softmax[head].total;
+            }
+            for (int column = thread; column < of.width; column += ROW_THREADS) {
+                float sum = 0;
+                for (int chunk = begin; chunk < end; ++chunk)
+                    sum = fmaf(sum, memory.shrink[chunk][head], memory.sums[chunk][head][column]);
+                out[column] = fmaf(sum, grow, (begins ? 0 : out[column]) * keep) * inverse;
+            }
+        }
+    }
+}
+
 #define ATTEND(name, Format, WIDTH, QUERIES)                                                                           \
     extern "C" __global__ void __launch_bounds__(ATTENDING, BLOCKS)                                                    \
         name(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,             \
@@ -385,6 +567,18 @@ __device__ void attend(const Attending& of) {
         attend<Format, WIDTH / SLICE, QUERIES>({q, q_stride, places, keys, values, key_scales, value_scales, own,      \
                                                 tokens, partials, sinks, y, y_stride, rows, heads, kv_heads, width,    \
                                                 scale, cap, reach, room, units, tiles, stride});                       \
+    }
+
+// As ATTEND, for rows that each are of another sequence: heads of up to WIDEST, in whole copies of 16 bytes.
+#define ATTEND_ROW(name, Format)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2)                                                         \
+        name(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,             \
+             const void* values, const float* value_scales, int own, int tokens, float* partials, const float* sinks,  \
+             float* y, int y_stride, int rows, int heads, int kv_heads, int width, float scale, float cap,             \
+             Reach reach, int room, int units, int tiles, int stride) {                                                \
+        wait_for_previous();                                                                                           \
+        attend_row<Format>({q, q_stride, places, keys, values, key_scales, value_scales, own, tokens, partials, sinks, \
+                            y, y_stride, rows, heads, kv_heads, width, scale, cap, reach, room, units, tiles, stride}); \
     }
 
 // y of all parts of rows that were computed apart; a thread per value.
@@ -418,4 +612,5 @@ __device__ inline void combine(const float* partials, const float* sinks, float*
 // By the widest head, and what keys and values are kept as; a thread has sums of as many values, about.
 #define ATTEND_IN(format, Format)                                                                                      \
     ATTEND(attend_64_##format, Format, 64, 32) ATTEND(attend_128_##format, Format, 128, 32)                            \
-    ATTEND(attend_256_##format, Format, 256, 16) ATTEND(attend_576_##format, Format, 576, 8) COMBINE(combine_##format)
+    ATTEND(attend_256_##format, Format, 256, 16) ATTEND(attend_576_##format, Format, WIDEST, 8)                          \
+    ATTEND_ROW(attend_row_##format, Format) COMBINE(combine_##format)

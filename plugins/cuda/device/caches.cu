@@ -22,11 +22,15 @@ struct Place {
     }
 };
 
+// What numbers are kept as: how four neighbours are read, or made of their words.
 struct Fp32Kept {
     typedef float Number;
     static constexpr bool SCALED = false;
     __device__ static float read(float number) { return number; }
     __device__ static void read_four(const float* from, float* to) { read_run<4>(from, to); }
+    __device__ static void widen(const u32* words, float* to) {
+        for (int i = 0; i < 4; ++i) to[i] = __uint_as_float(words[i]);
+    }
     __device__ static float rounded(float value) { return value; }
 };
 
@@ -35,9 +39,12 @@ struct Fp16Kept {
     static constexpr bool SCALED = false;
     __device__ static float read(u16 number) { return half_to_float(number); }
     __device__ static void read_four(const u16* from, float* to) {
-        const uint2 words = *reinterpret_cast<const uint2*>(from);
-        to[0] = half_to_float(u16(words.x)), to[1] = half_to_float(u16(words.x >> 16));
-        to[2] = half_to_float(u16(words.y)), to[3] = half_to_float(u16(words.y >> 16));
+        const uint2 two = *reinterpret_cast<const uint2*>(from);
+        const u32 words[] = {two.x, two.y};
+        widen(words, to);
+    }
+    __device__ static void widen(const u32* words, float* to) {
+        for (int i = 0; i < 4; ++i) to[i] = half_to_float(u16(words[i / 2] >> 16 * (i % 2)));
     }
     __device__ static u16 rounded(float value) { return float_to_half(value); }
 };
@@ -46,9 +53,10 @@ struct Int8Kept {
     typedef signed char Number;
     static constexpr bool SCALED = true;
     __device__ static float read(signed char code) { return float(code); }
-    __device__ static void read_four(const signed char* from, float* to) {
+    __device__ static void read_four(const signed char* from, float* to) { widen(reinterpret_cast<const u32*>(from), to); }
+    __device__ static void widen(const u32* words, float* to) {
         // A byte is the last one of a float of 2^23 and more: so it need not be converted, which is slow.
-        const u32 word = *reinterpret_cast<const u32*>(from) ^ 0x80808080;
+        const u32 word = *words ^ 0x80808080;
         for (int i = 0; i < 4; ++i) to[i] = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7440 + i)) - 8388736.f;
     }
     __device__ static signed char rounded(float shifted) {

@@ -10,7 +10,19 @@ import onnx
 
 from motley.plugins.cuda.adapting import Adapting
 from motley.plugins.cuda.device_graph import DeviceGraph
-from motley.plugins.cuda.kernels import HEADS, PLACE, THREADS, WARP, integers, parts_of, pointer, rows_of
+from motley.plugins.cuda.kernels import (
+    HEADS,
+    PLACE,
+    ROW_HEADS,
+    ROW_RUN,
+    ROW_THREADS,
+    THREADS,
+    WARP,
+    integers,
+    parts_of,
+    pointer,
+    rows_of,
+)
 from motley.plugins.cuda.nodes.submission import StepRows, Submission
 from motley.plugins.engine import SCALES, Collectives
 from motley.plugins.nodes import attributes_of
@@ -76,17 +88,26 @@ class Tiles:
         kernel: what the kernels for such heads are called, without the format of caches.
         rows: neighbours of one sequence that a block has together.
         units: blocks that have the same rows.
+        threads: of a block.
     """
 
     kernel: str
     rows: int
     units: int
+    threads: int = THREADS
 
     @staticmethod
     def of(heads: int, kv_heads: int, width: int) -> Tiles:
         widest, queries = next((each, HEADS[each]) for each in HEADS if width <= each)
         group = heads // kv_heads
         return Tiles(f"attend_{widest}", max(1, queries // group), kv_heads * -(-group // queries))
+
+    @staticmethod
+    def of_single_rows(heads: int, kv_heads: int, width: int) -> Tiles:
+        """Of rows that each are of another sequence."""
+        if width % ROW_RUN:
+            return Tiles.of(heads, kv_heads, width)
+        return Tiles("attend_row", 1, kv_heads * -(-(heads // kv_heads) // ROW_HEADS), ROW_THREADS)
 
     def blocks(self, spans: Sequence[int]) -> int:
         """Of so many rows of one sequence each, if a block has all parts of its rows."""
@@ -148,7 +169,8 @@ class AttentionNodes(Submission):
         y = self._result(node, heads * width)
         sinks = pointer(graph.address(operands.more[0]) if node.op_type == "CachedAttentionWithSinks" else 0)
         numbers = ctypes.c_float(attributes["scale"]), ctypes.c_float(attributes["soft_cap"])
-        tiles, room = Tiles.of(heads, kv_heads, width), self._room(heads, width)
+        cut = Tiles.of_single_rows if max(self._step.spans) == 1 else Tiles.of
+        tiles, room = cut(heads, kv_heads, width), self._room(heads, width)
         shared = graph.buffer(f"partials of {heads} heads", heads * (width + 4), room).address if room > 1 else 0
         for rows, parts in self._attending_within(tiles, reach.window or reach.chunk, room):
             count, of_rows = rows.stop - rows.start, rows_of(y.after(rows.start))
@@ -159,10 +181,11 @@ class AttentionNodes(Submission):
             number = -(-count // stride)
             graph.launch(
                 f"{tiles.kernel}_{graph.blocks.format}",
-                number * tiles.units * parts * THREADS,
+                number * tiles.units * parts * tiles.threads,
                 *(*rows_of(q.after(rows.start)), places, *arrays[0], *arrays[-1], *blocks, pointer(partials)),
                 *(sinks, *of_rows, *integers(count), *shape, *numbers, reach),
                 *integers(parts, tiles.units, number, stride),
+                of_a_block=tiles.threads,
             )
             if parts > 1:
                 graph.launch(
