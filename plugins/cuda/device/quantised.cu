@@ -145,36 +145,37 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
         activations[t] = x + (token / sharing * stretches + begin / STRETCH) * BYTES;
     }
     float sums[ROWS][TOKENS] = {}, scales[AHEAD][ROWS];
+    int zeros[AHEAD][ROWS];
     Piece<WORDS> pieces[AHEAD][ROWS];
-    const auto read_ahead = [&](int tile) {
-#pragma unroll  // or what is ahead would not be in registers
-        for (int a = 0; a < AHEAD; ++a)
-            for (int r = 0; r < ROWS; ++r) {
-                const int at = tile + a * ROUND;
-                if (at >= m.row_bytes) break;
-                read_piece_once(m.codes + row_of(r) * m.row_bytes + at, pieces[a][r]);
-                scales[a][r] = m.scales[row_of(r) * m.blocks + (at >> m.block_shift)];
-            }
+    const auto read_ahead = [&](int a, int at) {
+        if (at >= m.row_bytes) return;
+        for (int r = 0; r < ROWS; ++r) {
+            const i64 block = row_of(r) * m.blocks + (at >> m.block_shift);
+            read_piece_once(m.codes + row_of(r) * m.row_bytes + at, pieces[a][r]);
+            scales[a][r] = m.scales[block];
+            zeros[a][r] = !ZEROS ? 1 << (BITS - 1) : BITS == 4 ? m.zeros[block / 2] >> 4 * (block % 2) & 0xF : m.zeros[block];
+        }
     };
-    read_ahead(begin);  // weights are there before what they are multiplied by
+#pragma unroll  // or what is ahead would not be in registers
+    for (int a = 0; a < AHEAD; ++a) read_ahead(a, begin + a * ROUND);  // before there is what it is multiplied by
     wait_for_previous();
     for (int tile = begin; tile < m.row_bytes; tile += AHEAD * ROUND) {
-        if (tile > begin) read_ahead(tile);
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {
             const int at = tile + a * ROUND;
             if (at >= m.row_bytes) break;
             Piece<WORDS> codes[ROWS][SUBS];
-            int zeros[ROWS];
+            float own_scales[ROWS];
+            int own_zeros[ROWS];
             for (int r = 0; r < ROWS; ++r) {
-                const i64 block = row_of(r) * m.blocks + (at >> m.block_shift);
-                zeros[r] = !ZEROS ? 1 << (BITS - 1) : BITS == 4 ? m.zeros[block / 2] >> 4 * (block % 2) & 0xF : m.zeros[block];
+                own_scales[r] = scales[a][r], own_zeros[r] = zeros[a][r];
                 for (int sub = 0; sub < SUBS; ++sub)
                     for (int w = 0; w < WORDS; ++w) {
                         const u32 word = pieces[a][r].words[w];
                         codes[r][sub].words[w] = BITS == 4 ? word >> 4 * sub & 0x0F0F0F0F : word;
                     }
             }
+            read_ahead(a, at + AHEAD * ROUND);
             for (int t = 0; t < TOKENS; ++t) {
                 const u8* stretch = activations[t] + a * (ROUND / STRETCH * BYTES);
                 const float scale = reinterpret_cast<const float*>(stretch)[begin % STRETCH / 8];
@@ -183,11 +184,11 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
                 for (int sub = 0; sub < SUBS; ++sub)
                     read_piece(stretch + HEAD_BYTES + sub * STRETCH + begin % STRETCH, values[sub]);
                 for (int r = 0; r < ROWS; ++r) {
-                    int exact = first * zeros[r] + MAGIC;
+                    int exact = first * own_zeros[r] + MAGIC;
                     for (int sub = 0; sub < SUBS; ++sub)
                         for (int w = 0; w < WORDS; ++w) exact = dot4(codes[r][sub].words[w], values[sub].words[w], exact);
                     const float number = __uint_as_float(u32(exact)) - MAGIC_VALUE;
-                    sums[r][t] = fmaf(number, scales[a][r] * scale, sums[r][t]);
+                    sums[r][t] = fmaf(number, own_scales[r] * scale, sums[r][t]);
                 }
             }
         }

@@ -144,12 +144,12 @@ def test_a_sum_in_the_place_of_a_term_is_not_left_to_the_norm_behind_it(
     see it."""
     launched, real = Counter[str](), DeviceGraph.launch
 
-    def launch(self: DeviceGraph, kernel: str, threads: int, *arguments: Any) -> None:
+    def launch(self: DeviceGraph, kernel: str, threads: int, *arguments: Any, **of_a_block: int) -> None:
         launched[kernel] += 1
         if kernel == "make_rows":
             (source,) = arguments
             assert not source.sum or source.sum not in (source.x, source.other)
-        real(self, kernel, threads, *arguments)
+        real(self, kernel, threads, *arguments, **of_a_block)
 
     monkeypatch.setattr(DeviceGraph, "launch", launch)
     for name in ("nemotron-h", "llama-mqa"):  # the residuals of the first have one place
