@@ -54,9 +54,9 @@ from motley.transport.cuda.stream import CudaGraph, CudaStream, measure_host_ste
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool, bool]
+Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool, bool, bool]
 """What a step is summed through, its rows, which of them are wanted, whether it is halved, whether any row has an
-adapter, and whether all are of one sequence."""
+adapter, whether all are of one sequence, and whether each is of another one."""
 OFTEN = 2
 """So many times a step with rows of prompts has come before it is captured: most sizes of a prompt's last rows never
 come again."""
@@ -186,7 +186,7 @@ class CudaEngine:
             if alike and (len(sees) <= FEW_ROWS or self._on_device.gemm is None):
                 self._replay(sees, rows, wanted, halved, adapted, lined)
             else:
-                self._submit(sees, rows, wanted, halved, adapted, lined)
+                self._submit(sees, rows, wanted, halved, adapted, lined, apart=len(rows) == len(sees))
             self._on_device.finish()
             if len(sees) == 1 and self._trial.took(perf_counter() - began):
                 self._change_form()
@@ -240,7 +240,15 @@ class CudaEngine:
         self._logits = self._on_device.pinned(4 * rows * self._graph.vocabulary).view(np.float32)
 
     def _submit(
-        self, sees: Sequence[int], spans: Sequence[int], wanted: list[int], halved: bool, adapted: bool, lined: Lined
+        self,
+        sees: Sequence[int],
+        spans: Sequence[int],
+        wanted: list[int],
+        halved: bool,
+        adapted: bool,
+        lined: Lined,
+        *,
+        apart: bool,
     ) -> None:
         """Submit a step whose operands have been sent, up to the staging for logits; see `submit_nodes`."""
         device, count = self._on_device, len(sees)
@@ -248,6 +256,7 @@ class CudaEngine:
             places=self._inputs.places(count),
             sees=sees,
             spans=spans,
+            apart=apart,
             wanted=wanted,
             chunks=micro_chunks(count, halved),
             turns=self._turns,
@@ -268,17 +277,18 @@ class CudaEngine:
         """
         count, parts = len(sees), 1 << (parts_of(max(sees)) - 1).bit_length()
         sees_most = [min(parts, parts_of(self._graph.context)) * PART] * count
-        any_spans = [count] if len(spans) == 1 else [1] * count
-        kind = transport(self._collectives), count, tuple(wanted), halved, adapted, len(spans) == 1
+        any_spans, apart = [count] if len(spans) == 1 else [1] * count, len(spans) == count
+        kind = transport(self._collectives), count, tuple(wanted), halved, adapted, len(spans) == 1, apart
         graph = self._graphs.pop((*kind, parts), None)
         often = 1 if count == len(wanted) else OFTEN
         if graph is None and self._captures and self._stepped[kind] >= often:
-            graph = self._capture(partial(self._submit, sees_most, any_spans, wanted, halved, adapted, lined))
+            submit = partial(self._submit, sees_most, any_spans, wanted, halved, adapted, lined, apart=apart)
+            graph = self._capture(submit)
         if graph is not None:
             self._graphs[*kind, parts] = graph  # the last of them: it was used last
             self._stream.replay(graph)
         else:
-            self._submit(sees, spans, wanted, halved, adapted, lined)
+            self._submit(sees, spans, wanted, halved, adapted, lined, apart=apart)
             self._stepped[kind] += 1
 
     def _capture(self, submit: Callable[[], None]) -> CudaGraph | None:

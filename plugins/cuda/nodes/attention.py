@@ -103,7 +103,7 @@ class Tiles:
         return Tiles(f"attend_{widest}", max(1, queries // group), kv_heads * -(-group // queries))
 
     @staticmethod
-    def of_single_rows(heads: int, kv_heads: int, width: int) -> Tiles:
+    def of_rows_apart(heads: int, kv_heads: int, width: int) -> Tiles:
         """Of rows that each are of another sequence."""
         if width % ROW_RUN:
             return Tiles.of(heads, kv_heads, width)
@@ -169,7 +169,7 @@ class AttentionNodes(Submission):
         y = self._result(node, heads * width)
         sinks = pointer(graph.address(operands.more[0]) if node.op_type == "CachedAttentionWithSinks" else 0)
         numbers = ctypes.c_float(attributes["scale"]), ctypes.c_float(attributes["soft_cap"])
-        cut = Tiles.of_single_rows if max(self._step.spans) == 1 else Tiles.of
+        cut = Tiles.of_rows_apart if self._step.apart else Tiles.of
         tiles, room = cut(heads, kv_heads, width), self._room(heads, width)
         shared = graph.buffer(f"partials of {heads} heads", heads * (width + 4), room).address if room > 1 else 0
         for rows, parts in self._attending_within(tiles, reach.window or reach.chunk, room):

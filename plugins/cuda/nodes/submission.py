@@ -24,6 +24,7 @@ class StepRows:
         places: the address of the `PLACE` of every row.
         sees: how many positions each of the rows sees, or more.
         spans: how many neighbouring rows are of one sequence each, or fewer.
+        apart: whether each row is of another sequence.
         wanted: those that get logits.
         chunks: the micro-chunks that sums are cut in.
         turns: where each rotary table of a row begins among these, in elements, by name.
@@ -34,6 +35,7 @@ class StepRows:
     places: int
     sees: Sequence[int]
     spans: Sequence[int]
+    apart: bool
     wanted: Sequence[int]
     chunks: Sequence[slice]
     turns: Mapping[str, int]

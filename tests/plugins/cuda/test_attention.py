@@ -79,8 +79,8 @@ class Step:
     seed: int = 0
     held: list[Array] = field(default_factory=list)
 
-    def run(self, *, in_parts: bool = False, stride: int = 1, single: bool = False) -> F32:
-        """y: f32[rows, heads * width]. `in_parts`: blocks of threads have a part each; `single`: and a row each."""
+    def run(self, *, in_parts: bool = False, stride: int = 1, apart: bool = False) -> F32:
+        """y: f32[rows, heads * width]. `in_parts`: blocks of threads have a part each; `apart`: and a row each."""
         layer, rng = self.layer, np.random.default_rng(self.seed)
         q = np.concatenate([span.queries for span in self.spans])
         needs = [-(-span.positions.stop // self.tokens) for span in self.spans]
@@ -97,7 +97,7 @@ class Step:
                     self._keep(cache, table[at // self.tokens], at % self.tokens, heads[:, at])
             row += count
         y = np.full((len(q), layer.heads * layer.width), np.nan, np.float32)
-        tiles = (Tiles.of_single_rows if single else Tiles.of)(layer.heads, layer.kv_heads, layer.width)
+        tiles = (Tiles.of_rows_apart if apart else Tiles.of)(layer.heads, layer.kv_heads, layer.width)
         room = max(layer.parts(span.positions.stop) for span in self.spans) if in_parts else 1
         partials = np.full(len(q) * layer.heads * room * (layer.width + 4), np.nan, np.float32) if in_parts else None
         shape, reach = (layer.heads, layer.kv_heads, layer.width), Reach(layer.window, layer.chunk)
@@ -192,7 +192,7 @@ def test_attention_is_exact_in_parts_and_for_rows_of_any_sequences(
         Step(layer, spans, tokens, seed).run(in_parts=in_parts)
         for seed, (tokens, in_parts) in enumerate(((32, False), (32, True), (7, True), (700, False)))
     ]
-    results += [Step(layer, spans, 32).run(in_parts=in_parts, single=True) for in_parts in (False, True)]
+    results += [Step(layer, spans, 32).run(in_parts=in_parts, apart=True) for in_parts in (False, True)]
     assert all(result.tobytes() == results[0].tobytes() for result in results)
     for row, span in enumerate(spans):
         assert np.abs(results[0][row] - attended(layer, span)[0]).max() < 2e-5 * np.abs(span.values).max()
@@ -238,7 +238,7 @@ def test_a_row_has_the_same_bits_in_any_company(
     alone = [Step(layer, [span.some(at, at + 1)]).run() for span in spans for at in range(len(span.queries))]
     assert np.concatenate(alone).tobytes() == together.tobytes()
     for in_parts in (False, True):
-        assert Step(layer, spans, 16, seed).run(in_parts=in_parts, single=True).tobytes() == together.tobytes()
+        assert Step(layer, spans, 16, seed).run(in_parts=in_parts, apart=True).tobytes() == together.tobytes()
     ends = sorted({0, *(cut for cut in cuts if cut < places[0][1]), places[0][1]})
     for stride in (1, layer.tiles.rows):
         cut = [Step(layer, [spans[0].some(*ends_)]).run(stride=stride) for ends_ in pairwise(ends)]

@@ -143,7 +143,7 @@ def test_every_kernel_waits_for_the_one_before_it() -> None:
     for name in WAITING[1:]:
         before = re.search(rf"__device__ void {name}\(((?:(?!__global__)[\s\S])*?)\n    wait_for_previous\(\);", whole)
         assert before, name
-        assert not re.search(r"read_run|read_piece\(|now\.read|bias\[|m\.zeros\[", before[1]), f"{name} reads too early"
+        assert not re.search(r"read_run|read_piece\(|now\.read|bias\[", before[1]), f"{name} reads too early"
     kernels = 0
     for source in files:
         lines = source.read_text("utf-8").splitlines()
