@@ -15,8 +15,10 @@ ROWS = {1: 1, 2: 2, 4: 2, 8: 4}
 """Outputs per warp of a product by floats, by the tokens that it multiplies together, as in the source."""
 TOKENS = tuple(ROWS)
 """The numbers of tokens that a warp can multiply together by floats: there is a kernel for each."""
-DOTTED = (1, 2, 4)
-"""The same by codes, without tensor cores; more tokens are multiplied in tiles."""
+LANE_ROWS = 2
+"""Rows of codes that a thread has of a product of one token; several tokens are multiplied in tiles."""
+FEW_OUTPUTS = 8192
+"""Up to so many outputs of such a product, as on an H200, more of each row is read ahead."""
 TILES = ((16, 8), (16, 16), (16, 32), (32, 32))
 """Rows of codes and tokens that a warp has together of a product in tiles, as in the source."""
 TILE_GROUP = 32
@@ -239,16 +241,14 @@ class Coded:
 
     def quantise(self, tokens: int) -> str:
         """The kernel that quantises activations for the product of so many tokens."""
-        return f"quantise_int{self.bits}_{self.block_stretches}{'_tiles' if tokens > DOTTED[-1] else ''}"
+        return f"quantise_int{self.bits}_{self.block_stretches}{'_tiles' if tokens > 1 else ''}"
 
     def product(self, outputs: int, tokens: int, zeros: bool) -> tuple[str, int]:
         """The kernel that multiplies so many tokens by a matrix of so many rows, of codes with zero points of their own
         or without, and how many threads that takes."""
-        name = f"products_int{self.bits}{'_short' if self.is_short else ''}{'_zeros' if zeros else ''}"
-        if tokens <= DOTTED[-1]:
-            together = next(each for each in DOTTED if each >= tokens)
-            rows = 2 if (self.bits, together) == (8, 1) else 4  # of a warp, as in the source
-            return f"{name}_{together}", -(-outputs // rows) * WARP
+        name = self._products(zeros)
+        if tokens == 1:
+            return name + ("_few" if outputs <= FEW_OUTPUTS else ""), self._threads(outputs)
         most = 2 if self.is_short else 3 if self.bits == 8 and zeros else 4  # for which there are registers
         rows, together = next((each for each in TILES[:most] if each[1] >= tokens), TILES[most - 1])
         of_a_block = 2 * rows if self.is_short else rows  # by its four warps, of which all or two have the same
@@ -256,8 +256,15 @@ class Coded:
 
     def expert_product(self, outputs: int, tokens: int, zeros: bool) -> tuple[str, int]:
         """As `product`, of tokens that have a matrix each."""
-        name, threads = self.product(outputs, 1, zeros)
-        return f"expert_{name}", threads * tokens
+        return f"expert_{self._products(zeros)}", self._threads(outputs) * tokens
+
+    def _products(self, zeros: bool) -> str:
+        return f"products_int{self.bits}{'_short' if self.is_short else ''}{'_zeros' if zeros else ''}"
+
+    @staticmethod
+    def _threads(outputs: int) -> int:
+        """That multiply one token."""
+        return -(-outputs // (WARP // PARTS * LANE_ROWS)) * WARP
 
 
 def pointer(address: int) -> ctypes.c_void_p:

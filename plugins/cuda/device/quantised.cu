@@ -1,6 +1,6 @@
 // Products by 4- and 8-bit codes, of activations that are quantised to 8 bits first. The arithmetic, and so every bit of
-// a result, is that of plugins/native/matmul.c, which states it; what it calls a lane is a *part* here. The products of more
-// than a few tokens are in tiles.cu.
+// a result, is that of plugins/native/matmul.c, which states it; what it calls a lane is a *part* here. The products of several
+// tokens are in tiles.cu.
 //
 // A row of weights is cut in stretches of 64 bytes, and these in pieces: of 16 bytes, or of 8 where blocks are as short. 16
 // neighbouring threads have a row, and each of them every 16th piece, so a warp has two rows at a time, or two by two. The
@@ -10,6 +10,7 @@
 constexpr int STRETCH = 64;           // bytes
 constexpr int PARTS = 16;             // of a stretch, four bytes each; and threads that have a row
 constexpr int SHORT_PIECES = 8;       // of a stretch
+constexpr int LANE_ROWS = 2;          // of a product of one token, that a thread has
 constexpr int MAGIC = 0x4B400000;     // the bits of...
 constexpr float MAGIC_VALUE = 12582912.f;
 
@@ -126,25 +127,21 @@ __device__ inline void read_piece_once(const u8* from, Piece<4>& to) {
 }
 __device__ inline void read_piece_once(const u8* from, Piece<2>& to) { read_piece(from, to); }
 
-// y[tokens, rows] of tokens that were quantised for it, of which `sharing` are the same. A thread has TOKENS tokens and ROWS
+// y[tokens, rows] of tokens that were quantised for it, of which `sharing` are the same. A thread has a token and LANE_ROWS
 // rows at a time, and the codes of AHEAD pieces of each row under way.
-template <int BITS, bool SHORT, bool ZEROS, int TOKENS, int ROWS, int AHEAD>
+template <int BITS, bool SHORT, bool ZEROS, int AHEAD>
 __device__ void products(const u8* x, int stretches, int sharing, const Codes& m, const float* bias, float* y, int y_stride,
                          int tokens, int rows) {
     constexpr int SUBS = 8 / BITS, BYTES = stretch_bytes(BITS), PIECE = SHORT ? 8 : 16, WORDS = PIECE / 4;
     constexpr int ROUND = PARTS * PIECE;  // bytes of a row that its threads have together
-    const i64 groups = (tokens + TOKENS - 1) / TOKENS;
-    const i64 first_token = warp_number() % groups * TOKENS;
-    const i64 first_row = warp_number() / groups * (WARP / PARTS * ROWS) + threadIdx.x % WARP / PARTS * ROWS;
+    constexpr int ROWS = LANE_ROWS;
+    const i64 token = warp_number() % tokens;
+    const i64 first_row = warp_number() / tokens * (WARP / PARTS * ROWS) + threadIdx.x % WARP / PARTS * ROWS;
     if (first_row - threadIdx.x % WARP / PARTS * ROWS >= rows) return;  // a warp as a whole: its threads shuffle
     const int thread = threadIdx.x % PARTS, begin = thread * PIECE;
     const auto row_of = [&](int r) { return first_row + r < rows ? first_row + r : rows - 1; };
-    const u8* activations[TOKENS];
-    for (int t = 0; t < TOKENS; ++t) {
-        const i64 token = first_token + t < tokens ? first_token + t : tokens - 1;
-        activations[t] = x + (token / sharing * stretches + begin / STRETCH) * BYTES;
-    }
-    float sums[ROWS][TOKENS] = {}, scales[AHEAD][ROWS];
+    const u8* activations = x + (token / sharing * stretches + begin / STRETCH) * BYTES;
+    float sums[ROWS] = {}, scales[AHEAD][ROWS];
     int zeros[AHEAD][ROWS];
     Piece<WORDS> pieces[AHEAD][ROWS];
     const auto read_ahead = [&](int a, int at) {
@@ -176,52 +173,45 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
                     }
             }
             read_ahead(a, at + AHEAD * ROUND);
-            for (int t = 0; t < TOKENS; ++t) {
-                const u8* stretch = activations[t] + a * (ROUND / STRETCH * BYTES);
-                const float scale = reinterpret_cast<const float*>(stretch)[begin % STRETCH / 8];
-                const int first = reinterpret_cast<const int*>(stretch)[SHORT_PIECES + begin % STRETCH / 8];
-                Piece<WORDS> values[SUBS];
+            const u8* stretch = activations + a * (ROUND / STRETCH * BYTES);
+            const float scale = reinterpret_cast<const float*>(stretch)[begin % STRETCH / 8];
+            const int first = reinterpret_cast<const int*>(stretch)[SHORT_PIECES + begin % STRETCH / 8];
+            Piece<WORDS> values[SUBS];
+            for (int sub = 0; sub < SUBS; ++sub)
+                read_piece(stretch + HEAD_BYTES + sub * STRETCH + begin % STRETCH, values[sub]);
+            for (int r = 0; r < ROWS; ++r) {
+                int exact = first * own_zeros[r] + MAGIC;
                 for (int sub = 0; sub < SUBS; ++sub)
-                    read_piece(stretch + HEAD_BYTES + sub * STRETCH + begin % STRETCH, values[sub]);
-                for (int r = 0; r < ROWS; ++r) {
-                    int exact = first * own_zeros[r] + MAGIC;
-                    for (int sub = 0; sub < SUBS; ++sub)
-                        for (int w = 0; w < WORDS; ++w) exact = dot4(codes[r][sub].words[w], values[sub].words[w], exact);
-                    const float number = __uint_as_float(u32(exact)) - MAGIC_VALUE;
-                    sums[r][t] = fmaf(number, own_scales[r] * scale, sums[r][t]);
-                }
+                    for (int w = 0; w < WORDS; ++w) exact = dot4(codes[r][sub].words[w], values[sub].words[w], exact);
+                const float number = __uint_as_float(u32(exact)) - MAGIC_VALUE;
+                sums[r] = fmaf(number, own_scales[r] * scale, sums[r]);
             }
         }
-        for (int t = 0; t < TOKENS; ++t) activations[t] += AHEAD * (ROUND / STRETCH * BYTES);
+        activations += AHEAD * (ROUND / STRETCH * BYTES);
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int t = 0; t < TOKENS; ++t) {
-            float total = sums[r][t];
-            for (int distance = PARTS / 2; distance; distance /= 2) total += __shfl_xor_sync(0xFFFFFFFF, total, distance);
-            const i64 row = first_row + r;
-            if (thread == 0 && row < rows && first_token + t < tokens)
-                y[(first_token + t) * y_stride + row] = total + (bias ? bias[row] : 0.f);
-        }
+    for (int r = 0; r < ROWS; ++r) {
+        float total = sums[r];
+        for (int distance = PARTS / 2; distance; distance /= 2) total += __shfl_xor_sync(0xFFFFFFFF, total, distance);
+        const i64 row = first_row + r;
+        if (thread == 0 && row < rows) y[token * y_stride + row] = total + (bias ? bias[row] : 0.f);
+    }
 }
 
-// Rows that a thread has where it has one token, and the pieces of each under way.
-__device__ constexpr int rows_of_one(int bits) { return bits == 8 ? 1 : 2; }
-constexpr int AHEAD_OF_ONE = 2;
+// The pieces of a row under way; more where a matrix has so few rows that a GPU could have more warps.
+__device__ constexpr int ahead_of(int bits) { return bits == 8 ? 3 : 2; }
+constexpr int AHEAD_OF_FEW = 4;
 
-#define PRODUCTS_OF(name, BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD)                                                     \
+#define PRODUCTS_OF(name, BITS, SHORT, ZEROS, AHEAD)                                                                   \
     extern "C" __global__ void name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, \
                                     const float* bias, float* y, int y_stride, int tokens, int rows, int row_bytes,    \
                                     int block_shift, int blocks) {                                                     \
-        products<BITS, SHORT, ZEROS, TOKENS, ROWS, AHEAD>(                                                             \
+        products<BITS, SHORT, ZEROS, AHEAD>(                                                                           \
             x, stretches, 1, {codes, scales, zeros, row_bytes, block_shift, blocks}, bias, y, y_stride, tokens, rows); \
     }
 
-// By the bits of weights, whether pieces are short and zeros given; then by the tokens at a time.
+// By the bits of weights, whether pieces are short and zeros given.
 #define PRODUCTS(name, BITS, SHORT, ZEROS)                                                                             \
-    PRODUCTS_OF(name##_1, BITS, SHORT, ZEROS, 1, rows_of_one(BITS), AHEAD_OF_ONE)                                      \
-    PRODUCTS_OF(name##_2, BITS, SHORT, ZEROS, 2, 2, 2)                                                                 \
-    PRODUCTS_OF(name##_4, BITS, SHORT, ZEROS, 4, 2, 2)
-
+    PRODUCTS_OF(name, BITS, SHORT, ZEROS, ahead_of(BITS)) PRODUCTS_OF(name##_few, BITS, SHORT, ZEROS, AHEAD_OF_FEW)
 
 // As PRODUCTS_OF and MATMUL_OF for one token at a time, of `sharing` that a row of x has: each is multiplied by the matrix
 // that it has chosen.
@@ -233,8 +223,8 @@ constexpr int AHEAD_OF_ONE = 2;
         const ExpertMatrix own = experts[chosen[warp_number() % tokens]];                                              \
         const Codes codes = {reinterpret_cast<const u8*>(floats_at(own.weights)), floats_at(own.scales),               \
                              reinterpret_cast<const u8*>(floats_at(own.zeros)), row_bytes, block_shift, blocks};       \
-        products<BITS, SHORT, ZEROS, 1, rows_of_one(BITS), AHEAD_OF_ONE>(x, stretches, sharing, codes,                 \
-                                                             own.bias ? floats_at(own.bias) : nullptr, y, y_stride,    \
-                                                             tokens, rows);                                            \
+        products<BITS, SHORT, ZEROS, ahead_of(BITS)>(x, stretches, sharing, codes,                                     \
+                                                     own.bias ? floats_at(own.bias) : nullptr, y, y_stride, tokens,    \
+                                                     rows);                                                            \
     }
 

@@ -1,4 +1,4 @@
-// Products by codes of more than a few tokens, on tensor cores: in tiles of 16 rows by 8 tokens. The arithmetic is that of
+// Products by codes of several tokens, on tensor cores: in tiles of 16 rows by 8 tokens. The arithmetic is that of
 // quantised.cu, and so is every bit: a piece is as many columns as one multiplication of tiles has, 32 or 16; its sums are
 // exact integers, and those of a result become one of its 16 float sums piece by piece.
 //
@@ -374,11 +374,11 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
         }                                                                                                              \
     }
 
-// By the bits of weights, whether pieces are short and zeros given; then by the rows and tokens of a warp, as many as there
-// are registers for.
+// By the bits of weights, whether zeros are given; then by the rows and tokens of a warp, as many as there are registers for.
+// With few tokens, more blocks on a multiprocessor are worth a few registers less: nearly all of a matrix is under way at once.
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, 5)                                                         \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, ZEROS ? 5 : 7)                                                         \
     TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 

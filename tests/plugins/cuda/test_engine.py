@@ -112,10 +112,11 @@ def test_every_architecture_is_compiled_for(module: Module, capability: Capabili
     names = {f"{kind}_{tokens}" for kind, tokens in product(floats, TOKENS)}
     for coded, tokens, zeros in product(map(Coded, (4, 4, 8), (32, 32, 32), (4, 5, 5)), range(1, 40), (False, True)):
         names |= {coded.product(32, tokens, zeros)[0], coded.quantise(tokens), coded.expert_product(32, 1, zeros)[0]}
-    assert len(names) == 12 + 18 + 19 + 4 + 6
+        names.add(coded.product(1 << 15, tokens, zeros)[0])
+    assert len(names) == 12 + 12 + 19 + 4 + 6
     names |= {"norm_groups", "make_rows", "copy_heads", "keep_best_groups", "adapt_up", "convolve", "keep_rows", "add"}
     names |= {"scan_delta", "scan_delta_by_rows", "decay", "scan_space", "mix", "widen_fp16", "expert_matmul_fp16_1"}
-    names |= {f"{each}_{kind}" for each in ("rotate", "attend_64", "attend_576", "combine") for kind in CACHE_FORMATS}
+    names |= {f"{each}_{kind}" for each in ("rotate", "attend_64", "attend_row", "combine") for kind in CACHE_FORMATS}
     own = {each for each in names if module_of(each) == module}
     assert own, "it has what is looked for in it"
     assert all(f".text.{each}\0".encode() in cubin for each in own)

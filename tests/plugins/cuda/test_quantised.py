@@ -18,8 +18,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from motley.plugins.cuda import modules
-from motley.plugins.cuda.kernels import BLOCKS, DOTTED, THREADS, TILES, Coded, RowSource, View
+from motley.plugins.cuda import kernels, modules
+from motley.plugins.cuda.kernels import BLOCKS, THREADS, TILES, Coded, RowSource, View
 from motley.plugins.cuda.modules import Module
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.transport.cuda.compiler import Capability, compile_kernels
@@ -30,7 +30,7 @@ U8 = npt.NDArray[np.uint8]
 
 MOST_PER_CODE = 2.2
 """Instructions for a 4-bit code at one token: with 4.5 a GPU with the memory of an RTX 3090 would wait for them."""
-MOST_PER_TILE = {"16x8": (42, 50), "32x32": (17, 22)}
+MOST_PER_TILE = {"16x8": (42, 56), "32x32": (17, 22)}
 """Instructions for a multiplication of tiles, that is for 4096 products, by the rows and tokens of a warp: in blocks of
 a stretch at least, and in shorter ones. With 57 for eight tokens an H200 could just read 4-bit codes as fast as memory
 gives them. With 29 for many an H100 could just do four tenths of the operations that FP16 does there at 512 rows, if it
@@ -112,7 +112,7 @@ def pool() -> Pool:
 
 FORMS = [(4, 16), (4, 32), (4, 128), (8, 16), (8, 64), (8, 256)]
 """Bits and columns of blocks: the least, some in between, the most."""
-COUNTS = (*DOTTED, *(tokens for _, tokens in TILES[:-1]), TILES[-1][1] + 1)
+COUNTS = (1, *(tokens for _, tokens in TILES[:-1]), TILES[-1][1] + 1)
 """Of tokens: each chooses other kernels, where there are others."""
 
 
@@ -121,6 +121,13 @@ def test_each_kernel_has_the_bits_of_the_cpu_engine(bits: int, block: int) -> No
     """Rows that are no whole tiles, and that end within a stretch."""
     for tokens, zeros in product(COUNTS, [False, True]):
         check(bits, block, 1500 // block | 1, tokens, 35, zeros, "usual", tokens)
+
+
+@pytest.mark.parametrize(("bits", "block"), FORMS)
+def test_one_token_has_them_where_outputs_are_many(bits: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "FEW_OUTPUTS", 0)
+    for zeros in (False, True):
+        check(bits, block, 1500 // block | 1, 1, 35, zeros, "usual", bits)
 
 
 @given(
@@ -194,7 +201,7 @@ def test_a_gpu_has_little_to_do_for_a_code(capability: Capability, tmp_path: Pat
         return done.stdout
 
     codes, tiles = told(modules.CODES["int4"]), told(modules.TILES["int4"])
-    for kernel in ("products_int4_1", "products_int4_zeros_1"):
+    for kernel in ("products_int4", "products_int4_zeros"):
         assert 4 < per_multiplication(codes, kernel, "IDP")[-1] <= 4 * MOST_PER_CODE, kernel
     for tile, (most, most_in_short_blocks) in MOST_PER_TILE.items():
         long_blocks, short_blocks = per_multiplication(tiles, f"products_int4_{tile}", "IMMA")[:2]
