@@ -64,6 +64,7 @@ from motley.plugins.segments import (
     Segment,
     buffer_numbers,
     cut_into_segments,
+    without_sums,
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 
@@ -125,7 +126,8 @@ class WebGpuEngine:
         lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
         outputs = [output.name for output in graph.proto.graph.output]
-        segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
+        nodes = lowered.nodes if collectives.size > 1 else without_sums(lowered.nodes, outputs)
+        segments = cut_into_segments(nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
         self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing(1, TensorProto.INT64))
         self._on_host = names_on_host(segments)

@@ -1,4 +1,5 @@
-"""A token's transfers between the host and the GPU: two for each sum, and a fixed number for the token itself."""
+"""A token's transfers between the host and the GPU: two for each sum, of which a rank alone has none, and a fixed
+number for the token itself."""
 
 from __future__ import annotations
 
@@ -53,18 +54,23 @@ class Traffic:
         self.up = self.down = self.bound = 0
 
 
-def test_two_transfers_for_each_sum_and_nothing_is_bound_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = golden_case("llama-mqa")
-    shares = uneven_shares(units(case.model, "int4", 32), 1)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_transfers_for_each_sum_and_nothing_is_bound_again(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = golden_case("llama-mha")
+    shares = uneven_shares(units(case.model, "fp32", 32), ranks)
     traffic = Traffic(monkeypatch)
-    with LocalSession(case.folder, WebGpuEngine, shares, tmp_path, "int4") as session:
+    with LocalSession(case.folder, WebGpuEngine, shares, tmp_path) as session:
         for position in range(2):
             session.step(case.tokens[position : position + 1], position)
         traffic.forget()
         tokens = 5
         for position in range(2, 2 + tokens):
             session.step(case.tokens[position : position + 1], position)
-    sums = 2 * len(session.graphs[0].caches) * tokens
+    layers = len(session.graphs[0].caches) * tokens
+    terms = 3 * layers if ranks == 2 else 0  # the second rank has nothing of an MLP
+    sums = 4 * layers if ranks == 2 else 0
     assert traffic.bound == 0
-    assert traffic.down == sums + tokens  # and logits
-    assert traffic.up == sums + OF_A_TOKEN * tokens
+    assert traffic.down == terms + tokens  # and logits, which the first rank has
+    assert traffic.up == sums + OF_A_TOKEN * tokens * ranks
