@@ -32,22 +32,24 @@ gpu: $(VENV)/installed-dev
 	$(BIN)/python -m motley.bench.reports.gpu
 
 # The same for a machine without a network that has CuPy, cuda-bindings, pytest and their company under Python GPU_PYTHON:
-# makes build/gpu, some 26 MB. Take the tree there with it and with the C libraries, and in the tree:
-#   python3 -m pip install --quiet --no-index --no-deps --target build/gpu build/gpu/*.whl
-#   PYTHONPATH=build/gpu python3 -m motley.bench.reports.gpu --out SOMEWHERE
-# Its steps "webgpu ..." want onnxruntime there, NVIDIA's driver with its Vulkan part, and libvulkan.so.1, which may be
-# missing: unpack the package of another machine there (apt-get download libvulkan1; dpkg -x libvulkan1_*.deb build/gpu) and
-# set LD_LIBRARY_PATH=build/gpu/usr/lib/x86_64-linux-gnu. Where no /sys/class/drm tells of the GPU, as in many containers,
-# set MOTLEY_SOFTWARE_GPU=1, too: the plugin then asks Vulkan alone.
+# makes build/gpu, some 25 MB. Take the tree there with it and with the C libraries, and in the tree:
+#   tar -xf build/gpu/site.tar.xz
+#   PYTHONPATH=build/gpu:build/gpu/site python3 -m motley.bench.reports.gpu --out SOMEWHERE
+# Its steps "webgpu ..." want onnxruntime there, and NVIDIA's driver with its Vulkan part. Libraries that this part wants may
+# be missing ("no Vulkan driver works here"): take Debian's packages libvulkan1 libegl1 libglvnd0 libgl1 libglx0 libx11-6
+# libxext6 libxcb1 libxau6 libxdmcp6 libbsd0 libmd0 there, and unpack them with dpkg -x PACKAGE /, then ldconfig. Where no
+# /sys/class/drm tells of the GPU, as in many containers, set MOTLEY_SOFTWARE_GPU=1, too: the plugin then asks Vulkan alone.
 GPU_PYTHON ?= 3.12
 gpu-carry: $(VENV)/installed-dev
 	rm -rf build/gpu && mkdir -p build/gpu/motley
 	for package in $(PACKAGES); do ln -sfn ../../../$$package build/gpu/motley/$$package; done
 	$(BIN)/python -c "from setuptools import setup; setup()" --quiet egg_info --egg-base build/gpu
-	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest build/gpu --python-version $(GPU_PYTHON) \
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --only-binary=:all: --target build/gpu/site \
+		--python-version $(GPU_PYTHON) \
 		$(foreach glibc,17 28 34,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64 \
 		cffi cryptography grpcio llguidance platformdirs "protobuf>=7.35" pycparser pydantic==2.14.4 pydantic-core==2.50.5 \
 		annotated-types typing-inspection regex threadpoolctl alembic mako sqlalchemy gguf spake2 zeroconf ifaddr onnxruntime-ep-webgpu vulkan
+	tar -cJf build/gpu/site.tar.xz build/gpu/site && rm -r build/gpu/site
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check

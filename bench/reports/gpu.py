@@ -27,6 +27,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from motley.bench.measurements.gpu import contact as gpu_contact
+from motley.bench.measurements.gpu.webgpu import webgpu_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -161,6 +162,11 @@ STEPS: Mapping[str, Step] = {
         partial(gpu_contact.on_webgpu, partial(run_tests, [WEBGPU_TESTS, "-k", "golden_models", "-m", "not soak"])),
         120,
         "golden models by Vulkan, within 1e-4; or what is missing here",
+    ),
+    "webgpu calls": Step(
+        partial(gpu_contact.on_webgpu, webgpu_calls),
+        60,
+        "us of calls that do nothing; by how much less than the memory's bytes/s products read",
     ),
     "webgpu tokens": _webgpu_tokens("tinyllama-1.1b", "int4", "fp16"),
     "webgpu mistral int4": _webgpu_tokens("mistral-7b", "int4"),

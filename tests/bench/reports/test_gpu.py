@@ -12,6 +12,7 @@ import pytest
 import motley.cli
 from motley.bench.measurements.gpu import contact as gpu_contact
 from motley.bench.measurements.gpu import speed as gpu_speed
+from motley.bench.measurements.gpu import webgpu as gpu_webgpu
 from motley.bench.reports import gpu
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
@@ -75,6 +76,15 @@ def test_webgpu_is_timed_beside_another_engine(monkeypatch: pytest.MonkeyPatch) 
     assert took["gpu"]
     assert list(took["fp16"]) == ["webgpu", "onnxruntime"]
     assert min(each["p50"] for each in took["fp16"].values()) > 0
+
+
+@pytest.mark.soak  # half a minute of products by a GPU in software
+@pytest.mark.usefixtures("_webgpu")
+def test_calls_on_webgpu_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_webgpu, "TIMES", 5)
+    told = gpu_webgpu.webgpu_calls((64, 256))
+    assert min(told.pop("us").values()) > 0
+    assert min(told.values()) > 0
 
 
 @pytest.mark.usefixtures("_webgpu")
