@@ -7,7 +7,8 @@
 //
 // A block of `attend_tile` has a tile: neighbouring rows of one sequence, with all query heads of a key's head or with some of
 // many. Keys and values come through memory that its threads share, a slice of a chunk's heads after the other, several
-// ahead. Where every row is of another sequence, `attend_row` is quicker: a warp has a chunk, so a part's are found at once.
+// ahead. Where every row is of another sequence, a block of `attend_row` has some heads of one, and each of its warps a chunk of
+// the part that they have together.
 
 constexpr int CHUNK = 32;       // positions whose weights are found together
 constexpr int PART = 256;       // positions that are added up by themselves: whole chunks
