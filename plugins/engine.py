@@ -108,6 +108,20 @@ class Pending(Protocol):
         """Wait until the result is there."""
 
 
+class DeviceSpeed(NamedTuple):
+    """How fast an engine is on a GPU; what is 0, nobody knows.
+
+    Attributes:
+        memory_bandwidth: bytes of weights that it reads each second.
+        layer_s: seconds that a layer takes for a row besides reading its weights: its small operations.
+        host_s: seconds in which what is summed gets to the host and back.
+    """
+
+    memory_bandwidth: float = 0.0
+    layer_s: float = 0.0
+    host_s: float = 0.0
+
+
 class Collectives(Protocol):
     """The part of the transport that a graph can meet."""
 

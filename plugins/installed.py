@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from motley.plugins.engine import CACHE_FORMATS, EngineError, EngineFactory
+from motley.plugins.engine import CACHE_FORMATS, DeviceSpeed, EngineError, EngineFactory
 
 T = TypeVar("T")
 
@@ -157,16 +157,16 @@ def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:
     return getattr(load_engine(name), "on_gpu", False) or (extra or {}).get("device") == "cuda"
 
 
-def measured_bandwidth(name: str) -> float:
-    """How fast an engine reads the memory of the GPU that it computes on, in bytes/s; 0: it cannot measure that.
+def measured_speed(name: str) -> DeviceSpeed:
+    """How fast an engine is on the GPU that it computes on, as far as it can tell.
 
-    Engines that can have a function ``measure_bandwidth`` in their class. It may raise whatever the device does.
+    Engines that can have a function ``measure_speed`` in their class. It may raise whatever the device does.
 
     Raises:
         EngineError: as `load_engine`.
     """
-    measure: Callable[[], float] | None = getattr(load_engine(name), "measure_bandwidth", None)
-    return measure() if measure is not None else 0.0
+    measure: Callable[[], DeviceSpeed] | None = getattr(load_engine(name), "measure_speed", None)
+    return measure() if measure is not None else DeviceSpeed()
 
 
 def lacking(name: str) -> str:

@@ -153,13 +153,15 @@ class FormatSpeed(_message.Message):
     def __init__(self, format: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., row_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "cache_formats", "reads_far_blocks", "asks_block_holders", "keeps_windows", "keeps_prefixes", "embeds")
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "layer_s", "host_s", "cache_formats", "reads_far_blocks", "asks_block_holders", "keeps_windows", "keeps_prefixes", "embeds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
     LACKING_FIELD_NUMBER: _ClassVar[int]
     HAS_WHOLE_CACHES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BANDWIDTH_FIELD_NUMBER: _ClassVar[int]
+    LAYER_S_FIELD_NUMBER: _ClassVar[int]
+    HOST_S_FIELD_NUMBER: _ClassVar[int]
     CACHE_FORMATS_FIELD_NUMBER: _ClassVar[int]
     READS_FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ASKS_BLOCK_HOLDERS_FIELD_NUMBER: _ClassVar[int]
@@ -172,13 +174,15 @@ class Engine(_message.Message):
     lacking: str
     has_whole_caches: bool
     memory_bandwidth: float
+    layer_s: float
+    host_s: float
     cache_formats: _containers.RepeatedScalarFieldContainer[str]
     reads_far_blocks: bool
     asks_block_holders: bool
     keeps_windows: bool
     keeps_prefixes: bool
     embeds: bool
-    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ..., keeps_windows: _Optional[bool] = ..., keeps_prefixes: _Optional[bool] = ..., embeds: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., layer_s: _Optional[float] = ..., host_s: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ..., keeps_windows: _Optional[bool] = ..., keeps_prefixes: _Optional[bool] = ..., embeds: _Optional[bool] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users", "kind")

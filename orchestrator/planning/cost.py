@@ -14,7 +14,8 @@ layer is that of all. A step of several rows, of several requests or of a prompt
 them by every row: it takes max(weights / speed, rows * weights / row_speed).
 
 A *sum* is priced by what would compute it: the schedules of `motley.transport` are run on a network of the pairs'
-latency and bandwidth, and the quickest algorithm (one-shot, two-shot or ring) is taken, as ranks do. *lead* is what
+latency and bandwidth, and the quickest algorithm (one-shot, two-shot or ring) is taken, as ranks do; a rank on a GPU is
+farther away, by half of the way from there to its host and back. *lead* is what
 comes between two steps: rank 0 hears the best candidates of all ranks, chooses, and tells them.
 
 Ranks may form *stages*, of some layers each. A stage takes what ranks take that have a model of its layers, and hands

@@ -40,6 +40,10 @@ class Setup:
     """It computes in memory of the node itself: on the processor, or on a GPU that has none of its own."""
     memory_bandwidth: float = 0.0
     """How fast its engine has read the GPU's memory, bytes/s; 0: that was not measured."""
+    layer_s: float = 0.0
+    """Seconds that a layer takes its engine on the GPU besides reading weights; 0: nobody knows."""
+    host_s: float = 0.0
+    """Seconds in which what is summed gets from the GPU to the host and back; 0: nobody knows, or there is no way."""
     chosen: str = ""
     """Why it has this engine, to follow the name of the node, where the request leaves that open and the node has a
     GPU; else empty."""
@@ -73,6 +77,8 @@ def setup_of(
         keeps_windows=told.keeps_windows,
         on_host_memory=not on_gpu or capabilities.gpus[0].kind in ("integrated", "software"),
         memory_bandwidth=told.memory_bandwidth,
+        layer_s=told.layer_s,
+        host_s=told.host_s,
     )
 
 

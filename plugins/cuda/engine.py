@@ -38,6 +38,7 @@ from motley.plugins.engine import (
     CACHE_FORMATS,
     F32,
     Collectives,
+    DeviceSpeed,
     EngineError,
     EngineMemoryError,
     EngineOptions,
@@ -57,6 +58,9 @@ log = logging.getLogger(__name__)
 Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool, bool, bool]
 """What a step is summed through, its rows, which of them are wanted, whether it is halved, whether any row has an
 adapter, whether all are of one sequence, and whether each is of another one."""
+LAYER_S, HOST_S = 35e-6, 45e-6
+"""`DeviceSpeed` of an H200: a token of Mistral-7B's shape less what its weights take, and a sum less what its exchange
+takes (bench/LOG.md, 26 and 27 November 2026)."""
 OFTEN = 2
 """So many times a step with rows of prompts has come before it is captured: most sizes of a prompt's last rows never
 come again."""
@@ -91,6 +95,12 @@ class CudaEngine:
     keeps_windows = True
     on_gpu = True
     takes_adapters = True
+
+    @staticmethod
+    def measure_speed() -> DeviceSpeed:
+        """See `motley.plugins.installed.measured_speed`. The memory's speed is what the driver tells; the rest was seen
+        elsewhere."""
+        return DeviceSpeed(layer_s=LAYER_S, host_s=HOST_S)
 
     @staticmethod
     def check_machine() -> None:

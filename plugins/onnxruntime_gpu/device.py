@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
@@ -23,11 +22,6 @@ from motley.plugins.onnxruntime_gpu.providers import Provider
 
 OPSET = 24
 IR_VERSION = 12
-
-MEASURED = 3
-"""Runs of a product by which bandwidth is measured."""
-LONG_S = 0.005
-"""A run that takes so many seconds is long enough to measure bandwidth by."""
 
 Array = npt.NDArray[Any]
 Place: TypeAlias = Any
@@ -149,26 +143,6 @@ class Gpu:
             except Exception as error:  # the runtime's own classes share no other base
                 kinds = ", ".join(sorted({node.op_type for node in nodes}))
                 raise self._told(error, f"cannot prepare a part of the graph ({kinds})") from error
-
-    def measure_bandwidth(self) -> float:
-        """How fast products of one row read a matrix in the GPU's memory, in bytes/s. Takes part of a second."""
-        best = 0.0
-        for side in (512, 1024, 2048, 4096, 8192):
-            weights = numpy_helper.from_array(np.zeros((side, side), np.float32), "w")
-            ends = [declared(name, np.float32, [1, side]) for name in ("x", "y")]
-            session = self.session([helper.make_node("MatMul", ["x", "w"], ["y"])], ends[:1], ends[1:], [weights])
-            y = np.empty((1, side), np.float32)
-            product = [[self.bind(session, {"x": self.empty((1, side))}, {"y": y})]]
-            carry_out(product)  # which compiles
-            times = []
-            for _ in range(MEASURED):
-                began = time.perf_counter()
-                carry_out(product)
-                times.append(time.perf_counter() - began)
-            best = max(best, weights.ByteSize() / min(times))
-            if min(times) > LONG_S:  # what a call costs besides no longer matters
-                break
-        return best
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> ort.OrtValue:
         """An array in the GPU's memory, of zeros.

@@ -28,6 +28,7 @@ from motley.plugins.engine import (
     DOMAIN,
     F32,
     Collectives,
+    DeviceSpeed,
     EngineError,
     EngineOptions,
     Pending,
@@ -54,6 +55,7 @@ from motley.plugins.onnxruntime_gpu.bound import (
 )
 from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, Place, carry_out, download, told, upload
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
+from motley.plugins.onnxruntime_gpu.measuring import measure_speed
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
 from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.segments import (
@@ -95,9 +97,9 @@ class WebGpuEngine:
         Gpu(cls.provider)
 
     @classmethod
-    def measure_bandwidth(cls) -> float:
-        """See `motley.plugins.installed.measured_bandwidth`."""
-        return Gpu(cls.provider).measure_bandwidth()
+    def measure_speed(cls) -> DeviceSpeed:
+        """See `motley.plugins.installed.measured_speed`."""
+        return measure_speed(Gpu(cls.provider))
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         """

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from motley.bench.measurements.gpu.speed import BITS, BLOCK, SHAPE
 from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.onnxruntime_gpu.device import Action, Gpu, carry_out, declared, download, upload
+from motley.plugins.onnxruntime_gpu.measuring import measure_speed
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
 WIDTH = 64
@@ -44,18 +45,18 @@ def webgpu_calls(shape: tuple[int, int] = SHAPE) -> dict[str, Any]:
     }
     return {
         "us": {name: 1e6 * _seconds(actions) for name, actions in calls.items()},
-        "bytes/s, fp32": gpu.measure_bandwidth(),
-        "bytes/s, int4": _int4_rate(gpu, shape),
+        **measure_speed(gpu)._asdict(),
+        "memory_bandwidth, int4": _int4_rate(gpu, shape),
     }
 
 
 def _int4_rate(gpu: Gpu, shape: tuple[int, int]) -> float:
     rows, columns = shape
-    weights = {
+    weights: dict[str, np.ndarray[Any, Any]] = {
         "codes": np.zeros((rows, columns // BLOCK, BLOCK // 2), np.uint8),
         "scales": np.ones(rows * columns // BLOCK, np.float32),
     }
-    sizes = {"K": columns, "N": rows, "bits": 4, "block_size": BLOCK}
+    sizes: dict[str, Any] = {"K": columns, "N": rows, "bits": 4, "block_size": BLOCK}
     node = helper.make_node("MatMulNBits", ["x", *weights], ["y"], domain=MICROSOFT, **sizes)
     ends = [declared("x", np.float32, [1, columns]), declared("y", np.float32, [1, rows])]
     tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]

@@ -23,7 +23,7 @@ from motley.plugins.installed import (
     keeps_prefixes,
     keeps_windows,
     lacking,
-    measured_bandwidth,
+    measured_speed,
     on_gpu,
     reads_far_blocks,
 )
@@ -67,7 +67,7 @@ def _ask(name: str) -> dict[str, object]:
         }
         in_the_way = lacking(name)
         measures = kind["on_gpu"] and not in_the_way and gpus()  # what no node offers is not measured
-        speed = {"memory_bandwidth": measured_bandwidth(name)} if measures else {}
+        speed = measured_speed(name)._asdict() if measures else {}
         return {"name": name, "lacking": in_the_way, **kind, **speed}
     except EngineError as error:
         return {"name": name, "lacking": str(error)}

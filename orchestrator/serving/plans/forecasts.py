@@ -250,6 +250,6 @@ def forecast_of(
         Candidate(one.node.name, one.speed / counts.count(key), 0, None, one.row_speed / counts.count(key), one.call_s)
         for one, key in zip(own, counts, strict=True)
     ]
-    network = network_of([one.node for one in own], links)
+    network = network_of(own, links)
     each = [profiles[rank.setup.quantisation] for rank in ranks]
     return forecast(each, candidates, [rank.plan for rank in ranks], network, Workload(wire=request.wire))

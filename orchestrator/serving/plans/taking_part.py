@@ -11,10 +11,15 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from motley.orchestrator.mesh.nodes import Node
+from motley.orchestrator.planning.cost import ATTENTION_CALLS, MLP_CALLS
 from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.planning.setup import HANDS, SKILLS, Setup, SetupError, lacking_format, lacking_skill, setup_of
 from motley.orchestrator.session_request import AUTO, ON_GPU, ON_PROCESSOR, SessionRequest
 from motley.protocol.mesh_pb2 import FormatSpeed
+
+LAYER_BYTES = 32e6
+"""Weights of a layer by which devices of a node are compared: of a model of two thousand million weights, about, in
+4 bits each."""
 
 _Found = TypeVar("_Found")
 
@@ -42,7 +47,14 @@ class Participant:
     @property
     def call_s(self) -> float:
         """Seconds that a small operation takes between two products; 0: not measured."""
-        return 0.0 if self.setup.on_gpu else self.node.capabilities.call_s
+        if self.setup.on_gpu:
+            return self.setup.layer_s / (ATTENTION_CALLS + MLP_CALLS)
+        return self.node.capabilities.call_s
+
+    @property
+    def layer_s(self) -> float:
+        """Seconds that a layer takes for a row, of a size that is common; it reads its weights at a known speed."""
+        return LAYER_BYTES / self.speed + (ATTENTION_CALLS + MLP_CALLS) * self.call_s
 
     @property
     def _measured(self) -> FormatSpeed | None:
@@ -129,6 +141,9 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
             return f"computes on its processor: nobody knows how fast the memory of its GPU, {gpu.name}, is"
         if there.speed <= on_processor.speed:
             return f"computes on its processor: its GPU, {gpu.name}, reads memory no faster"
+        if there.layer_s >= on_processor.layer_s:
+            took = f"{1e6 * there.setup.layer_s:.0f} us of a layer besides"
+            return f"computes on its processor: its GPU, {gpu.name}, reads memory faster, but takes {took}"
         faster = there.speed / on_processor.speed
         return _chosen(there, f"computes on its GPU, {gpu.name}, which reads memory {faster:.1f} x as fast")
     told = "; ".join(reasons) or f"it has none of engines {', '.join(map(repr, ON_GPU))}"

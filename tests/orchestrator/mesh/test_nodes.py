@@ -16,7 +16,7 @@ from motley.orchestrator.mesh.nodes import (
     NameTakenError,
     NodeTable,
 )
-from motley.protocol.mesh_pb2 import Capabilities, FormatSpeed, Hello
+from motley.protocol.mesh_pb2 import Capabilities, Engine, FormatSpeed, Hello
 
 
 class Clock:
@@ -182,3 +182,8 @@ def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
     said.capabilities.call_s = speed if speed != 0 else 2.0
     with pytest.raises(HelloError, match="small operation"):
         nodes.join(said)
+    for field in ("layer_s", "host_s"):
+        said = hello()
+        said.capabilities.engines.append(Engine(name="cuda", **{field: speed if speed != 0 else 1.0}))
+        with pytest.raises(HelloError, match="a layer and a way to the host take engine 'cuda' from 0 to 1 s"):
+            nodes.join(said)

@@ -47,6 +47,7 @@ async def test_a_gpu_computes_where_nobody_says_what_shall(mesh: Any, new_node: 
     [
         ({"memory_bandwidth": 40e9}, {}, {}, "its GPU, RTX 9, reads memory no faster"),
         ({"kind": "integrated"}, {}, {}, "its GPU, RTX 9, has no memory of its own"),
+        ({}, {"layer_s": 1e-3}, {}, "its GPU, RTX 9, reads memory faster, but takes 1000 us of a layer besides"),
         ({}, {"lacking": "package cupy"}, {}, "node 'pc' cannot run engine 'cuda': package cupy"),
         ({}, {}, {"exact": True}, "engines on its GPU, RTX 9, cannot have exact sums"),
         ({}, {}, {"embeddings": "mean"}, "engine 'cuda' of node 'pc' cannot embed texts"),
@@ -55,7 +56,7 @@ async def test_a_gpu_computes_where_nobody_says_what_shall(mesh: Any, new_node: 
     ],
 )
 async def test_the_processor_computes_what_the_gpu_cannot(
-    mesh: Any, pc: Any, gpu: dict[str, Any], engine: dict[str, str], fields: dict[str, Any], why: str
+    mesh: Any, pc: Any, gpu: dict[str, Any], engine: dict[str, Any], fields: dict[str, Any], why: str
 ) -> None:
     pc.capabilities.gpus[0].MergeFrom(Gpu(**gpu))
     processors, cuda = pc.capabilities.engines
@@ -66,6 +67,28 @@ async def test_the_processor_computes_what_the_gpu_cannot(
     ((node, computing, chosen),) = ranks_of(await mesh.serve(context=10, **fields))
     assert (node, computing) == ("pc", "onnxruntime")
     assert why in (chosen or "")
+
+
+async def test_what_a_gpu_takes_besides_reading_weights_is_forecast(mesh: Any, new_node: Any, pc: Any) -> None:
+    """Of each layer, and of each sum the way to its host and back, which a rank alone has not to go."""
+    slow, laptop = (new_node(name, memory=8 * GB, bandwidth=40e9) for name in ("slow", "laptop"))
+    slow.capabilities.CopyFrom(pc.capabilities)
+    slow.capabilities.engines[1].layer_s, slow.capabilities.engines[1].host_s = 2e-4, 1e-3
+    for node in (pc, slow, laptop):
+        node.on_describe = pc.on_describe
+        await mesh.join(node)
+
+    async def forecast(*nodes: str) -> dict[str, float]:
+        status, planned = await mesh.call("POST", "/api/plan", {"model": "bard", "context": 10, "nodes": nodes})
+        assert status == 200, planned
+        return dict(planned["forecast"])
+
+    layers = pc.on_describe(None).profile.layers
+    quick, alone = await forecast("pc"), await forecast("slow")
+    assert alone["compute_ms"] - quick["compute_ms"] == pytest.approx(1e3 * layers * 2e-4, rel=0.3)
+    assert alone["wire_ms"] == quick["wire_ms"]
+    quick, beside = await forecast("pc", "laptop"), await forecast("slow", "laptop")
+    assert beside["wire_ms"] - quick["wire_ms"] > 1e3 * 2 * layers * 1e-3 / 2 - 0.01
 
 
 async def test_a_model_that_is_too_large_for_the_gpu_is_on_the_processor_too(mesh: Any, pc: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from motley.daemon.models.cutting.units import units
 from motley.plugins.engine import DOMAIN, EngineError
-from motley.plugins.installed import engine_names, lacking, load_engine, on_gpu
+from motley.plugins.installed import engine_names, lacking, load_engine, measured_speed, on_gpu
 from motley.plugins.onnxruntime_gpu.device import Gpu
 from motley.plugins.onnxruntime_gpu.engine import CudaProviderEngine, TensorRtRtxProviderEngine, WebGpuEngine
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
@@ -25,6 +25,12 @@ def test_each_has_an_engine_of_its_name(kind: type[WebGpuEngine]) -> None:
     assert name in engine_names()
     assert load_engine(name) is kind
     assert on_gpu(name)
+
+
+def test_a_gpu_s_speed_is_measured() -> None:
+    speed = measured_speed("webgpu")
+    assert min(speed) > 0
+    assert speed.layer_s > speed.host_s / 100, "a layer has several operators, each of which takes its time"
 
 
 @pytest.mark.parametrize("provider", [CUDA, TENSORRT_RTX])
