@@ -184,6 +184,13 @@ class CacheSpec:
         return tuple(f"{kind}_cache.{self.layer}" for kind in kinds)
 
 
+def is_alone(collectives: Collectives) -> bool:
+    """Whether what a rank sums at this moment is the sum already, and nobody has to be given it: it has no others. A
+    stand-in that examines a rank is given every sum: its attribute ``examines`` is true."""
+    own = transport(collectives)
+    return own.size == 1 and not getattr(own, "examines", False)
+
+
 @dataclass(frozen=True)
 class CacheBlocks:
     """The blocks in which an engine keeps keys and values, of each layer and KV head alike.

@@ -144,23 +144,6 @@ class Segment:
     """Whether this segment is only needed for logits."""
 
 
-def without_sums(nodes: Iterable[onnx.NodeProto], graph_outputs: Collection[str]) -> list[onnx.NodeProto]:
-    """The nodes for a rank that has no others: what it would sum is the sum. Sums that the graph gives stay."""
-    same: dict[str, str] = {}
-    left = []
-    for node in nodes:
-        then = _collective(node) if is_collective(node) else None
-        if isinstance(then, Reduction) and then.reduced not in graph_outputs:
-            same[then.reduced] = same.get(then.partial, then.partial)
-            continue
-        if not same.keys().isdisjoint(node.input):
-            inputs = [same.get(name, name) for name in node.input]
-            node = onnx.NodeProto.FromString(node.SerializeToString())
-            node.input[:] = inputs
-        left.append(node)
-    return left
-
-
 def cut_into_segments(
     nodes: Iterable[onnx.NodeProto], initializers: Collection[str], graph_outputs: Collection[str]
 ) -> list[Segment]:

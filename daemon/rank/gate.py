@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -135,7 +136,10 @@ class Proctor:
 
     Attributes:
         answers: fingerprints f64[T, PROJECTIONS] of what was handed in at the examined layers, by what it was.
+        examines: what it gives back is no sum, see `motley.plugins.engine.is_alone`.
     """
+
+    examines: ClassVar[bool] = True
 
     def __init__(self, rank: int, size: int, calls: Sequence[_Call], examined: Sequence[int]) -> None:
         """`calls` are those that the engine will make in each step, in order; `examined` are layers."""

@@ -34,6 +34,7 @@ from motley.plugins.engine import (
     Pending,
     RankGraph,
     Span,
+    is_alone,
     micro_chunks,
 )
 from motley.plugins.latest import Latest
@@ -66,7 +67,6 @@ from motley.plugins.segments import (
     Segment,
     buffer_numbers,
     cut_into_segments,
-    without_sums,
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 
@@ -123,13 +123,12 @@ class WebGpuEngine:
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
         self._errors_told = ErrorsTold(name)
-        self._chunks = Latest[tuple[int, int], Chunk](BOUND_KEPT)
-        """By the first of their rows and the one after the last."""
+        self._chunks = Latest[tuple[int, int, bool], Chunk](BOUND_KEPT)
+        """By the first of their rows, the one after the last, and whether the rank is alone."""
         lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
         outputs = [output.name for output in graph.proto.graph.output]
-        nodes = lowered.nodes if collectives.size > 1 else without_sums(lowered.nodes, outputs)
-        segments = cut_into_segments(nodes, lowered.initializers, outputs)
+        segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
         self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing(1, TensorProto.INT64))
         self._on_host = names_on_host(segments)
@@ -258,9 +257,10 @@ class WebGpuEngine:
 
     def _chunk(self, rows: slice) -> Chunk:
         """Places for some rows of a step."""
-        return self._chunks.get((rows.start, rows.stop), lambda: self._new_chunk(rows))
+        alone = is_alone(self._collectives)
+        return self._chunks.get((rows.start, rows.stop, alone), lambda: self._new_chunk(rows, alone))
 
-    def _new_chunk(self, rows: slice) -> Chunk:
+    def _new_chunk(self, rows: slice, alone: bool) -> Chunk:
         made: dict[tuple[tuple[Crossing, bool], int], ort.OrtValue | Mirror] = {}
         for name, number in self._numbers.items():
             kind = self._kind(name)
@@ -274,7 +274,7 @@ class WebGpuEngine:
         of_rows = self._attending.rows(mirrors["hidden"])
         places |= self._attending.places(of_rows) | products_in_place(self._layers, places)
         adapted = self._adapting.rows()
-        steps = self._bound_layers(places, mirrors, of_rows, adapted)
+        steps = self._bound_layers(places, mirrors, of_rows, adapted, alone)
         return Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
 
     def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Action:
@@ -287,16 +287,21 @@ class WebGpuEngine:
         mirrors: Mapping[str, Mirror],
         rows: StepRows,
         adapted: AdaptedRows,
+        alone: bool,
     ) -> list[Bound]:
-        """The layers bound to places of their values."""
+        """The layers bound to places of their values. Of a rank that is alone, what it would sum stays where it is: the
+        sum has the same place."""
         steps = []
         actions: list[Sequence[Action]] = [rows.actions]
         first: list[Action] = []
         for part in self._layers:
             then = part.segment.then
-            actions += self._bound_part(first, part, places, mirrors, rows, adapted)
+            summed = then.partial if isinstance(then, Reduction) and not alone else ""
+            actions += self._bound_part(first, part, places, mirrors, rows, adapted, summed)
             first = []
             if isinstance(then, Reduction):
+                if alone:
+                    continue
                 steps.append(Bound(actions, summed=mirrors[then.partial].host))
                 actions, first = [], [upload([mirrors[then.partial]])]
             elif isinstance(then, Mixture):
@@ -314,10 +319,12 @@ class WebGpuEngine:
         mirrors: Mapping[str, Mirror],
         rows: StepRows,
         adapted: AdaptedRows,
+        summed: str,
     ) -> list[Sequence[Action]]:
-        """A part of the layers bound to places of its values, after what is first to be done."""
+        """A part of the layers bound to places of its values, after what is first to be done; `summed` is the one that
+        is summed next, if any is."""
         then = part.segment.then
-        summed = then.partial if isinstance(then, Reduction) else ""
+        total = then.partial if isinstance(then, Reduction) else ""
         actions: list[Action] = [*first, *(partial(mirrors[name].host.fill, 0) for name in part.zeros)]
         if read_here := [mirrors[name] for name in part.zeros if name != summed]:
             actions.append(upload(read_here))
@@ -325,7 +332,7 @@ class WebGpuEngine:
             # A sum goes to the host with the run that makes it: nothing else reads it.
             here: dict[str, Place] = {summed: mirrors[summed].host} if summed in part.read else {}
             actions.append(self._bind(part, part.session, {**places, **here}))
-        if back := [mirrors[name] for name in part.read if name != summed]:
+        if back := [mirrors[name] for name in part.read if name != total]:
             actions.append(download(back))
         lists: list[Sequence[Action]] = [actions]
         if part.attention is not None:

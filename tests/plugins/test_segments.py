@@ -20,7 +20,6 @@ from motley.plugins.segments import (
     Reduction,
     buffer_numbers,
     cut_into_segments,
-    without_sums,
 )
 
 
@@ -48,15 +47,6 @@ def test_segments_carry_what_later_ones_read() -> None:
     assert (head.inputs, head.outputs, head.head) == (("next", ROWS), ("logits",), True)
     assert not first.head
     assert not middle.head
-
-
-def test_a_rank_alone_has_no_sums() -> None:
-    body, head = cut_into_segments(without_sums(LAYER, ["logits"]), {"w", "head"}, ["logits"])
-    assert (body.inputs, body.outputs, body.then) == (("hidden",), ("next",), None)
-    assert [*body.nodes[1].input] == ["hidden", "partial"]
-    assert (head.inputs, head.outputs) == (("next", ROWS), ("logits",))
-    assert [*LAYER[2].input] == ["hidden", "sum"], "the graph itself is as it was"
-    assert without_sums(LAYER[:2], ["sum"]) == LAYER[:2]
 
 
 def test_a_rank_without_a_head_need_not_add_its_last_sum() -> None:

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 
 from motley.daemon.models.cutting.units import units
+from motley.daemon.rank.gate import Gate, reference_answers
+from motley.plugins.engine import Collectives, EngineOptions, RankGraph
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
+from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import LocalSession, golden_case, uneven_shares
 
 OF_A_TOKEN = 6
@@ -52,6 +56,25 @@ class Traffic:
     def forget(self) -> None:
         """Count anew."""
         self.up = self.down = self.bound = 0
+
+
+def test_a_rank_alone_is_examined_and_sums_nothing_afterwards(tmp_path: Path) -> None:
+    """The gate gives back what is no sum, so it must be asked for each; what follows needs none."""
+    case = golden_case("llama-mha")
+    asked: list[Gate] = []
+
+    def examined(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> WebGpuEngine:
+        gate = Gate(graph, collectives)
+        engine = WebGpuEngine(graph, gate, options)
+        gate.open(engine, reference_answers(graph, 0, 1, ReferenceEngine))
+        asked.append(gate)
+        return engine
+
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with LocalSession(case.folder, examined, shares, tmp_path) as session:
+        got = np.concatenate([session.step([token], at) for at, token in enumerate(case.tokens[:6])])
+    assert asked
+    assert np.abs(got - case.logits[:6]).max() < 1e-4
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
