@@ -157,16 +157,16 @@ def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:
     return getattr(load_engine(name), "on_gpu", False) or (extra or {}).get("device") == "cuda"
 
 
-def measured_speed(name: str) -> DeviceSpeed:
-    """How fast an engine is on the GPU that it computes on, as far as it can tell.
+def device_speed(name: str) -> DeviceSpeed:
+    """How fast an engine is on the GPU that it computes on: what it measures, or knows of such devices.
 
-    Engines that can have a function ``measure_speed`` in their class. It may raise whatever the device does.
+    Engines that can tell have a function ``device_speed`` in their class. It may raise whatever the device does.
 
     Raises:
         EngineError: as `load_engine`.
     """
-    measure: Callable[[], DeviceSpeed] | None = getattr(load_engine(name), "measure_speed", None)
-    return measure() if measure is not None else DeviceSpeed()
+    tell: Callable[[], DeviceSpeed] | None = getattr(load_engine(name), "device_speed", None)
+    return tell() if tell is not None else DeviceSpeed()
 
 
 def lacking(name: str) -> str:

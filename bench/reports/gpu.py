@@ -166,7 +166,7 @@ STEPS: Mapping[str, Step] = {
     "webgpu calls": Step(
         partial(gpu_contact.on_webgpu, webgpu_calls),
         60,
-        "us of calls that do nothing; by how much less than the memory's bytes/s products read",
+        "us of calls that do nothing; products' bytes/s, beside those of the memory",
     ),
     "webgpu tokens": _webgpu_tokens("tinyllama-1.1b", "int4", "fp16"),
     "webgpu mistral int4": _webgpu_tokens("mistral-7b", "int4"),

@@ -179,9 +179,9 @@ class NodeTable:
         if not 0 <= hello.capabilities.call_s < 1:
             raise HelloError(f"a small operation takes from 0 to 1 s, not {hello.capabilities.call_s}")
         for engine in hello.capabilities.engines:
-            if not (0 <= engine.layer_s < 1 and 0 <= engine.host_s < 1):
-                what = f"a layer and a way to the host take engine {engine.name!r} from 0 to 1 s"
-                raise HelloError(f"{what}, not {engine.layer_s} and {engine.host_s}")
+            if not all(0 <= seconds < math.inf for seconds in (engine.layer_s, engine.host_s)):
+                what = f"what a layer and a way to the host take engine {engine.name!r} is not below 0 s"
+                raise HelloError(f"{what}, but {engine.layer_s} and {engine.host_s} were told")
         self.check_free(hello.name)
 
     def check_free(self, name: str) -> None:

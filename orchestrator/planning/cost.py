@@ -14,9 +14,9 @@ layer is that of all. A step of several rows, of several requests or of a prompt
 them by every row: it takes max(weights / speed, rows * weights / row_speed).
 
 A *sum* is priced by what would compute it: the schedules of `motley.transport` are run on a network of the pairs'
-latency and bandwidth, and the quickest algorithm (one-shot, two-shot or ring) is taken, as ranks do; a rank on a GPU is
-farther away, by half of the way from there to its host and back. *lead* is what
-comes between two steps: rank 0 hears the best candidates of all ranks, chooses, and tells them.
+latency and bandwidth, and the quickest algorithm (one-shot, two-shot or ring) is taken, as ranks do. Before and after
+it, what is summed goes from GPUs to their hosts and back; the slowest counts. *lead* is what comes between two steps:
+rank 0 hears the best candidates of all ranks, chooses, and tells them.
 
 Ranks may form *stages*, of some layers each. A stage takes what ranks take that have a model of its layers, and hands
 its rows on: a *hop*, to every rank of the next stage from one of its own. If several requests are under way they form
@@ -164,14 +164,14 @@ class _Stage:
     def step_s(self, rows: int, position: int, wire: str) -> _Step:
         """What a step of so many rows takes."""
         parts = _parts(self.profiles, self.candidates, self.plans, rows, position)
-        sums = sums_s(self.profiles[0], self.network, len(self.ranks), rows, wire)
+        sums = sums_s(self.profiles[0], self.network, self.candidates, rows, wire)
         return _Step(sum(map(max, zip(*parts, strict=True))), sum(map(sum, parts)), sums)
 
     def chunk_s(self, rows: int, wire: str) -> float:
         """What a chunk of a prompt takes, without the head."""
         parts = _parts(self.profiles, self.candidates, self.plans, rows, 0)
         computing = max(own[0] for own in parts) + max(own[1] for own in parts)
-        return computing + sums_s(self.profiles[0], self.network, len(self.ranks), rows, wire)
+        return computing + sums_s(self.profiles[0], self.network, self.candidates, rows, wire)
 
     def head_s(self) -> float:
         """What the head takes for the last row of a prompt."""
@@ -255,11 +255,12 @@ def _parts(
     ]
 
 
-def sums_s(profile: ModelProfile, network: Network, ranks: int, rows: int, wire: str) -> float:
+def sums_s(profile: ModelProfile, network: Network, candidates: Sequence[Candidate], rows: int, wire: str) -> float:
     """Seconds of a step that go by in the sums of all layers."""
-    if ranks == 1:
+    if len(candidates) == 1:
         return 0.0
-    return 2 * profile.layers * sum_s(profile.hidden * rows, WIRE_BYTES[wire], _Key(network))
+    to_hosts = max(each.host_s for each in candidates)
+    return 2 * profile.layers * (sum_s(profile.hidden * rows, WIRE_BYTES[wire], _Key(network)) + to_hosts)
 
 
 def lead_s(network: Network, ranks: Sequence[int]) -> float:

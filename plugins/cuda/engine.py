@@ -1,7 +1,7 @@
 """The GPU engine: a rank's graph as CUDA kernels on one stream, collectives included, in FP32.
 
 A step is submitted as a whole, node by node, and waited for once: the kernels in ``device``, and between them the
-collectives as `motley.transport.cuda` orders them. Products of few rows by 4- and 8-bit codes quantise the rows first,
+collectives as `motley.transport.cuda` orders them. Products by 4- and 8-bit codes quantise the rows first,
 and have the bits that the CPU engine gives them. A table on the device says where each row finds its sequence, so rows
 of one step may be of any sequences. Steps that decode, which have one row of each sequence, are captured: those of
 equally many rows as one CUDA graph, host steps included, or as a graph between any two of these (`HostStep.SPLIT`).
@@ -58,9 +58,10 @@ log = logging.getLogger(__name__)
 Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool, bool, bool]
 """What a step is summed through, its rows, which of them are wanted, whether it is halved, whether any row has an
 adapter, whether all are of one sequence, and whether each is of another one."""
-LAYER_S, HOST_S = 35e-6, 45e-6
-"""`DeviceSpeed` of an H200: a token of Mistral-7B's shape less what its weights take, and a sum less what its exchange
-takes (bench/LOG.md, 26 and 27 November 2026)."""
+LAYER_S, HOST_S = 45e-6, 40e-6
+"""`DeviceSpeed` of an H200: tokens of TinyLlama's and Mistral-7B's shapes less what their weights take there (41 and 52
+us a layer), and a sum without its exchange (20, 38 or 63 us by the form of the host step): bench/LOG.md, 26 and 27
+November 2026."""
 OFTEN = 2
 """So many times a step with rows of prompts has come before it is captured: most sizes of a prompt's last rows never
 come again."""
@@ -97,9 +98,9 @@ class CudaEngine:
     takes_adapters = True
 
     @staticmethod
-    def measure_speed() -> DeviceSpeed:
-        """See `motley.plugins.installed.measured_speed`. The memory's speed is what the driver tells; the rest was seen
-        elsewhere."""
+    def device_speed() -> DeviceSpeed:
+        """See `motley.plugins.installed.device_speed`. Nothing is measured: the driver tells how fast the memory is,
+        and the rest is an H200's."""
         return DeviceSpeed(layer_s=LAYER_S, host_s=HOST_S)
 
     @staticmethod

@@ -17,8 +17,8 @@ TOKENS = tuple(ROWS)
 """The numbers of tokens that a warp can multiply together by floats: there is a kernel for each."""
 LANE_ROWS = 2
 """Rows of codes that a thread has of a product of one token; several tokens are multiplied in tiles."""
-FEW_OUTPUTS = 8192
-"""Up to so many outputs of such a product, as on an H200, more of each row is read ahead."""
+NARROW = 8192
+"""Outputs of such a product up to which more of each row is read ahead: with so few an H200 has too few warps."""
 TILES = ((16, 8), (16, 16), (16, 32), (32, 32))
 """Rows of codes and tokens that a warp has together of a product in tiles, as in the source."""
 TILE_GROUP = 32
@@ -248,7 +248,7 @@ class Coded:
         or without, and how many threads that takes."""
         name = self._products(zeros)
         if tokens == 1:
-            return name + ("_few" if outputs <= FEW_OUTPUTS else ""), self._threads(outputs)
+            return name + ("_narrow" if outputs <= NARROW else ""), self._threads(outputs)
         most = 2 if self.is_short else 3 if self.bits == 8 and zeros else 4  # for which there are registers
         rows, together = next((each for each in TILES[:most] if each[1] >= tokens), TILES[most - 1])
         of_a_block = 2 * rows if self.is_short else rows  # by its four warps, of which all or two have the same

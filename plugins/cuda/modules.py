@@ -29,7 +29,7 @@ FLOATS = _files("floats")
 CODES = {kind: _files("row_source", "quantised", f"quantised_{kind}") for kind in CODED}
 """Products by codes, and what is quantised for them, by the kind of the matrix."""
 TILES = {kind: _files("row_source", "quantised", "tiles", f"tiles_{kind}") for kind in CODES}
-"""Products by codes of more than a few tokens."""
+"""Products by codes of several tokens."""
 ATTENTION = {kept: _files("caches", "attention", f"attention_{kept}") for kept in CACHE_FORMATS}
 """Attention, by what keys and values are kept as."""
 MODULES = (NODES, FLOATS, *CODES.values(), *TILES.values(), *ATTENTION.values())

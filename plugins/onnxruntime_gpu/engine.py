@@ -97,8 +97,8 @@ class WebGpuEngine:
         Gpu(cls.provider)
 
     @classmethod
-    def measure_speed(cls) -> DeviceSpeed:
-        """See `motley.plugins.installed.measured_speed`."""
+    def device_speed(cls) -> DeviceSpeed:
+        """See `motley.plugins.installed.device_speed`."""
         return measure_speed(Gpu(cls.provider))
 
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:

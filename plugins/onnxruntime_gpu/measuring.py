@@ -10,9 +10,9 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from motley.plugins.engine import DeviceSpeed
-from motley.plugins.onnxruntime_gpu.device import Action, Gpu, carry_out, declared, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, carry_out, declared, download, upload
 
-TIMES = 3
+TIMES = 5
 """So often each thing is measured; the least time counts."""
 LONG_S = 0.005
 """A product that takes so many seconds is long enough to measure bandwidth by."""
@@ -37,7 +37,7 @@ def _bandwidth(gpu: Gpu) -> float:
         ends = [declared(name, np.float32, [1, side]) for name in ("x", "y")]
         session = gpu.session([helper.make_node("MatMul", ["x", "w"], ["y"])], ends[:1], ends[1:], [weights])
         y = np.empty((1, side), np.float32)
-        seconds = _seconds([gpu.bind(session, {"x": gpu.empty((1, side))}, {"y": y})])
+        seconds = seconds_of([gpu.bind(session, {"x": gpu.empty((1, side))}, {"y": y})])
         best = max(best, weights.ByteSize() / seconds)
         if seconds > LONG_S:  # what a call costs besides no longer matters
             break
@@ -49,18 +49,20 @@ def _besides(gpu: Gpu) -> tuple[float, float]:
     names = ["x", *(f"made.{number}" for number in range(OPERATORS - 1)), "y"]
     nodes = [helper.make_node("Sigmoid", [one], [other]) for one, other in pairwise(names)]
     ends = [declared(name, np.float32, [1, WIDTH]) for name in ("x", "y")]
-    session = gpu.session(nodes, ends[:1], ends[1:])
-    x, y = gpu.mirror(np.zeros((1, WIDTH), np.float32)), gpu.empty((1, WIDTH))
-    here = np.empty((1, WIDTH), np.float32)
-    run, to_host = (gpu.bind(session, {"x": x.there}, {"y": place}) for place in (y, here))
-    back_and_forth = _seconds([upload([x]), to_host])
-    layers = _seconds([*[run] * (RUNS * LAYERS), upload([x]), to_host]) - back_and_forth
-    layer = max(0.0, layers / LAYERS)
-    return layer, max(0.0, back_and_forth - layer / RUNS)
+    run = gpu.bind(
+        gpu.session(nodes, ends[:1], ends[1:]),
+        {"x": gpu.empty((1, WIDTH))},
+        {"y": gpu.empty((1, WIDTH))},
+    )
+    row = gpu.mirror(np.zeros((1, WIDTH), np.float32))
+    way = [upload([row]), download([row])]
+    host = seconds_of(way)
+    layers = seconds_of([*[run] * (RUNS * LAYERS), *way])
+    return max(0.0, layers - host) / LAYERS, host
 
 
-def _seconds(actions: Sequence[Action]) -> float:
-    """The least of some times."""
+def seconds_of(actions: Sequence[Action]) -> float:
+    """The least time that some actions have taken, one after another, when they had been carried out before."""
     carry_out([actions])  # which compiles
     took = []
     for _ in range(TIMES):

@@ -4,7 +4,6 @@ told apart."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,12 @@ from onnx import helper, numpy_helper
 
 from motley.bench.measurements.gpu.speed import BITS, BLOCK, SHAPE
 from motley.plugins.onnxruntime.lowering import MICROSOFT
-from motley.plugins.onnxruntime_gpu.device import Action, Gpu, carry_out, declared, download, upload
-from motley.plugins.onnxruntime_gpu.measuring import measure_speed
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, declared, download, upload
+from motley.plugins.onnxruntime_gpu.measuring import measure_speed, seconds_of
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
 WIDTH = 64
 """Numbers of what is copied, and computed from, where nothing but the call shall count."""
-TIMES = 50
 TOGETHER = 10
 """Runs before one that is waited for."""
 
@@ -44,7 +42,7 @@ def webgpu_calls(shape: tuple[int, int] = SHAPE) -> dict[str, Any]:
         f"{TOGETHER} runs and down": [*[run] * TOGETHER, down],
     }
     return {
-        "us": {name: 1e6 * _seconds(actions) for name, actions in calls.items()},
+        "us": {name: 1e6 * seconds_of(actions) for name, actions in calls.items()},
         **measure_speed(gpu)._asdict(),
         "memory_bandwidth, int4": _int4_rate(gpu, shape),
     }
@@ -63,16 +61,5 @@ def _int4_rate(gpu: Gpu, shape: tuple[int, int]) -> float:
     session = gpu.session([node], ends[:1], ends[1:], tensors)
     x, there, here = gpu.empty((1, columns)), gpu.empty((1, rows)), np.empty((1, rows), np.float32)
     run, last = (gpu.bind(session, {"x": x}, {"y": place}) for place in (there, here))
-    seconds = _seconds([*[run] * TOGETHER, last], times=3) / (TOGETHER + 1)
+    seconds = seconds_of([*[run] * TOGETHER, last]) / (TOGETHER + 1)
     return rows * columns * BITS["int4"] / 8 / seconds
-
-
-def _seconds(actions: Sequence[Action], times: int = TIMES) -> float:
-    """The median of some rounds."""
-    took = []
-    carry_out([actions])  # which compiles
-    for _ in range(times):
-        began = perf_counter()
-        carry_out([actions])
-        took.append(perf_counter() - began)
-    return float(np.median(took))

@@ -16,6 +16,7 @@ from motley.plugins.engine import EngineError
 from motley.plugins.installed import (
     asks_block_holders,
     cache_formats,
+    device_speed,
     embeds,
     engine_names,
     has_whole_caches,
@@ -23,7 +24,6 @@ from motley.plugins.installed import (
     keeps_prefixes,
     keeps_windows,
     lacking,
-    measured_speed,
     on_gpu,
     reads_far_blocks,
 )
@@ -67,7 +67,7 @@ def _ask(name: str) -> dict[str, object]:
         }
         in_the_way = lacking(name)
         measures = kind["on_gpu"] and not in_the_way and gpus()  # what no node offers is not measured
-        speed = measured_speed(name)._asdict() if measures else {}
+        speed = device_speed(name)._asdict() if measures else {}
         return {"name": name, "lacking": in_the_way, **kind, **speed}
     except EngineError as error:
         return {"name": name, "lacking": str(error)}

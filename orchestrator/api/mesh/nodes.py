@@ -125,6 +125,8 @@ class NodesApi:
                     "on_gpu": engine.on_gpu,
                     "lacking": engine.lacking or None,
                     "memory_bandwidth": engine.memory_bandwidth or None,
+                    "layer_us": round(1e6 * engine.layer_s, 1) or None,
+                    "host_us": round(1e6 * engine.host_s, 1) or None,
                 }
                 for engine in capabilities.engines
             ],

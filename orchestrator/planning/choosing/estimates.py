@@ -63,7 +63,8 @@ class Estimates:
         computing = self._poured_s(members)
         if len(members) == 1:
             return computing
-        return computing + 2 * self.profile.layers * self.rough_sum_s(members) + lead_s(self.network, members)
+        a_sum = self.rough_sum_s(members) + max(self.candidates[number].host_s for number in members)
+        return computing + 2 * self.profile.layers * a_sum + lead_s(self.network, members)
 
     def least_sum_s(self, members: Members) -> float:
         """Seconds that a sum surely takes."""

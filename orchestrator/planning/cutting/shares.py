@@ -57,6 +57,8 @@ class Candidate:
     """Bytes of weights that it multiplies by one row each second, where a step has many rows; 0: not measured."""
     call_s: float = 0.0
     """Seconds that a product takes besides reading its weights."""
+    host_s: float = 0.0
+    """Seconds in which what is summed gets from its GPU to the host and back; 0: it computes there, or nobody knows."""
 
     @property
     def takes_part(self) -> bool:

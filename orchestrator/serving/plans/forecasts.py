@@ -247,9 +247,16 @@ def forecast_of(
         return None
     counts = [(one.node.id, one.setup.on_gpu) for one in own]
     candidates = [
-        Candidate(one.node.name, one.speed / counts.count(key), 0, None, one.row_speed / counts.count(key), one.call_s)
+        Candidate(
+            one.node.name,
+            one.speed / counts.count(key),
+            0,
+            row_speed=one.row_speed / counts.count(key),
+            call_s=one.call_s,
+            host_s=one.host_s,
+        )
         for one, key in zip(own, counts, strict=True)
     ]
-    network = network_of(own, links)
+    network = network_of([one.node for one in own], links)
     each = [profiles[rank.setup.quantisation] for rank in ranks]
     return forecast(each, candidates, [rank.plan for rank in ranks], network, Workload(wire=request.wire))

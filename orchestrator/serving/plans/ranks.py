@@ -66,24 +66,16 @@ class Team:
             for index, node in enumerate(nodes)
             if everybody or node.name in request.named or (with_draft and index == 0)
         ]
-        network = network_of(self.participants, links)
+        network = network_of(nodes, links)
         may_stage = links.all_known(nodes) and not request.has_own_head  # slow links are not guessed
         stages = request.stages or (0 if may_stage else 1)
         return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart, stages)
 
 
-def network_of(ranks: Sequence[Participant], links: LinkTable) -> Network:
-    """The network between some ranks, as far as it was measured. What is on a GPU has a longer way: half of the way to
-    its host and back at each end."""
-    between = [[links.between(one.node, other.node) for other in ranks] for one in ranks]
-    ends = [one.setup.host_s / 2 for one in ranks]
-    return Network(
-        [
-            [way[0] + here + there for way, there in zip(row, ends, strict=True)]
-            for row, here in zip(between, ends, strict=True)
-        ],
-        [[way[1] for way in row] for row in between],
-    )
+def network_of(nodes: Sequence[Node], links: LinkTable) -> Network:
+    """The network between ranks on some nodes, as far as it was measured."""
+    between = [[links.between(one, other) for other in nodes] for one in nodes]
+    return Network([[way[0] for way in row] for row in between], [[way[1] for way in row] for row in between])
 
 
 async def plan_ranks(
@@ -317,7 +309,7 @@ def _candidates(
             name = gpu_told(name, node.gpus[0], promised)
             free = min(free, room) if one.setup.on_host_memory else room
         speed = one.speed / ranks or 1.0
-        candidates.append(Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s))
+        candidates.append(Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s, one.host_s))
     return candidates
 
 

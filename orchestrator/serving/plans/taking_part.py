@@ -17,10 +17,6 @@ from motley.orchestrator.planning.setup import HANDS, SKILLS, Setup, SetupError,
 from motley.orchestrator.session_request import AUTO, ON_GPU, ON_PROCESSOR, SessionRequest
 from motley.protocol.mesh_pb2 import FormatSpeed
 
-LAYER_BYTES = 32e6
-"""Weights of a layer by which devices of a node are compared: of a model of two thousand million weights, about, in
-4 bits each."""
-
 _Found = TypeVar("_Found")
 
 
@@ -52,9 +48,9 @@ class Participant:
         return self.node.capabilities.call_s
 
     @property
-    def layer_s(self) -> float:
-        """Seconds that a layer takes for a row, of a size that is common; it reads its weights at a known speed."""
-        return LAYER_BYTES / self.speed + (ATTENTION_CALLS + MLP_CALLS) * self.call_s
+    def host_s(self) -> float:
+        """Seconds in which what is summed gets to the host and back; 0: it is there, or nobody knows."""
+        return self.setup.host_s if self.setup.on_gpu else 0.0
 
     @property
     def _measured(self) -> FormatSpeed | None:
@@ -141,9 +137,6 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
             return f"computes on its processor: nobody knows how fast the memory of its GPU, {gpu.name}, is"
         if there.speed <= on_processor.speed:
             return f"computes on its processor: its GPU, {gpu.name}, reads memory no faster"
-        if there.layer_s >= on_processor.layer_s:
-            took = f"{1e6 * there.setup.layer_s:.0f} us of a layer besides"
-            return f"computes on its processor: its GPU, {gpu.name}, reads memory faster, but takes {took}"
         faster = there.speed / on_processor.speed
         return _chosen(there, f"computes on its GPU, {gpu.name}, which reads memory {faster:.1f} x as fast")
     told = "; ".join(reasons) or f"it has none of engines {', '.join(map(repr, ON_GPU))}"

@@ -3,7 +3,7 @@
 // tokens are in tiles.cu.
 //
 // A row of weights is cut in stretches of 64 bytes, and these in pieces: of 16 bytes, or of 8 where blocks are as short. 16
-// neighbouring threads have a row, and each of them every 16th piece, so a warp has two rows at a time, or two by two. The
+// neighbouring threads have a row, and each of them every 16th piece, so a warp has two rows at a time, of several. The
 // integers of a piece are added up from a magic number on, so that the bits of the sum are those of a float, 1.5 * 2^23 more
 // than the sum.
 
@@ -199,7 +199,7 @@ __device__ void products(const u8* x, int stretches, int sharing, const Codes& m
 
 // The pieces of a row under way; more where a matrix has so few rows that a GPU could have more warps.
 __device__ constexpr int ahead_of(int bits) { return bits == 8 ? 3 : 2; }
-constexpr int AHEAD_OF_FEW = 4;
+constexpr int AHEAD_OF_NARROW = 4;
 
 #define PRODUCTS_OF(name, BITS, SHORT, ZEROS, AHEAD)                                                                   \
     extern "C" __global__ void name(const u8* x, int stretches, const u8* codes, const float* scales, const u8* zeros, \
@@ -211,7 +211,7 @@ constexpr int AHEAD_OF_FEW = 4;
 
 // By the bits of weights, whether pieces are short and zeros given.
 #define PRODUCTS(name, BITS, SHORT, ZEROS)                                                                             \
-    PRODUCTS_OF(name, BITS, SHORT, ZEROS, ahead_of(BITS)) PRODUCTS_OF(name##_few, BITS, SHORT, ZEROS, AHEAD_OF_FEW)
+    PRODUCTS_OF(name, BITS, SHORT, ZEROS, ahead_of(BITS)) PRODUCTS_OF(name##_narrow, BITS, SHORT, ZEROS, AHEAD_OF_NARROW)
 
 // As PRODUCTS_OF and MATMUL_OF for one token at a time, of `sharing` that a row of x has: each is multiplied by the matrix
 // that it has chosen.

@@ -9,6 +9,11 @@
 // of a result's sums add up a part of the results, in the order of `products`.
 
 constexpr int TILE_ROWS = 16, BLOCK_WARPS = 4;
+#if __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+constexpr int BLOCKS_OF_FEW = 7;  // blocks of few tokens on a multiprocessor, of one with 164 KB of shared memory or more
+#else
+constexpr int BLOCKS_OF_FEW = 5;
+#endif
 constexpr int STAGES = 4;                         // stretches of codes under way
 constexpr int UNIT = 16, UNITS = STRETCH / UNIT;  // bytes of a row that a tile has at a time, and how many a stretch has
 constexpr int PANEL = 256;  // blocks of rows that all tokens have before others: caches hold their codes
@@ -375,10 +380,11 @@ __device__ void tile_products(const u8* x, int stretches, const Codes& m, const 
     }
 
 // By the bits of weights, whether zeros are given; then by the rows and tokens of a warp, as many as there are registers for.
-// With few tokens, more blocks on a multiprocessor are worth a few registers less: nearly all of a matrix is under way at once.
+// With few tokens, more blocks on a multiprocessor are worth a few registers less, where there is shared memory for them:
+// nearly all of a matrix is under way at once.
 
 #define TILE_PRODUCTS(name, BITS, ZEROS)                                                                               \
-    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, ZEROS ? 5 : 7)                                                         \
+    TILE_PRODUCTS_OF(name##_16x8, BITS, false, ZEROS, 1, 1, ZEROS ? 5 : BLOCKS_OF_FEW)                                                         \
     TILE_PRODUCTS_OF(name##_16x16, BITS, false, ZEROS, 1, 2, 4)                                                        \
     TILE_PRODUCTS_OF(name##_16x32, BITS, false, ZEROS, 1, 4, 3)
 

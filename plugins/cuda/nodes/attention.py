@@ -31,6 +31,8 @@ PARTIALS_BYTES = 64 << 20
 """What the parts of rows of many or wide heads take together, unless a single row takes more."""
 DECODED_TOGETHER = 32
 """Rows that each have room for as many parts as there can be, where that is little memory."""
+MOST_APART = 4
+"""Heads that have the same keys of which blocks have two each."""
 ENOUGH_BLOCKS = 512
 """Blocks of threads that keep a GPU busy, so that each of them may have all parts of its rows."""
 
@@ -104,8 +106,9 @@ class Tiles:
 
     @staticmethod
     def of_rows_apart(heads: int, kv_heads: int, width: int) -> Tiles:
-        """Of rows that each are of another sequence."""
-        if width % ROW_RUN:
+        """Of rows that each are of another sequence. Blocks that have a row and two of its heads are for few heads that
+        have the same keys: each block reads these anew."""
+        if width % ROW_RUN or heads // kv_heads > MOST_APART:
             return Tiles.of(heads, kv_heads, width)
         return Tiles("attend_row", 1, kv_heads * -(-(heads // kv_heads) // ROW_HEADS), ROW_THREADS)
 

@@ -184,6 +184,6 @@ def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
         nodes.join(said)
     for field in ("layer_s", "host_s"):
         said = hello()
-        said.capabilities.engines.append(Engine(name="cuda", **{field: speed if speed != 0 else 1.0}))
-        with pytest.raises(HelloError, match="a layer and a way to the host take engine 'cuda' from 0 to 1 s"):
+        said.capabilities.engines.append(Engine(name="cuda", **{field: speed or -0.5}))
+        with pytest.raises(HelloError, match="a way to the host take engine 'cuda' is not below 0 s"):
             nodes.join(said)

@@ -47,7 +47,6 @@ async def test_a_gpu_computes_where_nobody_says_what_shall(mesh: Any, new_node: 
     [
         ({"memory_bandwidth": 40e9}, {}, {}, "its GPU, RTX 9, reads memory no faster"),
         ({"kind": "integrated"}, {}, {}, "its GPU, RTX 9, has no memory of its own"),
-        ({}, {"layer_s": 1e-3}, {}, "its GPU, RTX 9, reads memory faster, but takes 1000 us of a layer besides"),
         ({}, {"lacking": "package cupy"}, {}, "node 'pc' cannot run engine 'cuda': package cupy"),
         ({}, {}, {"exact": True}, "engines on its GPU, RTX 9, cannot have exact sums"),
         ({}, {}, {"embeddings": "mean"}, "engine 'cuda' of node 'pc' cannot embed texts"),
@@ -56,7 +55,7 @@ async def test_a_gpu_computes_where_nobody_says_what_shall(mesh: Any, new_node: 
     ],
 )
 async def test_the_processor_computes_what_the_gpu_cannot(
-    mesh: Any, pc: Any, gpu: dict[str, Any], engine: dict[str, Any], fields: dict[str, Any], why: str
+    mesh: Any, pc: Any, gpu: dict[str, Any], engine: dict[str, str], fields: dict[str, Any], why: str
 ) -> None:
     pc.capabilities.gpus[0].MergeFrom(Gpu(**gpu))
     processors, cuda = pc.capabilities.engines
@@ -88,7 +87,7 @@ async def test_what_a_gpu_takes_besides_reading_weights_is_forecast(mesh: Any, n
     assert alone["compute_ms"] - quick["compute_ms"] == pytest.approx(1e3 * layers * 2e-4, rel=0.3)
     assert alone["wire_ms"] == quick["wire_ms"]
     quick, beside = await forecast("pc", "laptop"), await forecast("slow", "laptop")
-    assert beside["wire_ms"] - quick["wire_ms"] > 1e3 * 2 * layers * 1e-3 / 2 - 0.01
+    assert beside["wire_ms"] - quick["wire_ms"] == pytest.approx(1e3 * 2 * layers * 1e-3, rel=0.1)
 
 
 async def test_a_model_that_is_too_large_for_the_gpu_is_on_the_processor_too(mesh: Any, pc: Any) -> None:

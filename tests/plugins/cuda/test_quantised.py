@@ -30,7 +30,7 @@ U8 = npt.NDArray[np.uint8]
 
 MOST_PER_CODE = 2.2
 """Instructions for a 4-bit code at one token: with 4.5 a GPU with the memory of an RTX 3090 would wait for them."""
-MOST_PER_TILE = {"16x8": (42, 56), "32x32": (17, 22)}
+MOST_PER_TILE = {"16x8": (42, 50), "32x32": (17, 22)}
 """Instructions for a multiplication of tiles, that is for 4096 products, by the rows and tokens of a warp: in blocks of
 a stretch at least, and in shorter ones. With 57 for eight tokens an H200 could just read 4-bit codes as fast as memory
 gives them. With 29 for many an H100 could just do four tenths of the operations that FP16 does there at 512 rows, if it
@@ -125,7 +125,7 @@ def test_each_kernel_has_the_bits_of_the_cpu_engine(bits: int, block: int) -> No
 
 @pytest.mark.parametrize(("bits", "block"), FORMS)
 def test_one_token_has_them_where_outputs_are_many(bits: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "FEW_OUTPUTS", 0)
+    monkeypatch.setattr(kernels, "NARROW", 0)
     for zeros in (False, True):
         check(bits, block, 1500 // block | 1, 1, 35, zeros, "usual", bits)
 
