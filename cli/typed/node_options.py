@@ -11,7 +11,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.machine import fit_to_machine
 from motley.cli.shown.show import console
-from motley.cli.typed.options import duration, one_of, size
+from motley.cli.typed.options import ALL, duration, one_of, size
 from motley.daemon.machine.importing import imports_that_stay
 from motley.daemon.machine.json_log import VARIABLE
 from motley.protocol.wording import short_bytes
@@ -28,7 +28,14 @@ class LogFormat(StrEnum):
 
 
 Name = Annotated[str | None, typer.Option(help="This node's name in the mesh. Default: the host's name.")]
-Memory = Annotated[str, typer.Option(help="Memory that ranks may use here, such as 6GB. Default: what is available.")]
+_AGAIN = "Default: as it was said the last time, or"
+Memory = Annotated[
+    str, typer.Option(help=f"Memory that ranks may use here, such as 6GB, or {ALL}. Default: what is available.")
+]
+MemoryAgain = Annotated[
+    str | None,
+    typer.Option(help=f"Memory that ranks may use here, such as 6GB, or {ALL}. {_AGAIN} what is available."),
+]
 Zone = Annotated[
     str, typer.Option(help="What fails together with this machine: a room, a fuse. Replicas are kept in several.")
 ]
@@ -41,7 +48,12 @@ KeepWithout = Annotated[
     ),
 ]
 GpuMemory = Annotated[
-    str, typer.Option(help="Memory of its first GPU that ranks may use, such as 6GB. Default: what is free there.")
+    str,
+    typer.Option(help=f"Memory of its first GPU that ranks may use, such as 6GB, or {ALL}. Default: what is free."),
+]
+GpuMemoryAgain = Annotated[
+    str | None,
+    typer.Option(help=f"Memory of its first GPU that ranks may use, such as 6GB, or {ALL}. {_AGAIN} what is free."),
 ]
 LeaseLimit = Annotated[
     str,
@@ -59,6 +71,10 @@ YieldToOption = Annotated[
     ),
 ]
 Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
+ThreadsAgain = Annotated[
+    int | None,
+    typer.Option(min=0, help=f"Compute threads per rank. 0: every usable core. {_AGAIN} every usable core."),
+]
 DataPorts = Annotated[
     str,
     typer.Option(
@@ -136,7 +152,7 @@ def daemon_config(
         raise CliError("--name is blank; leave it out to take the host's name")
     if len(zone) > 64 or not zone.isprintable():
         raise CliError("--zone has up to 64 printable characters")
-    limit = size("--memory", memory) if memory else None
+    limit = size("--memory", memory) if memory not in ("", ALL) else None
     if limit is not None and limit <= RUNTIME_BYTES:
         least = short_bytes(RUNTIME_BYTES)
         raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
@@ -156,7 +172,7 @@ def daemon_config(
             keep_s=duration("--keep-without-orchestrator", keep),
             wait_s=duration("--wait", wait),
             memory_limit=limit,
-            gpu_limit=size("--gpu-memory", gpu_memory) if gpu_memory else 0,
+            gpu_limit=size("--gpu-memory", gpu_memory) if gpu_memory not in ("", ALL) else 0,
             lease_limit_s=duration("--lease-limit", lease_limit),
             yield_to=yielding,
             threads=threads,

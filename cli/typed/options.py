@@ -16,6 +16,8 @@ from motley.cli.errors import CliError
 from motley.cli.typed.durations import seconds
 from motley.protocol import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_QUEUE, MAX_SEQUENCES
 
+ALL = "all"
+"""What is typed in the place of a size: no limit."""
 EFFORT = "reasoning_effort"
 """What the API calls how much a model thinks."""
 MODELS_OWN = "as the model's makers say, else as OpenAI"

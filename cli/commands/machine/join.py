@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from socket import gethostname
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console
@@ -15,15 +17,15 @@ from motley.cli.typed.node_options import (
     Cache,
     CacheLimit,
     DataPorts,
-    GpuMemory,
+    GpuMemoryAgain,
     KeepWithout,
     LeaseLimit,
     Log,
     LogFormat,
-    Memory,
+    MemoryAgain,
     Models,
     Name,
-    Threads,
+    ThreadsAgain,
     YieldToOption,
     Zone,
     daemon_config,
@@ -49,9 +51,9 @@ def join(
         ),
     ] = "",
     name: Name = None,
-    memory: Memory = "",
-    gpu_memory: GpuMemory = "",
-    threads: Threads = 0,
+    memory: MemoryAgain = None,
+    gpu_memory: GpuMemoryAgain = None,
+    threads: ThreadsAgain = None,
     models: Models = None,
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",
@@ -71,14 +73,21 @@ def join(
     """Give this machine to the mesh of an orchestrator, until Ctrl-C."""
     with imports_that_stay():
         from motley.cli.reaching.joining import find_mesh, last_name
+        from motley.cli.reaching.limits import keep_limits, last_limits
         from motley.cli.shown.narrator import narrator, start_log
         from motley.daemon.machine.files import raise_file_limit
         from motley.daemon.node.app import run_daemon
 
+    called = name if name is not None else last_name()
+    before = last_limits(called or gethostname())
+    limits = before.changed(memory, gpu_memory, threads)
+    if log is LogFormat.TEXT and (again := before.left(memory, gpu_memory, threads).options):
+        back = "to change that, say it anew: a size, --memory all, --threads 0"
+        console.print(f"[dim]as the last time: {escape(again)} ({back})[/]", soft_wrap=True)
     config = daemon_config(
-        name=name if name is not None else last_name(),
-        memory=memory,
-        threads=threads,
+        name=called,
+        memory=limits.memory,
+        threads=limits.threads,
         models=models,
         cache=cache,
         cache_limit=cache_limit,
@@ -87,7 +96,7 @@ def join(
         zone=zone,
         keep=keep,
         wait=wait,
-        gpu_memory=gpu_memory,
+        gpu_memory=limits.gpu_memory,
         lease_limit=lease_limit,
         yield_to=yield_to,
     )
@@ -95,8 +104,16 @@ def join(
     config = replace(config, orchestrator=where, token=proof)
     raise_file_limit()
     start_log(log)
-    if log is LogFormat.JSON:
-        run(run_daemon(config, narrator(log)), end_with_stdin=end_with_stdin)
-        return
-    with console.status("measuring this machine and joining") as status, closing(narrator(log, status.stop)) as told:
-        run(run_daemon(config, told), end_with_stdin=end_with_stdin)
+    status = console.status("measuring this machine and joining")
+
+    def joined() -> None:
+        status.stop()
+        keep_limits(config.node_name, limits)
+
+    if log is LogFormat.TEXT:
+        status.start()
+    try:
+        with closing(narrator(log, joined)) as told:
+            run(run_daemon(config, told), end_with_stdin=end_with_stdin)
+    finally:
+        status.stop()

@@ -10,11 +10,8 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
-from motley.cli.typed.options import size
+from motley.cli.typed.options import ALL, size
 from motley.protocol.wording import human_bytes
-
-ALL = "all"
-"""What is typed for no budget: what is available."""
 
 
 def register(app: typer.Typer) -> None:
