@@ -38,8 +38,11 @@ class Limits:
 
     def left(self, memory: str | None, gpu_memory: str | None, threads: int | None) -> Limits:
         """Those of these in whose place nothing is typed now."""
-        sizes = (None if typed is None else ALL for typed in (memory, gpu_memory))
-        return self.changed(*sizes, None if threads is None else 0)
+        return Limits(
+            self.memory if memory is None else "",
+            self.gpu_memory if gpu_memory is None else "",
+            self.threads if threads is None else 0,
+        )
 
     @property
     def options(self) -> str:
@@ -56,13 +59,10 @@ class Limits:
 
 def last_limits(node: str) -> Limits:
     """Those of a node name the last time; none if it never joined, or that cannot be read."""
-    told = _read().get(node, {})
-    try:
-        limits = Limits(**told)
-    except TypeError:
-        return Limits()
-    kinds = {name: type(value) for name, value in asdict(Limits()).items()}
-    return limits if all(type(value) is kinds[name] for name, value in asdict(limits).items()) else Limits()
+    match _read().get(node):
+        case {"memory": str(memory), "gpu_memory": str(gpu_memory), "threads": int(threads)}:
+            return Limits(memory, gpu_memory, threads)
+    return Limits()
 
 
 def keep_limits(node: str, limits: Limits) -> None:
@@ -81,10 +81,10 @@ def _file() -> Path:
     return home() / "limits.json"
 
 
-def _read() -> dict[str, dict[str, object]]:
+def _read() -> dict[str, object]:
+    """By node name, what its file says."""
     try:
         told = json.loads(_file().read_bytes())
     except (OSError, ValueError):
         return {}
-    fine = isinstance(told, dict) and all(isinstance(each, dict) for each in told.values())
-    return told if fine else {}
+    return told if isinstance(told, dict) else {}
