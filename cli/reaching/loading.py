@@ -143,6 +143,7 @@ async def load(
                 if lasting:
                     await _close_unready(client, made)
                 raise
+    await _check_nodes(client, wanted.request, session)
     wanted.check(session)
     try:
         session = await client.wait_ready(session, show)
@@ -152,6 +153,26 @@ async def load(
         raise
     wanted.check(session)  # what was still in planning may have come out otherwise
     return session
+
+
+async def _check_nodes(client: Client, request: SessionRequest, session: dict[str, Any]) -> None:
+    """Refuse nodes that are not there, as planning would, though nothing is to be planned: the model is loaded.
+
+    Raises:
+        CliError: a node is not there, and is not one that the session was asked for with, and goes on without.
+    """
+    if list(request.nodes) in ([], session["nodes"]):
+        return
+    alive = await _alive(client)
+    for place in request.places:
+        if place.node not in alive:
+            raise CliError(f"--nodes: no live node is named {place.node!r}; live nodes: {', '.join(alive) or 'none'}")
+
+
+async def _alive(client: Client) -> list[str]:
+    """Names of the nodes that are there."""
+    nodes = (await client.call("GET", "/api/nodes"))["nodes"]
+    return sorted(node["name"] for node in nodes if node["state"] == "alive")
 
 
 async def as_it_is_now(client: Client, session: dict[str, Any]) -> dict[str, Any]:

@@ -70,3 +70,12 @@ async def test_a_node_that_comes_and_goes_is_set_aside_unless_it_is_needed(
     assert [rank["node"] for rank in named["ranks"]] == ["box"]
     _, out, _ = await motley("status")
     assert "box comes and goes: it is set aside for 10 min more" in out
+
+
+async def test_nodes_that_nobody_knows_are_refused_though_the_model_is_loaded(
+    mesh: Any, trio: list[Any], motley: Any
+) -> None:
+    await mesh.serve()
+    status, _, err = await motley("run", "bard", "--nodes", "pc,nowhere")
+    assert status == 1
+    assert "--nodes: no live node is named 'nowhere'; live nodes: box, laptop, pc" in err
