@@ -152,7 +152,7 @@ async def load(
         console.print(goes_on, soft_wrap=True)
         raise
     wanted.check(session)  # what was still in planning may have come out otherwise
-    return session
+    return await _on_its_nodes(client, wanted.request, session)
 
 
 async def _check_nodes(client: Client, request: SessionRequest, session: dict[str, Any]) -> None:
@@ -173,6 +173,29 @@ async def _alive(client: Client) -> list[str]:
     """Names of the nodes that are there."""
     nodes = (await client.call("GET", "/api/nodes"))["nodes"]
     return sorted(node["name"] for node in nodes if node["state"] == "alive")
+
+
+async def _on_its_nodes(client: Client, request: SessionRequest, session: dict[str, Any]) -> dict[str, Any]:
+    """A session that has lost some of the nodes that are asked for, once it is back on them, if that is possible."""
+    missed, name = session["missed_nodes"], session["name"]
+    if not request.nodes or not missed:
+        return session
+    alive = await _alive(client)
+    if away := [node for node in missed if node not in alive]:
+        told = f"{' and '.join(away)} cannot be reached now: {name} goes on without, on {nodes_told(session)}"
+        console.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
+        return session
+    console.print(escape(f"{' and '.join(missed)} can take part again: {name} is planned anew"), style="dim")
+    try:
+        path = f"/api/sessions/{session['id']}/rebalance?force=true"
+        session = (await client.call("POST", path, patient=True))["session"]
+        why = "it does not fit there now"
+    except Refused as refusal:
+        why = str(refusal)
+    if session["missed_nodes"]:
+        told = f"{name} stays on {nodes_told(session)}: {escape(why)}"
+        console.print(f"[yellow]{told}[/]", soft_wrap=True)
+    return session
 
 
 async def as_it_is_now(client: Client, session: dict[str, Any]) -> dict[str, Any]:

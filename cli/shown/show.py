@@ -199,10 +199,15 @@ def losses(session: dict[str, Any]) -> str:
     if session["interrupted_by"]:
         waits = "paused until a plan fits" if session["state"] == "paused" else "requests wait for another plan"
         return f"{waits}: {session['interrupted_by']}"
-    if not session["losses"] or session["failure"]:
+    if session["failure"]:
         return ""
-    times, last = counted(len(session["losses"]), "time"), session["losses"][-1]["message"]
-    return f"it has lost a machine or a process {times} and gone on, the last time: {last}"
+    told = []
+    if session["losses"]:
+        times, last = counted(len(session["losses"]), "time"), session["losses"][-1]["message"]
+        told.append(f"it has lost a machine or a process {times} and gone on, the last time: {last}")
+    if missed := session["missed_nodes"]:
+        told.append(f"it was asked for on {', '.join(session['nodes'])}, and goes on without {' and '.join(missed)}")
+    return "; ".join(told)
 
 
 def limit_reached(usage: dict[str, Any], context: int) -> str:

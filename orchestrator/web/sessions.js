@@ -172,6 +172,8 @@ function sessionCard(session) {
     failure && h("p", { class: "failure" }, `Failed: ${failure.message}`),
     ON_THE_WAY[state] && h("p", {}, ON_THE_WAY[state]),
     !failure && lossesOf(session.losses, session.interrupted_by),
+    session.missed_nodes.length > 0 &&
+      quiet(`Asked for on ${session.nodes.join(", ")}; goes on without ${session.missed_nodes.join(" and ")}`),
     state !== "paused" && forecastOf(session),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),

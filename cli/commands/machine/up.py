@@ -97,7 +97,8 @@ def up(
         typer.Option(
             min=0,
             max=0.99,
-            help="Plan an idle session anew by itself when that saves this part of a token's time. 0: never.",
+            help="Plan an idle session anew by itself when that saves this part of a token's time, or when nodes that"
+            " it was asked for with are back. 0: never.",
         ),
     ] = 0.2,
     node: Annotated[bool, typer.Option(help="Whether this machine is a node too.")] = True,

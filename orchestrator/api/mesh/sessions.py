@@ -20,6 +20,7 @@ from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.replanning.rearranging import GAIN, Rearranging
 from motley.orchestrator.sessions.losses import Loss
+from motley.orchestrator.sessions.missed_nodes import missed_nodes
 from motley.orchestrator.sessions.session import Session, State
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.usual_sampling import usual
@@ -118,6 +119,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "explained": session.explained,
         "epoch": session.epoch,
         "interrupted_by": _interrupted_by(session),
+        "missed_nodes": missed_nodes(session),
         "losses": [_loss_json(loss) for loss in session.losses.last],
         "created": int(session.created),
         "family": profile.family,

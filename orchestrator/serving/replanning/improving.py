@@ -1,5 +1,5 @@
-"""Plans sessions anew by itself that nobody asks anything now, when another plan would be much quicker: a node has
-joined, say, or links have been measured."""
+"""Plans sessions anew by itself that nobody asks anything now, when another plan would be much quicker (a node has
+joined, say, or links have been measured), or when nodes that a session was asked for with are back."""
 
 from __future__ import annotations
 
@@ -84,21 +84,26 @@ class Improving:
         return tuple(offers), self._links.all_known(nodes)
 
     def _may_move(self, session: Session) -> bool:
-        """Whether a session can be planned anew, and nobody would notice: its shares are not given by hand, say."""
+        """Whether a session can be planned anew, and nobody would notice: its shares are not given by hand, say, unless
+        those were lost with a node that is back."""
         request, ready_s = session.request, self._clock() - session.deadline_from
-        able = session.state is State.READY and session.experts is None and request.recover and not request.shares
+        able = session.state is State.READY and session.experts is None and request.recover
+        able = able and (not request.shares or bool(self._rearranging.nodes_back(session)))
         return able and ready_s >= SETTLE_S and self._is_idle(session)
 
     def _is_idle(self, session: Session) -> bool:
         return self._requests.places(session).taken == 0
 
     async def _improve(self, session: Session) -> None:
+        back = self._rearranging.nodes_back(session)
+        gain = -1.0 if back else self._gain
         try:
-            told = await self._rearranging.rebalance(session, self._gain, unless=lambda: not self._is_idle(session))
+            told = await self._rearranging.rebalance(session, gain, unless=lambda: not self._is_idle(session))
         except ServingError as error:
             _log.info("session %s (%s) stays as it is: %s", session.id, session.name, error)
         except Exception:
             _log.exception("looking for a better plan for session %s (%s)", session.id, session.name)
         else:
             if told.changed:
-                _log.info("session %s (%s) has a plan that is quicker", session.id, session.name)
+                what = f"is on {' and '.join(back)} again" if back else "has a plan that is quicker"
+                _log.info("session %s (%s) %s", session.id, session.name, what)

@@ -17,7 +17,9 @@ from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.forecasts import Forecasts, forecast_of
+from motley.orchestrator.serving.plans.participants import taken_back
 from motley.orchestrator.serving.replanning.recovery import Recovery
+from motley.orchestrator.sessions.missed_nodes import missed_nodes
 from motley.orchestrator.sessions.session import Session, State
 from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import Empty, OrchestratorMessage
@@ -118,8 +120,18 @@ class Rearranging:
         better = gain < 0 or (before is not None and after < (1 - gain) * before)
         if better := better and not unless():
             self._carrier.check_running()
-            await self._replan(session, "another plan is quicker", set())
+            back = self.nodes_back(session)
+            why = f"{' and '.join(back)} can take part again, as was asked for" if back else "another plan is quicker"
+            await self._replan(session, why, set())
         return Rebalanced(better, None if before is None else 1e3 * before, 1e3 * after)
+
+    def nodes_back(self, session: Session) -> list[str]:
+        """Names of the nodes that a session was asked for with and goes on without, where all of these are there again,
+        are nobody else's, and do not come and go; empty: they are not all, or it goes on without none."""
+        missed = missed_nodes(session)
+        there = {node.name for node in self._nodes if node.alive and not self._nodes.aside_s(node)}
+        there -= {node.name for node in self._nodes if node.alive and taken_back(session.request, node)}
+        return missed if there.issuperset(missed) else []
 
     async def _replan(self, session: Session, why: str, avoid: set[str]) -> None:
         """Plan a session anew and wait until it is ready, or has failed."""

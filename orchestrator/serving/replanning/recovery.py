@@ -162,7 +162,11 @@ class Recovery:
         blocked = set[str]().union(*reasons.values())
         why = in_the_way = self._in_the_way(reasons)
         nodes, suspects = list(self._nodes), session.suspects
-        aside = self._nodes.set_aside(())
+        named = set[str]()
+        if not session.interruption.lost:  # nobody hurries: the nodes that were asked for are worth waiting for
+            named = {place.node for place in session.request.places}
+            borrowing -= {node.id for node in nodes if node.name in named}
+        aside = self._nodes.set_aside(named)
         tried = [blocked | borrowing | avoid | aside, blocked | borrowing | avoid, blocked | avoid, blocked]
         attempts = chain.from_iterable(
             substitutes(session.request, nodes, out, suspects - out)

@@ -9,7 +9,7 @@ import pytest
 
 from motley.orchestrator.mesh import flapping
 from motley.orchestrator.serving.replanning import improving
-from motley.protocol.mesh_pb2 import FormatSpeed, Probed
+from motley.protocol.mesh_pb2 import Empty, FormatSpeed, Probed
 
 from .conftest import text_of, two_words_at_a_time
 
@@ -70,6 +70,39 @@ async def test_a_node_that_comes_and_goes_is_set_aside_unless_it_is_needed(
     assert [rank["node"] for rank in named["ranks"]] == ["box"]
     _, out, _ = await motley("status")
     assert "box comes and goes: it is set aside for 10 min more" in out
+
+
+@pytest.mark.parametrize("mesh", [0.2], indirect=True)
+async def test_a_session_goes_back_to_the_nodes_that_it_was_asked_for_on(mesh: Any, slow: Any, new_node: Any) -> None:
+    """Though it is no quicker there, and its shares are given by hand; not before all of them are there."""
+    box = await mesh.join(measured(new_node("box"), 1e9))
+    session = await mesh.serve(nodes=["slow", "box"], shares=[1, 1])
+    path = f"/api/sessions/{session['id']}"
+    await box.send(leaving=Empty())
+    body = await mesh.poll(path, lambda body: (body["epoch"], body["state"]) == (2, "ready"))
+    assert ([rank["node"] for rank in body["ranks"]], body["missed_nodes"]) == (["slow"], ["box"])
+    await asyncio.sleep(4 * improving.SETTLE_S)
+    assert (await mesh.session(session["id"], "ready"))["epoch"] == 2
+    await mesh.join(measured(new_node("box"), 1e9))
+    body = await mesh.poll(path, lambda body: (body["epoch"], body["state"]) == (3, "ready"))
+    assert ([rank["node"] for rank in body["ranks"]], body["missed_nodes"]) == (["slow", "box"], [])
+
+
+async def test_the_same_command_again_brings_it_back(mesh: Any, trio: list[Any], motley: Any, new_node: Any) -> None:
+    session = await mesh.serve(nodes=["pc", "box"])
+    path, again = f"/api/sessions/{session['id']}", ("run", "bard", "--nodes", "pc,box")
+    await trio[2].send(leaving=Empty())
+    await mesh.poll(path, lambda body: (body["epoch"], body["state"]) == (2, "ready"))
+    _, out, _ = await motley("status")
+    assert "it was asked for on pc, box, and goes on without box" in out
+    status, _, err = await motley(*again)
+    assert status == 0
+    assert "box cannot be reached now: bard goes on without, on pc" in err
+    await mesh.join(new_node("box"))
+    status, _, err = await motley(*again)
+    assert status == 0
+    assert "box can take part again: bard is planned anew" in err
+    assert [rank["node"] for rank in (await mesh.session(session["id"], "ready"))["ranks"]] == ["pc", "box"]
 
 
 async def test_nodes_that_nobody_knows_are_refused_though_the_model_is_loaded(

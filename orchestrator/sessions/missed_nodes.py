@@ -1,0 +1,16 @@
+"""Nodes that a session was asked for with, and goes on without. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from motley.orchestrator.sessions.session import Session, State
+
+
+def missed_nodes(session: Session) -> list[str]:
+    """Names of the nodes on which a session that is ready has fewer ranks than its request names for them: they were
+    lost, say. None where experts are on hosts, which come and go by themselves."""
+    if session.state is not State.READY or session.experts is not None:
+        return []
+    wanted = Counter(place.node for place in session.request.places)
+    return list(wanted - Counter(rank.node_name for rank in session.ranks))
