@@ -70,6 +70,13 @@ def disk(folder: str, free: float, trouble: str = "", nodes: Sequence[str] = ())
     return Finding(Level.GOOD, "disk", told)
 
 
+def home(folder: str, trouble: str) -> Finding:
+    """About the folder with what this user's Motley keeps, which cannot be read, and why."""
+    remedy = "give this user the folder and what is in it, or set MOTLEY_HOME to another one"
+    told = f"what Motley keeps in {folder} cannot be read, such as which mesh this machine belongs to: {trouble}"
+    return Finding(Level.BAD, "home", told, remedy)
+
+
 def ports(wanted: tuple[int, int], taken: Sequence[int], firewall: str, platform: str) -> Finding:
     """About the ports on which other nodes are to reach this one's ranks.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from motley.cli.diagnosis import Finding, Level, absent, addresses, clock, disk, links, ports, versions
+from motley.cli.diagnosis import Finding, Level, absent, addresses, clock, disk, home, links, ports, versions
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
@@ -44,7 +44,7 @@ def doctor(
     """Look for what keeps this machine, or its mesh, from working, and say what to do. Status 1: something does."""
     wanted = parse_ports(data_ports) if data_ports else (0, 0)
     with console.status("looking at this machine, and asking the mesh"):
-        found = [*run(_machine(wanted, cache)), *run(_mesh(url, api_key))]
+        found = [*run(_machine(wanted, cache)), *_home(), *run(_mesh(url, api_key))]
     if as_json:
         print(json.dumps([asdict(each) for each in found]))
     else:
@@ -103,10 +103,29 @@ def _disks(cache: Path | None) -> list[Finding]:
     return found
 
 
+def _home() -> list[Finding]:
+    """About the folder that says which meshes this machine belongs to, where it cannot be read."""
+    from motley.cli.reaching.home import home as folder
+    from motley.cli.reaching.home import meshes
+
+    try:
+        if folder().exists():
+            next(folder().iterdir(), None)
+        if meshes().exists():
+            for file in meshes().iterdir():
+                file.open("rb").close()
+    except OSError as error:
+        return [home(str(folder()), str(error))]
+    return []
+
+
 async def _mesh(url: str, api_key: str) -> list[Finding]:
     """What the mesh tells, if there is one."""
+    from motley.cli.reaching.home import meshes
+    from motley.daemon.node.joining.membership import all_kept
     from motley.protocol.release import release
 
+    belongs = bool(url or all_kept(meshes()))  # else there need be none yet
     try:
         async with Client(url, api_key) as client:
             told = await client.call("GET", "/version")
@@ -114,7 +133,7 @@ async def _mesh(url: str, api_key: str) -> list[Finding]:
             nodes = (await client.call("GET", "/api/nodes"))["nodes"]
     except Unreachable as error:
         return [
-            Finding(Level.NOTE, "mesh", str(error)),
+            Finding(Level.BAD if belongs else Level.NOTE, "mesh", str(error)),
             *await _joined(),
         ]
     except CliError as error:
@@ -137,8 +156,9 @@ async def _joined() -> list[Finding]:
     from motley.daemon.node.joining.trust import TrustError, fetch_certificate, fingerprint_of
     from motley.protocol.address import parse_address
 
-    found = []
+    found: list[Finding] = []
     for kept in (each for each in all_kept(meshes()) if each.name):
+        level = Level.NOTE if found else Level.BAD  # this machine may have left those that it was in before
         where = f"the orchestrator at {kept.orchestrator}, which this machine has joined as {kept.name}"
         try:
             host, port = parse_address(kept.orchestrator)
@@ -147,7 +167,7 @@ async def _joined() -> list[Finding]:
         except (TrustError, TimeoutError, ValueError) as error:
             told = f"{where}, cannot be reached from here: {error or f'no answer within {DIAL_S:.0f} s'}"
             remedy = f"there: `motley up`, and let port {kept.orchestrator.rpartition(':')[2]} in through its firewall"
-            found.append(Finding(Level.NOTE, "orchestrator", told, remedy))
+            found.append(Finding(level, "orchestrator", told, remedy))
             continue
         if fingerprint_of(certificate) == kept.fingerprint:
             found.append(Finding(Level.GOOD, "orchestrator", f"{where}, can be reached from here"))

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from motley.cli.commands.machine.doctor import _disks
+from motley.cli.diagnosis import Finding
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.lease import LIMIT_S
 from motley.daemon.lease.states import State
+from motley.daemon.node.joining.membership import FOLDER, Membership
 from motley.protocol.mesh_pb2 import Probed
 
 
@@ -45,3 +47,40 @@ def test_it_looks_at_the_disk_where_a_node_that_runs_here_keeps_shares(
     assert f"in {tmp_path / 'other'}, where pc, running here, keeps shares" in found.what
     (named,) = _disks(tmp_path / "named")
     assert str(tmp_path / "named") in named.what
+
+
+async def _of_mesh(motley: Any, *words: str, **environment: str) -> tuple[int, list[tuple[str, str, str]]]:
+    """The status, and what it says of the mesh and how to get there."""
+    status, out, _ = await motley("doctor", "--json", *words, **environment)
+    found = [(each["about"], each["level"], each["what"]) for each in json.loads(out)]
+    return status, [each for each in found if each[0] in ("home", "mesh", "orchestrator")]
+
+
+async def test_an_orchestrator_that_cannot_be_reached_is_bad_where_this_machine_belongs_to_its_mesh(
+    motley: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.cli.reaching.place.USUAL_URL", "http://127.0.0.1:2")
+    monkeypatch.setattr("motley.cli.commands.machine.doctor._machine", _sound)
+    where = {"MOTLEY_HOME": str(tmp_path), "MOTLEY_URL": ""}
+    status, found = await _of_mesh(motley, **where)
+    assert (status, [level for _, level, _ in found]) == (0, ["note"])
+    Membership("laptop", "ab" * 32, "key", "127.0.0.1:1", "http://127.0.0.1:1", "", "").keep(tmp_path / FOLDER)
+    status, found = await _of_mesh(motley, **where)
+    assert (status, [each[:2] for each in found]) == (1, [("mesh", "bad"), ("orchestrator", "bad")])
+    assert "this machine has joined as 'laptop' does not answer at http://127.0.0.1:1" in found[0][2]
+    assert "127.0.0.1:1, which this machine has joined as laptop, cannot be reached from here" in found[1][2]
+    status, found = await _of_mesh(motley, "--url", "http://127.0.0.1:3", MOTLEY_HOME=str(tmp_path / "new"))
+    assert (status, [each[:2] for each in found]) == (1, [("mesh", "bad")])
+
+
+async def test_a_home_that_cannot_be_read_is_bad(motley: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.cli.reaching.place.USUAL_URL", "http://127.0.0.1:2")
+    monkeypatch.setattr("motley.cli.commands.machine.doctor._machine", _sound)
+    (tmp_path / FOLDER).write_text("no folder")
+    status, found = await _of_mesh(motley, MOTLEY_HOME=str(tmp_path), MOTLEY_URL="")
+    assert (status, found[0][:2]) == (1, ("home", "bad"))
+    assert f"what Motley keeps in {tmp_path} cannot be read" in found[0][2]
+
+
+async def _sound(*_: object) -> list[Finding]:
+    return []
