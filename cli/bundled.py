@@ -22,7 +22,6 @@ def bundled(model: str) -> str:
 
 
 def bundled_meant(model: str) -> str:
-    """A question for who has mistyped the name of one, to follow a sentence without its full stop; "": no such name is
-    near."""
+    """A question for who has mistyped the name of one, to follow a sentence; "": no such name is near."""
     near = get_close_matches(model.lower(), bundled_names(), 1)
-    return f". Did you mean {near[0]!r}, which comes with Motley?" if near else ""
+    return f" Did you mean {near[0]!r}, which comes with Motley?" if near else ""

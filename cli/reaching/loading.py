@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from motley.cli.bundled import bundled, bundled_meant
+from motley.cli.bundled import bundled
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import POLL_S, Client, Refused
+from motley.cli.reaching.misnamed import MISSING, misnamed
 from motley.cli.shown.show import chosen_devices, console, forecast_line
 from motley.cli.typed.wanted import Wanted, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
@@ -127,8 +127,10 @@ async def load(
                     ) from refusal
             if session is None:
                 field = refusal.param if refusal.param in asked and refusal.param != "model" else None
-                meant = await _meant(client, model) if refusal.code == "model_missing" else ""
-                raise CliError(f"{option_of(field)}: {refusal}" if field else f"{refusal}{meant}") from refusal
+                if refusal.code == MISSING and field is None:
+                    served = [session["name"] for session in await client.sessions()]
+                    raise misnamed(model, refusal, served) from refusal
+                raise CliError(f"{option_of(field)}: {refusal}" if field else str(refusal)) from refusal
         else:
             if made["forecast"]:
                 console.print(f"[dim]{forecast(made)}[/]")
@@ -208,14 +210,6 @@ async def as_it_is_now(client: Client, session: dict[str, Any]) -> dict[str, Any
 def no_chat_template(session: dict[str, Any]) -> CliError:
     """What to say of a model that cannot be talked to."""
     return CliError(f"{session['name']} has no chat template, so it can only continue the prompt as it is: add --raw")
-
-
-async def _meant(client: Client, model: str) -> str:
-    """A question whether a model is meant that is served, or comes with Motley, and is called nearly so; empty: there
-    is none."""
-    names = [session["name"] for session in await client.sessions()]
-    near = get_close_matches(Path(model).name, names, 1)
-    return f". Did you mean {near[0]!r}, which is served?" if near else bundled_meant(model)
 
 
 async def _tell_if_made(client: Client, model: str) -> None:

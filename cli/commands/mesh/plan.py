@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from motley.cli.bundled import bundled, bundled_meant
+from motley.cli.bundled import bundled
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Refused, Url
 from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
+from motley.cli.reaching.misnamed import MISSING, misnamed
 from motley.cli.shown.show import forecast_line, results, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
@@ -151,8 +152,8 @@ async def _plan(
             answer = await client.call("POST", "/api/plan", body, patient=True)
             return answer, (await client.call("GET", "/api/nodes"))["nodes"]
         except Refused as refusal:
-            if refusal.code == "model_missing" and (meant := bundled_meant(asked["model"])):
-                raise CliError(f"{refusal}{meant}") from refusal
+            if refusal.code == MISSING:
+                raise misnamed(asked["model"], refusal) from refusal
             raise
 
 

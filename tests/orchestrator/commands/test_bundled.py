@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ def test_their_names() -> None:
     assert bundled_names() == [FIRST, "shakespeare-moe-1.5m"]
     assert bundled(FIRST) == str(FOLDER / FIRST)
     assert bundled("./shakespeare-2.6m") == "./shakespeare-2.6m"
-    assert bundled_meant("Shakespear") == f". Did you mean {FIRST!r}, which comes with Motley?"
+    assert bundled_meant("Shakespear") == f" Did you mean {FIRST!r}, which comes with Motley?"
     assert bundled_meant("bard") == ""
 
 
@@ -47,7 +46,21 @@ async def test_who_has_mistyped_one_is_asked(mesh: Any, new_node: Any, motley: M
     for command in (("run", "shakespear", "Hi"), ("plan", "shakespear")):
         status, _, err = await motley(*command)
         assert status == 1
-        assert re.search(rf"no model 'shakespear'\. Did you mean '{FIRST}', which comes with Motley\?\n$", err), err
+        said = err.rpartition("motley: ")[2].splitlines()
+        assert said[0] == f"no model 'shakespear'. Did you mean '{FIRST}', which comes with Motley?"
+        assert len(said) == 2, "what else can be given"
+
+
+async def test_a_hint_does_not_hide_why_a_path_or_a_hub_id_is_no_model(
+    mesh: Any, new_node: Any, motley: Motley
+) -> None:
+    node = await mesh.join(new_node())
+    node.on_describe = lambda _: Described(failure=Failure(code="model_missing", message="the hub cannot be reached"))
+    for model, hint in (("somebody/shakespeare-2.6", True), ("somebody/bard", False)):
+        status, _, err = await motley("run", model, "Hi")
+        assert status == 1
+        assert "the hub cannot be reached" in err
+        assert (f"motley: no model {model!r}. Did you mean" in err) == hint
 
 
 async def describing(mesh: Any, new_node: Any) -> list[str]:

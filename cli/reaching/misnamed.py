@@ -1,0 +1,31 @@
+"""A model's name that nobody knows: what may have been meant is said first, and the rest is short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from motley.cli.bundled import bundled_meant
+from motley.cli.errors import CliError
+from motley.cli.reaching.client import Refused
+
+MISSING = "model_missing"
+"""What an orchestrator answers whose nodes do not have a model."""
+_ELSE = "Else give a folder or .gguf file that one of the machines has, or owner/name of a model on huggingface.co."
+
+
+def misnamed(model: str, refusal: Refused, served: Sequence[str] = ()) -> CliError:
+    """What to say of a model that no node has: the question what was meant, if anything is called nearly so.
+
+    Args:
+        refusal: the orchestrator's own words, which are long: there may be other reasons for a path or a hub id.
+        served: names of models that are.
+    """
+    from motley.orchestrator.known_models.names import perhaps_meant
+
+    near = get_close_matches(Path(model).name, served, 1)
+    asked = f" Did you mean {near[0]!r}, which is served?" if near else bundled_meant(model) or perhaps_meant(model)
+    if not asked:
+        return CliError(str(refusal))
+    return CliError(f"no model {model!r}.{asked}\n  {refusal if '/' in model else _ELSE}")
