@@ -16,6 +16,7 @@ from motley.cli.errors import CliError
 from motley.cli.reaching.client import POLL_S, Client, Refused
 from motley.cli.reaching.misnamed import MISSING, misnamed
 from motley.cli.shown.show import chosen_devices, console, forecast_line
+from motley.cli.typed.devices import UNUSABLE, no_device
 from motley.cli.typed.wanted import Wanted, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
 
@@ -130,6 +131,10 @@ async def load(
                 if refusal.code == MISSING and field is None:
                     served = [session["name"] for session in await client.sessions()]
                     raise misnamed(model, refusal, served) from refusal
+                if field == "engine" and wanted.device and wanted.any_engine and refusal.code in UNUSABLE:
+                    asked_for = {place.node for place in wanted.request.places}
+                    taking = [node for node in await _alive(client) if node["name"] in asked_for or not asked_for]
+                    raise no_device(wanted.device, taking) from refusal
                 raise CliError(f"{option_of(field)}: {refusal}" if field else str(refusal)) from refusal
         else:
             if made["forecast"]:
@@ -165,16 +170,16 @@ async def _check_nodes(client: Client, request: SessionRequest, session: dict[st
     """
     if list(request.nodes) in ([], session["nodes"]):
         return
-    alive = await _alive(client)
+    alive = sorted(node["name"] for node in await _alive(client))
     for place in request.places:
         if place.node not in alive:
             raise CliError(f"--nodes: no live node is named {place.node!r}; live nodes: {', '.join(alive) or 'none'}")
 
 
-async def _alive(client: Client) -> list[str]:
-    """Names of the nodes that are there."""
+async def _alive(client: Client) -> list[dict[str, Any]]:
+    """The nodes that are there, as the API tells them."""
     nodes = (await client.call("GET", "/api/nodes"))["nodes"]
-    return sorted(node["name"] for node in nodes if node["state"] == "alive")
+    return [node for node in nodes if node["state"] == "alive"]
 
 
 async def _on_its_nodes(client: Client, request: SessionRequest, session: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +187,7 @@ async def _on_its_nodes(client: Client, request: SessionRequest, session: dict[s
     missed, name = session["missed_nodes"], session["name"]
     if not request.nodes or not missed:
         return session
-    alive = await _alive(client)
+    alive = [node["name"] for node in await _alive(client)]
     if away := [node for node in missed if node not in alive]:
         told = f"{' and '.join(away)} cannot be reached now: {name} goes on without, on {nodes_told(session)}"
         console.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)

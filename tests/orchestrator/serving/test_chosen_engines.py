@@ -194,3 +194,18 @@ async def failing(node: Any, engine: str, failure: Failure) -> None:
             await obey(command)
 
     node.on_rank = on_rank
+
+
+async def test_a_device_that_was_typed_and_is_not_everywhere_is_answered_as_it_was_typed(
+    mesh: Any, new_node: Any, pc: Any, motley: Any
+) -> None:
+    laptop = new_node("laptop")
+    laptop.capabilities.engines.append(Engine(name="cuda", on_gpu=True))
+    for node in (pc, laptop):
+        await mesh.join(node)
+    status, _, err = await motley("run", "bard", "--device", "cuda")
+    assert status == 1
+    assert "motley: --device cuda: not every machine" in err
+    assert err.endswith("take part: --nodes pc\n  laptop: no GPU was found\n"), err
+    status, _, err = await motley("run", "bard", "--engine", "cuda")
+    assert "motley: --engine: node 'laptop' cannot run engine 'cuda'" in err
