@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 
 from rich.markup import escape
@@ -20,6 +21,8 @@ from motley.protocol.wording import counted, short_bytes
 
 _log = logging.getLogger(__name__)
 
+WAITS_S = 60.0
+"""How often a person is told that an orchestrator is waited for still."""
 TOLD = (
     "motley.daemon.node.workers.leasing",
     "motley.orchestrator.control",
@@ -37,6 +40,8 @@ class Narrator(Observer):
         self.leaving = False
         """Whether this process is ending, and the orchestrator with it: then its loss is no news."""
         self._waits_for = ""
+        self._said_s = 0.0
+        """When it was said last that the orchestrator is waited for."""
         self._lost: set[str] = set()
         """Why the orchestrator could not be reached since it was lost, as far as that was said; empty: it is there."""
         self._bars = loading_bars()
@@ -57,14 +62,16 @@ class Narrator(Observer):
             f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}{_ports(settings.ports)}"
         )
 
-    def waits(self, why: str, retry_s: float) -> None:
-        """Say that there is no orchestrator yet, whenever that is for another reason."""
-        if why != self._waits_for:
-            self._waits_for = why
-            console.print(
-                f"[yellow]waiting for the orchestrator[/]: {escape(why)}. Trying again now and then; Ctrl-C ends this",
-                soft_wrap=True,
-            )
+    def waits(self, why: str, retry_s: float, left_s: float) -> None:
+        """Say that there is no orchestrator yet: whenever that is for another reason, and now and then."""
+        now = time.monotonic()
+        if why == self._waits_for and now - self._said_s < WAITS_S:
+            return
+        which = "waiting for the orchestrator" if why != self._waits_for else "still waiting for the orchestrator"
+        self._waits_for, self._said_s = why, now
+        left = f"{left_s / 60:.0f} min" if left_s >= 60 else f"{left_s:.0f} s"
+        then = f"`motley up` prints its address and port. Trying for {left} more; Ctrl-C ends this"
+        console.print(f"[yellow]{which}[/]: {escape(why)}{'' if why.endswith('?') else '.'} {then}", soft_wrap=True)
 
     def lost(self, why: str, retry_s: float) -> None:
         """Say that the orchestrator is gone, and then why it is not reached, unless this process ends with it."""
@@ -137,7 +144,7 @@ class NodeLog(Observer):
         self._lost = True
         _log.log(level, "%s the orchestrator: %s; again in %.0f s", what, why, retry_s, extra={"node": self._name})
 
-    def waits(self, why: str, retry_s: float) -> None:
+    def waits(self, why: str, retry_s: float, left_s: float) -> None:
         """There is no orchestrator yet."""
         _log.info("waiting for the orchestrator: %s; again in %.0f s", why, retry_s, extra={"node": self._name})
 

@@ -91,8 +91,8 @@ class Observer:
     def joined(self, node_id: str, settings: NodeSettings) -> None:
         """The orchestrator has welcomed this node."""
 
-    def waits(self, why: str, retry_s: float) -> None:
-        """The orchestrator is not there yet; another attempt follows."""
+    def waits(self, why: str, retry_s: float, left_s: float) -> None:
+        """The orchestrator is not there yet; another attempt follows, and more for `left_s` seconds."""
 
     def lost(self, why: str, retry_s: float) -> None:
         """The orchestrator is gone; another attempt follows."""
@@ -123,7 +123,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     if config.meshes and (kept := find(config.meshes, given.fingerprint, config.node_name)):
         token = JoinToken.parse(kept.token)
     await check_name(host)  # before anything that takes long
-    await _ask_first(config, host, port, given, token)
+    await _ask_first(config, host, port, given, token, observer)
     address = config.advertise or await asyncio.to_thread(_address_towards, host, port)
     engines = await installed_engines()
     capabilities = await asyncio.to_thread(measure, engines, config.memory_limit, config.threads or None)
@@ -184,9 +184,10 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
                 pause = RETRY_S[min(attempt, len(RETRY_S) - 1)]
                 attempt += 1
                 if not joined_once:
-                    if not isinstance(error, NotThere) or time.monotonic() - began + pause > config.wait_s:
+                    left_s = began + config.wait_s - time.monotonic() - pause
+                    if not isinstance(error, NotThere) or left_s < 0:
                         raise
-                    observer.waits(str(error), pause)
+                    observer.waits(str(error), pause, left_s)
                     await asyncio.sleep(pause)
                     continue
                 alone_since = alone_since or time.monotonic()
@@ -203,15 +204,19 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
         await ranks.end()
 
 
-async def _ask_first(config: DaemonConfig, host: str, port: int, given: JoinToken, token: JoinToken) -> None:
-    """Raise at once what would be raised when this node joins; an orchestrator that is away may come back till then."""
+async def _ask_first(
+    config: DaemonConfig, host: str, port: int, given: JoinToken, token: JoinToken, observer: Observer
+) -> None:
+    """Raise at once what would be raised when this node joins; an orchestrator that is away may come back till then,
+    which is said."""
     try:
         channel, _ = await open_channel(host, port, token)
         async with channel:
             await ask_in(channel, token.secret, config.node_name)
-    except NotThere:
+    except NotThere as error:
         if not config.wait_s:
             raise
+        observer.waits(str(error), RETRY_S[0], config.wait_s)
     except TokenRefused:
         if token == given:
             raise

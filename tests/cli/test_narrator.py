@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -80,3 +81,23 @@ def test_a_person_is_told_once_why_the_orchestrator_is_away_and_that_it_is_looke
     first, *others = capsys.readouterr().err.splitlines()
     assert first.startswith("joined as pc (10.0.0.1): a processor, ")
     assert others == [*away, "joined as pc (10.0.0.1) again", *away, f"{ended} left, where they can"]
+
+
+def test_a_person_is_told_now_and_then_what_is_waited_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(narrator_module, "console", Console(stderr=True, width=500))
+    monkeypatch.setattr(narrator_module, "time", SimpleNamespace(monotonic=lambda: now))
+    told = narrator(LogFormat.TEXT)
+    for now in (0.0, 8.0, 59.0, 61.0, 90.0):
+        told.waits("cannot reach an orchestrator at a:1; is it running?", 8.0, 3600.0 - now)
+    told.waits("no answer from a:1", 8.0, 45.0)
+    then = "`motley up` prints its address and port. Trying for"
+    assert capsys.readouterr().err.splitlines() == [
+        f"waiting for the orchestrator: cannot reach an orchestrator at a:1; is it running? {then} 60 min more;"
+        " Ctrl-C ends this",
+        f"still waiting for the orchestrator: cannot reach an orchestrator at a:1; is it running? {then} 59 min more;"
+        " Ctrl-C ends this",
+        f"waiting for the orchestrator: no answer from a:1. {then} 45 s more; Ctrl-C ends this",
+    ]
