@@ -13,6 +13,7 @@ from rich.markup import escape
 from motley.cli.shown.show import console, loading_bars
 from motley.cli.typed.node_options import LogFormat
 from motley.daemon.machine.json_log import VARIABLE, JsonLog
+from motley.daemon.machine.processor import usable_cores
 from motley.daemon.machine.trouble_log import TroubleLog
 from motley.daemon.node.app import Observer
 from motley.daemon.node.settings import NodeSettings
@@ -58,7 +59,7 @@ class Narrator(Observer):
         gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
         console.print(
             f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
-            f"{counted(it.cores, 'core')}, {short_bytes(it.memory_bytes)} for ranks, "
+            f"{_cores(it.cores)}, {short_bytes(it.memory_bytes)} for ranks, "
             f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}{_ports(settings.ports)}"
         )
 
@@ -113,6 +114,12 @@ class Narrator(Observer):
 def _is_company(event: pb.RankEvent) -> bool:
     """Whether a rank has ended for the sake of another one."""
     return event.failed.lost_rank not in (0, event.rank + 1)
+
+
+def _cores(used: int) -> str:
+    """The cores that ranks compute with, and if that is not every one, of how many."""
+    usable = usable_cores()
+    return counted(used, "core") if used == usable else f"{used} of {counted(usable, 'core')}"
 
 
 def _ports(ports: tuple[int, int]) -> str:

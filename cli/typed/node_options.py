@@ -70,7 +70,10 @@ YieldToOption = Annotated[
         " use more than so much of the processor. Default: none of these.",
     ),
 ]
-Threads = Annotated[int, typer.Option(min=0, help="Compute threads per rank. 0: every usable core.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=0, help="Compute threads per rank. 0: every usable core. Default: 0."),
+]
 ThreadsAgain = Annotated[
     int | None,
     typer.Option(min=0, help=f"Compute threads per rank. 0: every usable core. {_AGAIN} every usable core."),
@@ -118,7 +121,7 @@ def daemon_config(
     *,
     name: str | None,
     memory: str,
-    threads: int,
+    threads: int | None,
     models: Path | None,
     cache: Path | None,
     cache_limit: str,
@@ -144,6 +147,7 @@ def daemon_config(
         from motley.cli.reaching.home import meshes
         from motley.daemon.lease.rules import YieldTo
         from motley.daemon.machine.memory import available_memory
+        from motley.daemon.machine.processor import usable_cores
         from motley.daemon.models.cutting.profile import RUNTIME_BYTES
         from motley.daemon.node.app import DaemonConfig
         from motley.daemon.weights.cache import ShareCache
@@ -158,6 +162,8 @@ def daemon_config(
         raise CliError(f"--memory: {memory} holds nothing: a rank takes {least} before its weights; give it more")
     if limit is not None and limit > (available := available_memory()):
         console.print(f"[yellow]--memory {memory}[/] is cut to the {short_bytes(available)} that are available here")
+    if threads == 0:
+        console.print(f"--threads 0: each rank computes with every core, {usable_cores()} here")
     try:
         yielding = YieldTo.parse(yield_to)
     except ValueError as error:
@@ -175,7 +181,7 @@ def daemon_config(
             gpu_limit=size("--gpu-memory", gpu_memory) if gpu_memory not in ("", ALL) else 0,
             lease_limit_s=duration("--lease-limit", lease_limit),
             yield_to=yielding,
-            threads=threads,
+            threads=threads or 0,
             models=models,
             ports=parse_ports(data_ports) if data_ports else (0, 0),
             meshes=meshes(),

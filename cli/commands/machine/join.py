@@ -87,7 +87,7 @@ def join(
     config = daemon_config(
         name=called,
         memory=limits.memory,
-        threads=limits.threads,
+        threads=limits.threads or threads,
         models=models,
         cache=cache,
         cache_limit=cache_limit,

@@ -105,7 +105,7 @@ def up(
     name: Name = None,
     memory: Memory = "",
     gpu_memory: GpuMemory = "",
-    threads: Threads = 0,
+    threads: Threads = None,
     models: Models = None,
     cache: Cache = None,
     cache_limit: CacheLimit = "50GB",

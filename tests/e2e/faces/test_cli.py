@@ -45,6 +45,7 @@ USAGE = [
     (("join", "127.0.0.1:9", "--token", "x", "--name", " "), "--name is blank"),
     (("join", "127.0.0.1:9", "--token", "x", "--wait", "0", "--memory", "900TB"), "--memory 900TB is cut to the "),
     (("join", "127.0.0.1:9", "--token", "x", "--wait", "0", "--threads", "999"), "--threads 999 is cut to the "),
+    (("join", "127.0.0.1:9", "--token", "x", "--wait", "0", "--threads", "0"), "each rank computes with every core, "),
     (
         ("join", "127.0.0.1:9", "--token", "x", "--wait", "0", "--advertise", "192.0.2.7"),
         "192.0.2.7 is no address of this machine",
