@@ -116,6 +116,12 @@ class CacheHolder(Worker):
         return self.memory_bytes if self.ready else 0  # it has written to all of its pages by then
 
 
+def decode_steps(timing: Timing) -> int:
+    """How many decode steps a rank has told of; one that is older than their number tells of tokens alone, as many
+    where one request is answered at a time."""
+    return timing.steps or timing.tokens
+
+
 @dataclass
 class LatestSteps:
     """Where the time of a rank's latest decode steps went, one by one.

@@ -28,8 +28,10 @@ def of_sessions(sessions: Sequence[dict[str, Any]]) -> list[str]:
     if any(session["hosts"] for session in sessions):
         lines.append("experts: parts of a model of which each token needs only some")
     if any(rank["timing"] for rank in ranks) or any(session["forecast"] for session in sessions):
+        lines.append("step: gives each request under way its next token, and more where guesses are right")
         lines.append(
-            "compute, wire, wait: milliseconds of a token for computing, for the network, and for waiting for ranks"
+            "compute, wire, wait: milliseconds of a step for computing, for the network, and for waiting for ranks; the"
+            " rest of it goes into choosing tokens"
         )
     if doing:
         lines.append("caches: what ranks keep of texts, in blocks; kept: for other texts that begin alike")

@@ -158,7 +158,7 @@ def _layers(first: int, end: int) -> str:
 
 
 def session_table(session: dict[str, Any]) -> RenderableType:
-    """A session's ranks: what each has, and where its token time goes; then the nodes that have its experts."""
+    """A session's ranks: what each has, and where the time of a step goes; then the nodes that have its experts."""
     ranks, hosts = session["ranks"], [host for host in session["hosts"] if host["state"] != "gone"]
     shares = percentages([rank["share"]["fraction"] for rank in ranks] + [host["fraction"] for host in hosts])
     rows = []
@@ -260,11 +260,16 @@ def forecast_line(forecast: dict[str, float]) -> str:
 
 
 def forecast_beside(session: dict[str, Any]) -> str:
-    """What a session's token was forecast to take, beside what it takes; empty if it was not forecast."""
-    forecast, measured = session["forecast"], session["measured_ms_per_token"]
+    """What a session's token was forecast to take, beside what a step takes, and a token if a step gives several; empty
+    if it was not forecast."""
+    forecast, step_ms, tokens = session["forecast"], session["measured_ms_per_step"], session["tokens_per_step"]
     if forecast is None:
         return ""
-    return f"forecast: {forecast_line(forecast)}; measured: {f'{measured:.1f} ms' if measured else 'nothing yet'}"
+    measured = f"{step_ms:.1f} ms a step" if step_ms else "nothing yet"
+    if step_ms and tokens > 1:
+        guessed = f"{tokens:.2f} tokens with those that were guessed"
+        measured += f", which gives {guessed}: {session['measured_ms_per_token']:.1f} ms per token"
+    return f"forecast: {forecast_line(forecast)}; measured: {measured}"
 
 
 def _unlike(session: dict[str, Any], rank: dict[str, Any]) -> str:

@@ -24,11 +24,12 @@ class Clocks(Protocol):
 class DecodeTimes:
     """Where the time of this rank's decode steps went, cumulative, in seconds. Sequences of one step share it.
 
-    Decode steps are those in which every sequence has a single token, which was just chosen. Choosing among
-    the logits (penalties, candidates, sums) does not count.
+    Decode steps are those in which every sequence has the token that was just chosen, and perhaps guesses of the next
+    ones. Choosing among the logits (penalties, candidates, sums) does not count.
     """
 
     tokens: int = 0
+    """One for each sequence of each step; guesses that were right are not counted."""
     compute: float = 0.0
     wire: float = 0.0
     wait: float = 0.0
@@ -39,7 +40,7 @@ class DecodeTimes:
     """(compute, wire, wait) of each of the latest steps, until someone has told of them and clears it."""
 
     def add(self, tokens: int, seconds: float, before: StatsSnapshot, after: StatsSnapshot) -> None:
-        """Take in a decode step of so many tokens, with the clocks of collectives before and after it."""
+        """Take in a decode step of so many sequences, with the clocks of collectives before and after it."""
         wire, wait = after.wire_s - before.wire_s, after.wait_s - before.wait_s
         compute = seconds - wire - wait
         self.tokens += tokens

@@ -366,7 +366,7 @@ class Executor:
             raise StepError(f"a step has tokens that there are not: {error}") from error
         self._embed_by_adapters(hidden, tokens, spans)
         results = self._compute(hidden, spans, step.halved)
-        if all(plan.rows == plan.wanted == 1 for plan in step.spans):
+        if all(plan.rows == plan.wanted for plan in step.spans):
             self.times.add(len(step.spans), time.perf_counter() - began, before, self._stats.snapshot())
         summaries = (self._pool if self._pooling else self._summarise)(step.spans, results)
         if self._blocks.far:

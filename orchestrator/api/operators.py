@@ -24,7 +24,7 @@ from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.answering.tally import Histogram, Outcome
 from motley.orchestrator.sessions.session import Session, State
 from motley.orchestrator.sessions.table import SessionTable
-from motley.orchestrator.workers import Rank
+from motley.orchestrator.workers import Rank, decode_steps
 from motley.protocol.release import release
 
 HEALTH_PATH = "/health"
@@ -225,7 +225,7 @@ def _of_ranks(ranks: Sequence[tuple[Session, Rank]]) -> Iterator[Metric]:
         for part, seconds in (("compute", timing.compute_s), ("wire", timing.wire_s), ("wait", timing.wait_s))
     ]
     yield _counter("rank_seconds", "Where the time of decode steps went.", [*labels, "part"], times)
-    steps = [(own, timing.tokens) for own, timing in told]
+    steps = [(own, decode_steps(timing)) for own, timing in told]
     yield _counter("rank_steps", "Decode steps.", labels, steps)
     peaks = [(own, timing.peak_rss_bytes) for own, timing in told]
     yield _gauge("rank_peak_rss_bytes", "The most memory that a rank's process has had.", labels, peaks)

@@ -79,7 +79,7 @@ function rankRow(rank, longest, mixed) {
       quiet(used ? `at most ${scaled(used, "B")} of memory used` : `${scaled(memory.planned_bytes, "B")} of memory planned`)),
     h("div", {},
       rank.state === "loading" && rank.loading.total_bytes > 0 && loadingBar(rank.loading),
-      timing?.tokens > 0 && timeBar(timing, longest)),
+      timing?.steps > 0 && timeBar(timing, longest)),
   );
 }
 
@@ -121,13 +121,16 @@ function lossesOf(losses, interruptedBy) {
 
 const speed = (each) => `${(1000 / each).toFixed(each > 100 ? 1 : 0)} tokens/s`;
 
-/** What a token was forecast to take, beside what it takes. */
-function forecastOf({ forecast, measured_ms_per_token: measured }) {
-  if (!forecast) return measured && quiet(`Measured: ${speed(measured)}, ${ms(measured)} ms per token`);
+/** What a token was forecast to take, beside what a step takes, and a token if a step gives several. */
+function forecastOf({ forecast, measured_ms_per_token: measured, measured_ms_per_step: step, tokens_per_step: tokens }) {
+  const took = measured && joined(
+    `${speed(measured)}, ${ms(step)} ms a step`,
+    tokens > 1 && `which gives ${tokens.toFixed(2)} tokens with those that were guessed: ${ms(measured)} ms per token`);
+  if (!forecast) return took && quiet(`Measured: ${took}`);
   const parts = Object.entries(TIMES).map(([name, words]) => `${words} ${ms(forecast[`${name}_ms`])}`).join(", ");
   return quiet(joined(
     `Forecast: ${speed(forecast.ms_per_token)}, ${ms(forecast.ms_per_token)} ms per token (${parts})`,
-    measured ? `measured: ${speed(measured)}, ${ms(measured)} ms` : "not measured yet"));
+    took ? `measured: ${took}` : "not measured yet"));
 }
 
 /** What the session was asked to be, in a line. */
@@ -153,7 +156,7 @@ function sessionCard(session) {
   const map = maps.get(session.id);
   const here = hosts.filter(({ state: its }) => its !== "gone");
   const name = session.name || session.model;
-  const timings = ranks.map((rank) => rank.timing).filter((timing) => timing?.tokens > 0);
+  const timings = ranks.map((rank) => rank.timing).filter((timing) => timing?.steps > 0);
   const longest = Math.max(...timings.map(total));
   const mixed = session.ranks.some((rank) => rank.chosen)
     || [session.engines, session.quantisations].some((own) => Object.keys(own).length > 0);
@@ -179,7 +182,7 @@ function sessionCard(session) {
     ranks.length > 0 && cutBar(ranks, here),
     latest && timeline(latest.ranks),
     timings.length > 0 &&
-      h("p", { class: "legend" }, `Where a token's time goes, mean of ${timings[0].tokens}:`, Object.keys(TIMES).map(legend)),
+      h("p", { class: "legend" }, `Where a step's time goes, mean of ${timings[0].steps}:`, Object.keys(TIMES).map(legend)),
     h("ul", { class: "ranks" }, ranks.map((rank) => rankRow(rank, longest, mixed)), here.map((host) => hostRow(host, map, loadingBar))),
     hosts.filter(({ state: its, lost }) => its === "gone" && lost).map(({ node, lost }) => quiet(`${node} (experts): ${lost}`)),
     session.activity && activityOf(session.activity),

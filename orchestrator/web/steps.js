@@ -1,4 +1,4 @@
-// Where the time of tokens goes: in the mean, and token by token.
+// Where the time of steps goes, each of which gives every request a token or more: in the mean, and step by step.
 
 import { h, ms, plural, quiet, svg, colour } from "./common.js";
 
@@ -6,14 +6,14 @@ const PLOTTED_STEPS = 400;
 const TIMELINE_STEPS = 80;
 const STRIP = 34; // height of a machine's strip in the timeline
 
-/** What a machine does while a token is made, by the API's words, in words for everybody. */
+/** What a machine does in a step, by the API's words, in words for everybody. */
 export const TIMES = { compute: "computing", wire: "sending", wait: "waiting for others" };
 const timesOf = (timing) => Object.keys(TIMES).map((name) => [name, timing[`${name}_ms`]]);
 export const total = (timing) => timesOf(timing).reduce((sum, [, value]) => sum + value, 0);
 
 export const legend = (name) => h("span", { class: `key ${name}` }, TIMES[name] ?? name);
 
-/** Where a token's time goes on one machine; `longest` ms are as long as the bar can be. */
+/** Where a step's time goes on one machine; `longest` ms are as long as the bar can be. */
 export function timeBar(timing, longest) {
   const label = `${timesOf(timing).map(([name, value]) => `${TIMES[name]} ${ms(value)}`).join(" · ")} ms`;
   const pieces = timesOf(timing).map(([name, value]) => h("span", { class: name, grow: value / longest }));
@@ -26,7 +26,7 @@ function quantile(sorted, q) {
   return low + (sorted[Math.ceil(at)] - low) * (at % 1);
 }
 
-/** The latest tokens' times as a line. */
+/** The latest steps' times as a line. */
 export function plot(values) {
   const shown = values.slice(-PLOTTED_STEPS);
   const sorted = [...shown].sort((a, b) => a - b);
@@ -40,7 +40,7 @@ export function plot(values) {
   return h(
     "figure",
     { class: "plot" },
-    h("figcaption", { class: "row" }, h("span", {}, `Time of the last ${plural(shown.length, "token")}`), h("span", { class: "quiet" }, caption)),
+    h("figcaption", { class: "row" }, h("span", {}, `Time of the last ${plural(shown.length, "step")}`), h("span", { class: "quiet" }, caption)),
     svg("svg", box, level(p50, "p50"), level(p99, "p99"), svg("polyline", { points: points.join(" ") })),
     h("p", { class: "quiet axis" },
       h("span", {}, `0 to ${ms(top)} ms${top < slowest ? ", what is slower is cut off" : ""}`),
@@ -48,7 +48,7 @@ export function plot(values) {
   );
 }
 
-/** The latest tokens side by side, on every machine: what it did in the time of each. */
+/** The latest steps side by side, on every machine: what it did in the time of each. */
 export function timeline(ranks) {
   const known = ranks.filter(({ steps }) => steps?.compute_ms.length);
   if (!known.length) return false;
@@ -71,13 +71,13 @@ export function timeline(ranks) {
     });
     return svg("path", { class: name, d: bars.join("") });
   });
-  const label = `What each machine did in the time of the last ${plural(count, "token")}; a token took up to ${ms(sorted.at(-1))} ms`;
+  const label = `What each machine did in the time of the last ${plural(count, "step")}; a step took up to ${ms(sorted.at(-1))} ms`;
   const height = STRIP * known.length;
   return h(
     "figure",
     { class: "timeline" },
     h("figcaption", { class: "row" },
-      h("span", {}, `The last ${plural(count, "token")}, one by one`),
+      h("span", {}, `The last ${plural(count, "step")}, one by one`),
       h("span", { class: "legend" }, Object.keys(TIMES).map(legend))),
     h("div", { class: "strips" },
       h("ul", {}, known.map(({ node }) => h("li", { class: "quiet" }, h("span", { class: `swatch ${colour(node)}` }), node))),

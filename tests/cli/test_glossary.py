@@ -26,6 +26,6 @@ def test_only_what_is_shown_is_explained() -> None:
         quantisation="stored",
     )
     told = [line.partition(":")[0] for line in of_sessions([made, busy])]
-    assert told == ["context", "stored", "rank", "experts", "compute, wire, wait", "caches", "guesses"]
+    assert told == ["context", "stored", "rank", "experts", "step", "compute, wire, wait", "caches", "guesses"]
     assert of_nodes([]) == []
     assert [len(of_nodes([{"speeds": speeds}])) for speeds in ([], [{}])] == [1, 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from statistics import median
+from statistics import mean
 from typing import Any
 
 from aiohttp import web
@@ -24,7 +24,7 @@ from motley.orchestrator.sessions.missed_nodes import missed_nodes
 from motley.orchestrator.sessions.session import Session, State
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.usual_sampling import usual
-from motley.orchestrator.workers import CacheHolder, Rank, Worker
+from motley.orchestrator.workers import CacheHolder, Rank, Worker, decode_steps
 from motley.protocol.mesh_pb2 import Timing
 
 UNSERVABLE = 422
@@ -142,7 +142,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "waiting_for": session.waiting_for,
         "activity": _activity_json(session),
         "forecast": session.forecast and forecast_json(session.forecast),
-        "measured_ms_per_token": _measured_ms(session),
+        **_measured_json(session),
     }
     if steps:
         timing = session.ranks[0].timing if session.ranks else None
@@ -164,11 +164,18 @@ def _loss_json(loss: Loss) -> dict[str, Any]:
     return {"epoch": loss.epoch, "node": loss.node or None, "code": loss.why.code, "message": loss.why.message}
 
 
-def _measured_ms(session: Session) -> float | None:
-    """Milliseconds of the median of the leader's latest steps, which the forecast is to be held against; None: there
-    were none."""
+def _measured_json(session: Session) -> dict[str, float | None]:
+    """What the leader's latest steps have taken in the mean, and what that is for each token of a request: a step gives
+    it one, and as many more as were guessed rightly. The forecast is of a step without guesses. None: there were none.
+    """
     timing = session.ranks[0].timing if session.ranks else None
-    return round(median(timing.step_ms), 3) if timing and timing.step_ms else None
+    if not (timing and timing.step_ms):
+        return {"measured_ms_per_step": None, "measured_ms_per_token": None, "tokens_per_step": None}
+    step_ms = mean(timing.step_ms)
+    guessed = session.activity.accepted_drafts if session.activity else 0
+    tokens = 1 + guessed / max(1, timing.tokens)
+    measured = {"measured_ms_per_step": step_ms, "measured_ms_per_token": step_ms / tokens, "tokens_per_step": tokens}
+    return {name: round(value, 3) for name, value in measured.items()}
 
 
 def _layout(session: Session) -> str | None:
@@ -259,12 +266,13 @@ def _held_bytes(host: ExpertHost) -> int:
 
 
 def _timing_json(timing: Timing) -> dict[str, Any]:
-    """Means per decoded token since the session began."""
-    tokens = max(1, timing.tokens)
+    """Means of a decode step, since the session was planned: one for all requests that were being answered then."""
+    steps = decode_steps(timing)
     return {
         "tokens": timing.tokens,
-        "compute_ms": 1e3 * timing.compute_s / tokens,
-        "wire_ms": 1e3 * timing.wire_s / tokens,
-        "wait_ms": 1e3 * timing.wait_s / tokens,
-        "collectives": timing.collectives / tokens,
+        "steps": steps,
+        "compute_ms": 1e3 * timing.compute_s / max(1, steps),
+        "wire_ms": 1e3 * timing.wire_s / max(1, steps),
+        "wait_ms": 1e3 * timing.wait_s / max(1, steps),
+        "collectives": timing.collectives / max(1, steps),
     }

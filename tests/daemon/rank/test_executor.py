@@ -286,3 +286,13 @@ def test_tokens_out_of_place_are_refused() -> None:
         rank.execute(Step([SpanPlan(0, 0, 1, 0, 0, ints(0))], ints(64)))
     with pytest.raises(StepError, match="several spans of one"):
         decode(Step([SpanPlan(0, 0, 1, 0, 0, ints(0))] * 2, ints(1, 1)).encode())
+
+
+def test_steps_with_guesses_are_decode_steps_too_and_steps_of_prompts_are_none() -> None:
+    rank = a_rank()
+    rank.execute(Open(0, 3, SAMPLING, ints(1, 2, 3)))
+    rank.execute(Step([SpanPlan(0, 0, 3, 1, 1, ints(7))], ints(1, 2, 3)))
+    assert (rank.times.count, rank.times.tokens) == (0, 0)
+    rank.execute(Step([SpanPlan(0, 3, 1, 1, 1, ints())], ints(4)))
+    rank.execute(Step([SpanPlan(0, 4, 3, 3, 1, ints(8))], ints(5, 6, 7)))
+    assert (rank.times.count, rank.times.tokens) == (2, 2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from motley.cli.shown.show import forecast_beside
 from motley.orchestrator.serving import lifecycle
 from motley.orchestrator.serving.plans import fitting
 from motley.protocol.mesh_pb2 import (
@@ -21,9 +22,10 @@ from motley.protocol.mesh_pb2 import (
     ModelProfile,
     RankCommand,
     Ready,
+    Timing,
 )
 
-from ..conftest import DEADLINE_S
+from ..conftest import DEADLINE_S, of_kind
 
 MODEL = {"model": "bard"}
 GB = 10**9
@@ -185,6 +187,26 @@ async def test_timing_is_shown_after_a_request(mesh: Any, bard: Any) -> None:
     assert session["step_ms"] == [12.0, 12.0]
     timing = session["ranks"][0]["timing"]
     assert (timing["tokens"], timing["compute_ms"], timing["wire_ms"], timing["wait_ms"]) == (2, 10, 2, 0)
+    assert (session["measured_ms_per_step"], session["tokens_per_step"]) == (12, 1)
+
+
+async def test_what_a_step_takes_is_told_apart_from_what_a_token_does(mesh: Any, bard: Any, motley: Any) -> None:
+    """Four requests are answered at a time, and every second guess is right."""
+    order, (session,) = of_kind(bard, "assign")[0], (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    await bard.event(order, activity=Activity(tried_drafts=40, accepted_drafts=20))
+    spent = {"compute_s": 0.08, "wire_s": 0.01, "wait_s": 0.01}
+    await bard.event(order, timing=Timing(tokens=40, steps=10, step_ms=[11.0, 13.0], **spent))
+    told = await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["step_ms"])
+    timing = told["ranks"][0]["timing"]
+    assert [timing[each] for each in ("steps", "compute_ms", "wire_ms", "wait_ms")] == [10, 8, 1, 1]
+    measured = [told[each] for each in ("measured_ms_per_step", "tokens_per_step", "measured_ms_per_token")]
+    assert measured == [12, 1.5, 8]
+    told["forecast"] = {"ms_per_token": 9.0, "ttft_ms": 100.0, "compute_ms": 8.0, "wire_ms": 1.0, "wait_ms": 0.0}
+    assert forecast_beside(told).endswith(
+        "; measured: 12.0 ms a step, which gives 1.50 tokens with those that were guessed: 8.0 ms per token"
+    )
+    _, out, _ = await motley("status")
+    assert "compute, wire, wait: milliseconds of a step" in out
 
 
 async def test_what_a_session_does_is_told_once_somebody_has_asked_it(mesh: Any, new_node: Any) -> None:
