@@ -31,7 +31,7 @@ def of_sessions(sessions: Sequence[dict[str, Any]]) -> list[str]:
         lines.append("step: gives each request under way its next token, and more where guesses are right")
         lines.append(
             "compute, wire, wait: milliseconds of a step for computing, for the network, and for waiting for ranks; the"
-            " rest of it goes into choosing tokens"
+            " rest of it goes into choosing tokens, and into layers that only other ranks have"
         )
     if doing:
         lines.append("caches: what ranks keep of texts, in blocks; kept: for other texts that begin alike")
