@@ -161,10 +161,12 @@ class Wanted:
 
 
 def _staged_so(stages: int | tuple[int, ...], session: dict[str, Any]) -> bool:
-    """Whether the ranks of a session form stages as they are asked for."""
+    """Whether the ranks of a session form stages as they are asked for, or it was asked for so: without nodes that were
+    lost it may be otherwise for a while."""
+    asked = session["stages"]
     layers = [rank["share"]["layers"] for rank in session["ranks"]]
     ranks = [len([*alike]) for _, alike in groupby(layers)]
-    return stages in (0, len(ranks)) or stages == tuple(ranks)
+    return stages in (0, len(ranks), tuple(ranks), tuple(asked) if isinstance(asked, list) else asked)
 
 
 def _engines_of(session: dict[str, Any]) -> list[str]:

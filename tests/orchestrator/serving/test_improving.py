@@ -9,8 +9,10 @@ import pytest
 
 from motley.orchestrator.mesh import flapping
 from motley.orchestrator.serving.replanning import improving
-from motley.protocol.mesh_pb2 import Empty, FormatSpeed, Probed
+from motley.protocol.mesh_pb2 import Described, Empty, FormatSpeed, Probed
 
+from ..conftest import small_profile
+from ..planning.seven import layered
 from .conftest import text_of, two_words_at_a_time
 
 
@@ -89,8 +91,11 @@ async def test_a_session_goes_back_to_the_nodes_that_it_was_asked_for_on(mesh: A
 
 
 async def test_the_same_command_again_brings_it_back(mesh: Any, trio: list[Any], motley: Any, new_node: Any) -> None:
-    session = await mesh.serve(nodes=["pc", "box"])
-    path, again = f"/api/sessions/{session['id']}", ("run", "bard", "--nodes", "pc,box")
+    """Also one in stages, of which one node has none."""
+    for node in trio:
+        node.on_describe = lambda _: Described(profile=layered(small_profile()))
+    session = await mesh.serve(nodes=["pc", "box"], stages=2)
+    path, again = f"/api/sessions/{session['id']}", ("run", "bard", "--nodes", "pc,box", "--stages", "2")
     await trio[2].send(leaving=Empty())
     await mesh.poll(path, lambda body: (body["epoch"], body["state"]) == (2, "ready"))
     _, out, _ = await motley("status")
@@ -98,7 +103,9 @@ async def test_the_same_command_again_brings_it_back(mesh: Any, trio: list[Any],
     status, _, err = await motley(*again)
     assert status == 0
     assert "box cannot be reached now: bard goes on without, on pc" in err
-    await mesh.join(new_node("box"))
+    box = new_node("box")
+    box.on_describe = trio[0].on_describe
+    await mesh.join(box)
     status, _, err = await motley(*again)
     assert status == 0
     assert "box can take part again: bard is planned anew" in err
