@@ -13,7 +13,7 @@ from motley.daemon.models.families.recurrent.kimi_linear import KEYS as KIMI_KEY
 
 MAMBA = ("falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 """Architectures with Mamba2 layers."""
-LAYER_NORMS = ("command-r", "cohere2", "nemotron", "stablelm", "starcoder2")
+LAYER_NORMS = ("command-r", "cohere2", "jais2", "nemotron", "stablelm", "starcoder2")
 """Those with layer norms."""
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (

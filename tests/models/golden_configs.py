@@ -1262,6 +1262,21 @@ CASES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
         },
     },
+    "nanochat": {
+        "model_type": "nanochat",
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-2,  # so large that it is seen where it stands
+        "attention_bias": True,
+        "final_logit_softcapping": 6.0,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "jais2": {
+        "model_type": "jais2",
+        "num_key_value_heads": 2,
+        "rms_norm_eps": ABSENT,
+        "layer_norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -135,7 +135,7 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise
         return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
-    if family in ("nemotron", "phimoe", "stablelm", "starcoder2") and name.endswith("norm.bias"):
+    if family in ("jais2", "nemotron", "phimoe", "stablelm", "starcoder2") and name.endswith("norm.bias"):
         return 0.3 * noise
     if family in ("minimax_m3_vl_text", "nemotron", "step3p7") and "norm" in name:  # a norm's distance from 1
         return 0.2 * noise

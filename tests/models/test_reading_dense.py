@@ -10,7 +10,7 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
-from motley.daemon.models.description.operations import Scale
+from motley.daemon.models.description.operations import Norm, Scale, SoftCap
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import (
@@ -20,7 +20,9 @@ from tests.models.configs import (
     HUNYUAN,
     HYPERCLOVAX,
     IQUESTCODER,
+    JAIS2,
     LLAMA,
+    NANOCHAT,
     VAULTGEMMA,
     read,
     without,
@@ -100,6 +102,29 @@ def test_hunyuan_vl_s_text_is_a_hunyuan_in_all_spellings(tmp_path: Path) -> None
     assert read(tmp_path, flat) == model
 
 
+def test_nanochat_has_norms_without_gains_and_turns_backwards(tmp_path: Path) -> None:
+    model = read(tmp_path, NANOCHAT)
+    assert not [name for name in expected_shapes(model) if "norm" in name]
+    norms = [each for each in model.operations if isinstance(each, Norm)]
+    # One of embeddings, two of each layer's rows, two of its heads, and the head's.
+    assert (len(norms), {each.gain for each in norms}) == (1 + 4 * 3 + 1, {None})
+    assert model.ropes["main"] == Rope(1e4, 16, backwards=True)
+    assert [each.cap for each in model.operations if isinstance(each, SoftCap)] == [15.0]
+    silent = read(tmp_path, NANOCHAT | {"final_logit_softcapping": None, "attention_bias": True})
+    assert not [each for each in silent.operations if isinstance(each, SoftCap)]
+    assert {"model.layers.2.self_attn.o_proj.bias", "model.layers.0.mlp.fc1.weight"} <= expected_shapes(silent).keys()
+    assert "model.layers.0.mlp.fc1.bias" not in expected_shapes(silent)
+
+
+def test_jais2_has_biases_unless_its_config_says_otherwise(tmp_path: Path) -> None:
+    biases = {f"{part}_proj.bias" for part in ("self_attn.o", "self_attn.q", "mlp.up", "mlp.down")}
+    usual = {name.removeprefix("model.layers.1.") for name in expected_shapes(read(tmp_path, JAIS2))}
+    assert biases | {"input_layernorm.bias", "model.norm.bias"} <= usual
+    assert "mlp.gate_proj.weight" not in usual
+    without_any = read(tmp_path, JAIS2 | {"attention_bias": False, "mlp_bias": False})
+    assert not biases & {name.removeprefix("model.layers.1.") for name in expected_shapes(without_any)}
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [
@@ -110,6 +135,10 @@ def test_hunyuan_vl_s_text_is_a_hunyuan_in_all_spellings(tmp_path: Path) -> None
         (EXAONE | {"hidden_act": "gelu"}, "hidden_act"),
         (HYPERCLOVAX | {"use_post_norm": 1}, "use_post_norm"),
         (HELIUM | {"hidden_act": "gelu"}, "hidden_act"),
+        (NANOCHAT | {"hidden_act": "silu"}, "hidden_act"),
+        (NANOCHAT | {"final_logit_softcapping": 0}, "final_logit_softcapping"),
+        (NANOCHAT | {"sliding_window": 16}, "sliding_window"),
+        (JAIS2 | {"hidden_act": "silu"}, "hidden_act"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:

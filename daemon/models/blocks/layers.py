@@ -79,8 +79,9 @@ def begin(shape: Shape, number: int) -> Writer:
 
 
 def norm(writer: Writer, shape: Shape, name: str, x: Value, tensor: str) -> Value:
-    """Norm of whole rows, f32[T, D], as the model has them, by a gain that is `tensor` in a checkpoint."""
-    gain = W(tensor, shape.residual, bias=f"{tensor.removesuffix('.weight')}.bias" * shape.norm_bias)
+    """Norm of whole rows, f32[T, D], as the model has them; its gain is `tensor` in a checkpoint, if norms have one."""
+    bias = f"{tensor.removesuffix('.weight')}.bias" * shape.norm_bias
+    gain = W(tensor, shape.residual, bias=bias) if shape.gains else None
     return writer.norm(name, x, gain, shape.epsilon, shape.norm_offset, shape.centred)
 
 

@@ -108,22 +108,24 @@ def squared_mlp(
     module: str,
     bias: bool = False,
     parts: Mapping[str, Part] | None = None,
+    names: tuple[str, str] = ("up_proj", "down_proj"),
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: an MLP without a gate, which squares what is positive.
 
     Args:
-        module: that its matrices, ``up_proj`` and ``down_proj``, are in.
-        parts: where they lie instead, by the letters ``up`` and ``down``.
+        module: that its matrices are in, which `names` tells.
+        parts: where they lie instead, by those names.
     """
+    up, down = names
     own = parts or {}
 
     def matrix(name: str, out: Axis, inner: Axis) -> W:
         lying = (own[name],) if name in own else ()
-        return W(f"{module}.{name}_proj.weight", out, inner, f"{module}.{name}_proj.bias" * bias, parts=lying)
+        return W(f"{module}.{name}.weight", out, inner, f"{module}.{name}.bias" * bias, parts=lying)
 
-    (made,) = writer.linear(f"{at}.up", x, matrix("up", columns, x.axis))
+    (made,) = writer.linear(f"{at}.up", x, matrix(up, columns, x.axis))
     squared = writer.gated(f"{at}.squared", made, made, Activation.RELU)
-    return writer.linear(f"{at}.down", squared, matrix("down", x.axis, columns))[0]
+    return writer.linear(f"{at}.down", squared, matrix(down, x.axis, columns))[0]
 
 
 def gelu_mlp(

@@ -23,6 +23,7 @@ class Shape:
         norm_offset: what is added to a norm's gain as it is stored: 1 in the Gemma families.
         centred: norms of rows are layer norms, else RMS norms.
         norm_bias: they add a bias.
+        gains: they multiply by a gain.
     """
 
     layers: int
@@ -35,6 +36,7 @@ class Shape:
     norm_offset: float = 0.0
     centred: bool = False
     norm_bias: bool = False
+    gains: bool = True
 
     @property
     def residual(self) -> Axis:

@@ -118,11 +118,13 @@ class Rope:
         theta: the base of the frequencies.
         size: how many elements of a head turn, its first ones, in pairs i and i + size / 2; the others stay.
         scaling: how the frequencies are stretched for contexts beyond the original one; None: they are not.
+        backwards: pairs turn the other way, which is seen where a query and a key are unlike.
     """
 
     theta: float
     size: int
     scaling: RopeScaling | None = None
+    backwards: bool = False
 
     @property
     def original_context(self) -> int | None:
@@ -160,7 +162,7 @@ def rotary_tables(rope: Rope, positions: int, prompt: int = 0) -> tuple[F32, F32
             stretched = _lengths(scaling.original_context, positions, prompt) > scaling.original_context
             frequencies = frequencies / np.where(stretched[:, None], scaling.long, scaling.short)
             amplitude = scaling.attention_factor
-    angles = np.arange(positions, dtype=np.float64)[:, None] * frequencies
+    angles = np.arange(positions, dtype=np.float64)[:, None] * (-frequencies if rope.backwards else frequencies)
     return (amplitude * np.cos(angles)).astype(np.float32), (amplitude * np.sin(angles)).astype(np.float32)
 
 

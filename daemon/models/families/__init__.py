@@ -20,9 +20,11 @@ from motley.daemon.models.families.dense.gemma3 import gemma3
 from motley.daemon.models.families.dense.glm4 import glm, glm4
 from motley.daemon.models.families.dense.granite import granite, granite_swa, hyperclovax
 from motley.daemon.models.families.dense.helium import helium
+from motley.daemon.models.families.dense.jais2 import jais2
 from motley.daemon.models.families.dense.llama import internlm3, iquestcoder, llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
 from motley.daemon.models.families.dense.mistral import cwm, ministral, mistral
+from motley.daemon.models.families.dense.nanochat import nanochat
 from motley.daemon.models.families.dense.nemotron import nemotron
 from motley.daemon.models.families.dense.olmo2 import olmo2
 from motley.daemon.models.families.dense.olmo3 import olmo3
@@ -122,6 +124,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "hyperclovax": hyperclovax,
     "internlm3": internlm3,
     "iquestcoder": iquestcoder,
+    "jais2": jais2,
     "kimi_k2": deepseek_v3,
     "kimi_linear": kimi_linear,
     "lfm2": lfm2,
@@ -139,6 +142,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "mistral": mistral,
     "mistral4": mistral4,
     "mixtral": mixtral,
+    "nanochat": nanochat,
     "nemotron": nemotron,
     "nemotron_h": nemotron_h,
     "olmo2": olmo2,

@@ -465,6 +465,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         )
         for name in ("nemotron_h", "nemotron_h_moe")
     },
+    "jais2": Architecture("jais2", _arcee, names={"layer_norm_eps": _LAYER_NORM}, epsilon=_LAYER_NORM),
     "nemotron": Architecture("nemotron", _arcee, names={"norm_eps": _LAYER_NORM}, partial=True, epsilon=_LAYER_NORM),
     "seed_oss": Architecture("seed_oss", _seed_oss),
     "smollm3": Architecture("smollm3", _smollm3),

@@ -66,6 +66,7 @@ NOT_TOLD = {
     "hyperclovax",
     "mellum",
     "minicpm3",
+    "nanochat",
     "sarvam_moe",
     "solar_open",
     "step3p5",

@@ -122,8 +122,8 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) ->
         (x,) = writer.linear(f"{at}.narrow", x, W(f"{module}.fc1_latent_proj.weight", axis, shape.residual))
     body = Writer(Value(f"{at}.experts.{{expert}}.x", axis))
     parts = {
-        "up": Part(f"{module}.experts.up_proj[{{expert}}]", (columns, axis.size)),
-        "down": Part(f"{module}.experts.down_proj[{{expert}}]", (axis.size, columns)),
+        "up_proj": Part(f"{module}.experts.up_proj[{{expert}}]", (columns, axis.size)),
+        "down_proj": Part(f"{module}.experts.down_proj[{{expert}}]", (axis.size, columns)),
     }
     one = f"{module}.experts.{{expert}}"
     result = squared_mlp(body, f"{at}.experts.{{expert}}", body.x, expert_axis(columns), one, parts=parts)
