@@ -39,6 +39,7 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("", "Sigmoid"): {},
     ("", "Slice"): {},
     ("", "Softmax"): {"axis": -1},
+    ("", "Softplus"): {},
     ("", "Split"): {"axis": ANY},
     ("", "Sqrt"): {},
     ("", "Swish"): {"alpha": ANY},

@@ -236,6 +236,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "Sigmoid"): _Step.sigmoid,
     ("", "Slice"): _Step.slice,
     ("", "Softmax"): _Step.softmax,
+    ("", "Softplus"): _Step.softplus,
     ("", "Split"): _Step.split,
     ("", "Sqrt"): _Step.root,
     ("", "Tanh"): _Step.tanh,

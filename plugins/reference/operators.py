@@ -79,6 +79,10 @@ def sigmoid(xp: ArrayModule, x: Array) -> Array:
     return xp.where(x >= 0, 1, decay) / (1 + decay)
 
 
+def softplus(xp: ArrayModule, x: Array) -> Array:
+    return xp.log1p(xp.exp(-xp.abs(x))) + xp.maximum(x, 0)
+
+
 def top_k(xp: ArrayModule, x: Array, k: Array, *, axis: int, largest: int, sorted: int) -> list[Array]:
     """The largest values and where they are, descending; of equal ones the first."""
     assert (axis, largest, sorted) == (-1, 1, 1)
@@ -234,6 +238,7 @@ OPERATORS: dict[str, Operator] = {
     "Sigmoid": sigmoid,
     "Slice": slice_,
     "Softmax": softmax,
+    "Softplus": softplus,
     "SparseMixer": sparse_mixer,
     "Split": split,
     "Sqrt": lambda xp, x: xp.sqrt(x),

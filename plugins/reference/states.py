@@ -13,7 +13,7 @@ import numpy as np
 from motley.plugins.engine import EngineError, Span
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE, StateSpec
 from motley.plugins.reference.device import Array, ArrayModule
-from motley.plugins.reference.operators import sigmoid
+from motley.plugins.reference.operators import sigmoid, softplus
 
 LEAST = 1e-6
 """What is added to the sum of squares of a query or a key."""
@@ -102,7 +102,7 @@ def gated_delta(
         q = q / mixed.dtype.type(size**0.5)
         q, k = (xp.repeat(each, group, axis=0)[:, None] for each in (q, k))
         v = mixed[2 * width :].reshape(values, 1, -1)
-        speeds = _softplus(xp, gates[values:] + bias).reshape(values, -1)
+        speeds = softplus(xp, gates[values:] + bias).reshape(values, -1)
         state *= xp.exp(-xp.exp(decay)[:, None] * speeds)[:, :, None]
         share = sigmoid(xp, gates[:values]) * mixed.dtype.type(of["written"])
         state += k.swapaxes(1, 2) * ((v - k @ state) * share[:, None, None])
@@ -131,7 +131,7 @@ def state_space(
         mixed = _silu(xp, sum(more, (filters.T * seen).sum(axis=0)))
         own = mixed[:width].reshape(heads, 1, -1)
         write, read = (xp.repeat(each.reshape(-1, size), of["group"], axis=0) for each in xp.split(mixed[width:], 2))
-        speed = xp.clip(_softplus(xp, gates + bias), of["least"], of["most"])[:, None, None]
+        speed = xp.clip(softplus(xp, gates + bias), of["least"], of["most"])[:, None, None]
         state *= xp.exp(-xp.exp(decay)[:, None, None] * speed)
         state += write[:, :, None] * (own * speed)
         return (read[:, None] @ state + skip[:, None, None] * own)[:, 0]
@@ -161,10 +161,6 @@ RECURRENCES = {GATED_DELTA: gated_delta, STATE_SPACE: state_space, SHORT_CONVOLU
 
 def _silu(xp: ArrayModule, x: Array) -> Array:
     return x * sigmoid(xp, x)
-
-
-def _softplus(xp: ArrayModule, x: Array) -> Array:
-    return xp.log1p(xp.exp(-xp.abs(x))) + xp.maximum(x, 0)
 
 
 def _unit(xp: ArrayModule, heads: Array) -> Array:

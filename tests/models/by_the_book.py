@@ -307,6 +307,9 @@ def _gated(gate: F64, up: F64 | float, activation: Activation) -> F64:
             return result
         case Activation.SIGMOID:
             return _sigmoid(gate) * up
+        case Activation.SOFTPLUS:
+            softened: F64 = np.logaddexp(0.0, gate) * up
+            return softened
         case Activation.RELU:
             return np.maximum(gate, 0.0) * up
         case Activation.CLAMPED:

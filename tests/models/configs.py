@@ -91,6 +91,7 @@ COHERE = without(LLAMA, "rms_norm_eps") | {"model_type": "cohere"}
 STARCODER2 = without(without(LLAMA, "rms_norm_eps"), "hidden_act") | {"model_type": "starcoder2"}
 NEMOTRON = STARCODER2 | {"model_type": "nemotron"}
 STABLELM = STARCODER2 | {"model_type": "stablelm"}
+LAGUNA = LLAMA | EXPERTS | {"model_type": "laguna", "head_dim": 16}
 JAIS2 = STARCODER2 | {"model_type": "jais2"}
 NANOCHAT = without(LLAMA, "hidden_act") | {"model_type": "nanochat"}
 APERTUS = LLAMA | {"model_type": "apertus", "hidden_act": "xielu"}

@@ -18,7 +18,18 @@ LAYER_NORMS = ("command-r", "cohere2", "jais2", "nemotron", "stablelm", "starcod
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *("kimi-linear", "glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "mistral4"),
+    *(
+        "kimi-linear",
+        "glm4moe",
+        "deepseek2",
+        "dots1",
+        "glm-dsa",
+        "exaone-moe",
+        "gemma4",
+        "laguna",
+        "lfm2moe",
+        "mistral4",
+    ),
     "nemotron_h_moe",
 )
 """Architectures whose experts have a width of their own."""
@@ -61,7 +72,7 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     columns = config.get("intermediate_size_mlp") or config["intermediate_size"]
     if not architecture.startswith("nemotron_h"):
         writer.add_feed_forward_length(columns * 2 // 3 if config.get("block_auto_adjust_ff_dim") else columns)
-    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count(config.get("num_attention_heads_per_layer") or config["num_attention_heads"])
     heads = config["num_key_value_heads"]
     if architecture in ("lfm2", "lfm2moe"):
         writer.add_head_count_kv([heads * (kind == "full_attention") for kind in config["layer_types"]])
@@ -93,6 +104,14 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_sliding_window(config["sliding_window"])
     if config.get("model_type") in ("cohere2", "exaone4", "exaone_moe", "olmo3"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if architecture == "laguna":
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_weights_scale(config["moe_routed_scaling_factor"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_leading_dense_block_count(config["mlp_layer_types"].count("dense"))
+        writer.add_rope_dimension_count_swa(config["head_dim"])
+        if "sliding_attention" not in config["layer_types"]:
+            writer.add_sliding_window_pattern([False] * config["num_hidden_layers"])
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])

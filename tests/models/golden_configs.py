@@ -102,6 +102,22 @@ _GLM4_MOE: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "partial_rotary_factor": 0.5,
 }
+_LAGUNA: dict[str, Any] = {
+    "model_type": "laguna",
+    **_EXPERTS,
+    "num_attention_heads_per_layer": [4, 6],
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 8,
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 48,
+    "moe_routed_scaling_factor": 1.75,
+    "rope_parameters": {
+        "full_attention": {**_YARN_ROPE, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    },
+}
 _LFM2: dict[str, Any] = {
     "num_key_value_heads": 2,
     "norm_eps": 1e-5,
@@ -1276,6 +1292,15 @@ CASES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": ABSENT,
         "layer_norm_eps": 1e-3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "laguna": {**_LAGUNA, "gating": "per-head"},
+    "laguna-gates-of-elements": {
+        "architectures": ["LagunaForCausalLM"],
+        **_LAGUNA,
+        "layer_types": ["full_attention", "full_attention"],
+        "num_attention_heads_per_layer": ABSENT,
+        "gating": "per-element",
+        "mlp_layer_types": ["sparse", "dense"],
     },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may

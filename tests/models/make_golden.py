@@ -203,6 +203,11 @@ _HY_V3 = {
     ".shared_experts.": ".shared_mlp.",
 }
 """The same of Hy3."""
+_LAGUNA = {
+    ".mlp.gate.e_score_correction_bias": ".mlp.experts.e_score_correction_bias",
+    ".mlp.shared_experts.": ".mlp.shared_expert.",
+}
+"""The same of Laguna."""
 _SARVAM = {
     "model.embed_tokens.": "model.word_embeddings.",
     ".self_attn.o_proj.": ".attention.dense.",
@@ -283,6 +288,9 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         weights = {name.replace(".g_proj.", ".gate_proj."): value for name, value in weights.items()}
     if family in ("olmo_hybrid", "kimi_linear"):
         weights = dict(_apart(weights))
+    if family == "laguna":
+        for today, published in _LAGUNA.items():
+            weights = {name.replace(today, published): value for name, value in weights.items()}
     called = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
     if family in ("granitemoe", "granitemoeshared", "granitemoehybrid"):
         for name, value in weights.items():

@@ -11,10 +11,10 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
-from motley.daemon.models.description.operations import Clip, Join, Norm, Route, Routing
+from motley.daemon.models.description.operations import Activation, Clip, Gated, Join, Norm, Route, Routing
 from motley.daemon.models.description.rope import Llama3Scaling, Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import FLEX_OLMO, GLM4_MOE, MELLUM, QWEN2, QWEN3_MOE, SARVAM_MOE, STEP, read, without
+from tests.models.configs import FLEX_OLMO, GLM4_MOE, LAGUNA, MELLUM, QWEN2, QWEN3_MOE, SARVAM_MOE, STEP, read, without
 from tests.models.test_reading import attentions, windows
 
 
@@ -44,6 +44,39 @@ def test_mellum_s_layers_with_windows_have_a_rotary_embedding_of_their_own(tmp_p
     assert {each.routing for each in model.operations if isinstance(each, Route)} == {Routing(2, normalised=True)}
     assert read(tmp_path, MELLUM).expert_layers == [0, 1, 2]
     assert windows(read(tmp_path, MELLUM)) == [0, 0, 0]
+
+
+def test_laguna_has_as_many_query_heads_in_a_layer_as_its_config_lists(tmp_path: Path) -> None:
+    told = {"num_attention_heads_per_layer": [4, 6, 2], "layer_types": KINDS, "moe_routed_scaling_factor": 2.5}
+    model = read(tmp_path, LAGUNA | told)
+    assert [attend.heads for attend in attentions(model)] == [Heads(count, 2, 16) for count in (4, 6, 2)]
+    assert [(attend.window, attend.rope) for attend in attentions(model)] == [
+        (0, "full"),
+        (512, "sliding"),
+        (512, "sliding"),
+    ]
+    assert model.ropes == {"full": Rope(5e5, 8), "sliding": Rope(1e4, 16)}
+    assert model.expert_layers == [1, 2]
+    (routing,) = {replace(each.routing, correction=None) for each in model.operations if isinstance(each, Route)}
+    assert routing == Routing(2, "sigmoid", normalised=True, scaling=2.5)
+    opened = [each.activation for each in model.operations if isinstance(each, Gated) and "attention" in each.y.name]
+    assert opened == [Activation.SOFTPLUS] * 3
+    shapes = expected_shapes(model)
+    assert shapes["model.layers.1.self_attn.g_proj.weight"] == (6, 64)
+    assert shapes["model.layers.1.mlp.shared_experts.up_proj.weight"] == (512, 64)
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(model)}
+    bias, up = "gate.e_score_correction_bias", "shared_experts.up_proj.weight"
+    assert places[f"model.layers.2.mlp.{bias}"] == {"model.layers.2.mlp.experts.e_score_correction_bias"}
+    assert places[f"model.layers.2.mlp.{up}"] == {"model.layers.2.mlp.shared_expert.up_proj.weight"}
+
+
+def test_laguna_s_gates_may_be_of_elements(tmp_path: Path) -> None:
+    of_elements = {"gating": "per-element", "gating_types": ["per_element"] * 3}
+    shapes = expected_shapes(read(tmp_path, LAGUNA | of_elements))
+    assert shapes["model.layers.1.self_attn.g_proj.weight"] == (64, 64)
+    assert read(tmp_path, LAGUNA | {"gating": True, "gating_types": ["per_head"] * 3}) == read(tmp_path, LAGUNA)
+    older = {"mlp_only_layers": [0], "decoder_sparse_step": 1, "norm_topk_prob": True}
+    assert read(tmp_path, LAGUNA | older) == read(tmp_path, LAGUNA)
 
 
 def test_flex_olmo_has_norms_after_its_blocks(tmp_path: Path) -> None:
@@ -168,6 +201,16 @@ def test_the_text_of_qwen_2_5_omni_is_a_qwen2(tmp_path: Path) -> None:
         (STEP | {"rope_theta": 0}, "rope_theta"),
         (FLEX_OLMO | {"clip_qkv": 8.0}, "clip_qkv"),
         (MELLUM | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        (LAGUNA | {"attention_bias": True}, "attention_bias"),
+        (LAGUNA | {"gating": False}, "gating"),
+        (LAGUNA | {"gating_types": ["per_head", "per_element", "per_head"]}, "gating_types"),
+        (LAGUNA | {"num_attention_heads_per_layer": [4, 6]}, "num_attention_heads_per_layer"),
+        (LAGUNA | {"num_attention_heads_per_layer": [4, 6, 3]}, "num_attention_heads_per_layer"),
+        (LAGUNA | {"num_key_value_heads_per_layer": [2, 2, 1]}, "num_key_value_heads_per_layer"),
+        (LAGUNA | {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        (LAGUNA | {"moe_router_logit_softcapping": 30.0}, "moe_router_logit_softcapping"),
+        (LAGUNA | {"moe_apply_router_weight_on_input": True}, "moe_apply_router_weight_on_input"),
+        (LAGUNA | {"norm_topk_prob": False}, "norm_topk_prob"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:

@@ -62,6 +62,8 @@ ARCHITECTURES = {
     "qwen3_vl_moe_text": "qwen3vlmoe",
 }
 """Where it is not the model type."""
+SAME_NAMES = {"laguna": "step35"}
+"""An architecture that the package does not know yet: one whose tensors have the same names."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
     r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|\.decay$|conv\.in_proj_[bcx]\.|conv_taps\."
@@ -336,7 +338,7 @@ def gguf_name(name: str, architecture: str, shared: str = "") -> str:
 @cache  # llama.cpp makes all its names for so many layers each time
 def _names(architecture: str) -> gguf.TensorNameMap:
     kinds = {called: kind for kind, called in gguf.MODEL_ARCH_NAMES.items()}
-    return gguf.get_tensor_name_map(kinds[architecture], LAYERS)
+    return gguf.get_tensor_name_map(kinds[SAME_NAMES.get(architecture, architecture)], LAYERS)
 
 
 def interleaved(values: F32, heads: int) -> F32:

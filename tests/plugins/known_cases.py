@@ -54,6 +54,8 @@ REFUSED: Mapping[str, str] = {
     "hyperclovax": "Mul without a Swish",
     "jais2": "LayerNormalization, .*Relu",
     "kimi-linear": "motley.GatedDelta",
+    "laguna": f"Softplus, .*motley.Experts, {_TABLES}",
+    "laguna-gates-of-elements": "motley.CachedAttention with rotary_dim=8 of head_dim=16, Softplus",
     "lfm2": "motley.ShortConvolution",
     "lfm2-moe": "motley.ShortConvolution",
     "lfm3": "motley.ShortConvolution",

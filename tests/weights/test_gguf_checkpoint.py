@@ -206,6 +206,8 @@ def test_names() -> None:
         ("glm-dsa", "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"),
         ("glm-dsa", "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"),
         ("deepseek2", "indexer.proj.weight", None),
+        ("laguna", "attn_gate.weight", "self_attn.g_proj.weight"),
+        ("laguna", "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
         ("llama4", "ffn_gate_inp.weight", "feed_forward.router.weight"),
         ("llama4", "ffn_up.3.weight", "feed_forward.experts.3.up_proj.weight"),
         ("hunyuan-moe", "ffn_gate_inp.weight", "mlp.gate.wg.weight"),

@@ -33,6 +33,7 @@ def attention(
     gated: bool = False,
     gate: str = "",
     gate_of_heads: bool = False,
+    opened_by: Activation = Activation.SIGMOID,
     values: int = 0,
     plain_qk_norm: bool = False,
     turned_qk_norm: bool = False,
@@ -53,9 +54,10 @@ def attention(
         window: how many positions a row sees, itself included; 0: all.
         scale: of the products of queries and keys; None: ``head size ** -0.5``.
         sinks: the softmax has a logit per head that is no position.
-        gated: what a query head finds is multiplied by the sigmoid of a gate, which ``q_proj`` makes beside the query.
+        gated: what a query head finds is multiplied by an opened gate, which ``q_proj`` makes beside the query.
         gate: the module that makes such a gate where ``q_proj`` does not; empty: there is none.
         gate_of_heads: that gate is one number for each head.
+        opened_by: what opens a gate.
         values: elements of a head's values, where these are fewer than those of its keys, but at least half as many; 0:
             as many. They are cached behind some of their own, so that a cache has rows of one width.
         fused: the module, beside the usual ones, whose rows are all queries, keys and values; empty: there is none.
@@ -149,7 +151,7 @@ def attention(
     if gate_of_heads:
         opening = [_as_often(writer, opens, heads.size) for opens in opening]
     for opens in opening:
-        attended = writer.gated(f"{at}.opened", opens, attended, Activation.SIGMOID)
+        attended = writer.gated(f"{at}.opened", opens, attended, opened_by)
     if values:
         more = query_axis(replace(heads, size=heads.size - values))
         _, attended = writer.head_parts(

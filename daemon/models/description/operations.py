@@ -264,6 +264,8 @@ class Activation(StrEnum):
     """``gelu(gate) * up``, by the approximation with tanh"""
     SIGMOID = "sigmoid"
     """``sigmoid(gate) * up``"""
+    SOFTPLUS = "softplus"
+    """``log(1 + exp(gate)) * up``"""
     CLAMPED = "clamped"
     """gpt-oss': gate is at most 7, up within -7 and 7; ``gate * sigmoid(1.702 * gate) * (up + 1)``"""
     RELU = "relu"

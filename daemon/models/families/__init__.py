@@ -46,6 +46,7 @@ from motley.daemon.models.families.experts.gpt_oss import gpt_oss
 from motley.daemon.models.families.experts.granitemoe import granitemoe, granitemoe_swa, granitemoeshared
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe, hunyuan_vl
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
+from motley.daemon.models.families.experts.laguna import laguna
 from motley.daemon.models.families.experts.llama4 import llama4
 from motley.daemon.models.families.experts.mellum import mellum
 from motley.daemon.models.families.experts.mimo_v2_flash import mimo_v2_flash
@@ -127,6 +128,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "jais2": jais2,
     "kimi_k2": deepseek_v3,
     "kimi_linear": kimi_linear,
+    "laguna": laguna,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
     "lfm3": lfm3,

@@ -20,6 +20,7 @@ from motley.daemon.models.gguf.architecture import (
 )
 from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
 from motley.daemon.models.gguf.granite import granite, granite_moe, granite_moe_family
+from motley.daemon.models.gguf.laguna import LAGUNA, laguna
 from motley.daemon.models.gguf.latent import (
     INDEXER,
     LATENT,
@@ -424,6 +425,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense", _qwen),
     "hunyuan-moe": Architecture("hunyuan_v1_moe", _hunyuan_moe, frozenset({"expert_shared_count"})),
+    "laguna": Architecture(
+        "laguna",
+        laguna,
+        LAGUNA,
+        {"num_attention_heads_per_layer": "attention.head_count"},
+        partial=True,
+        rotates=False,
+    ),
     "lfm2": Architecture("lfm2", lfm2, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
     "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTIONS, _EPSILON, listed=(KV_HEADS,)),
     "minimax-m2": Architecture("minimax_m2", _minimax_m2, frozenset({"expert_gating_func"}), partial=True),

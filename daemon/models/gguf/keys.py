@@ -157,7 +157,7 @@ def _facts(metadata: Metadata, epsilon: str) -> dict[str, Any]:
         )
     return {
         "vocab_size": vocabulary,
-        "num_key_value_heads": own.values.get(KV_HEADS, own.size("attention.head_count")),
+        "num_key_value_heads": own.values.get(KV_HEADS, own.values.get("attention.head_count")),
         "head_dim": metadata.head_size,
         "tie_word_embeddings": HEAD not in checkpoint,
         "eos_token_id": end,

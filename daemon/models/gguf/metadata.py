@@ -53,10 +53,13 @@ class Metadata:
     @property
     def head_size(self) -> int:
         """Elements of a head."""
-        own, heads = self.own, self.own.size("attention.head_count")
+        own, told = self.own, "attention.key_length"
         if self.latent:
             return own.size("rope.dimension_count")
-        size = own.size("attention.key_length", own.size("embedding_length") // heads)
+        if own.values.get(told) is None:  # where heads may not be a list, of a number for each layer
+            size = own.size("embedding_length") // own.size("attention.head_count")
+        else:
+            size = own.size(told)
         if own.size("attention.value_length", size) != size:
             raise own.refusal("attention.value_length", f"only the size of a head, {size}")
         return size

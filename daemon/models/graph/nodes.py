@@ -380,9 +380,10 @@ class Nodes(Emitter):
                 opened = self.node("Swish", [gate], f"{gate}.swish")
             case Activation.GELU_TANH:
                 opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
-            case Activation.SIGMOID:
+            case Activation.SIGMOID | Activation.SOFTPLUS:
                 self.crosses(gate, self.width(gated.gate.axis))  # it is made before the attention that it opens
-                opened = self.node("Sigmoid", [gate], f"{gate}.sigmoid")
+                opens = "Sigmoid" if gated.activation is Activation.SIGMOID else "Softplus"
+                opened = self.node(opens, [gate], f"{gate}.{opens.lower()}")
             case Activation.RELU:
                 opened = self.node("Relu", [gate], f"{gate}.relu")
             case Activation.CLAMPED:

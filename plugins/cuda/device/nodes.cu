@@ -54,6 +54,8 @@ extern "C" __global__ void scale(const float* x, int x_stride, float factor, flo
     if (row < rows) y[row * y_stride + i] = x[row * x_stride + i] * factor + addend;
 }
 
+__device__ inline float softplus_of(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+
 // y = what becomes of each element v
 #define EACH(name, result)                                                                                             \
     extern "C" __global__ void name(const float* x, int x_stride, float* y, int y_stride, int rows, int width) {       \
@@ -67,8 +69,7 @@ extern "C" __global__ void scale(const float* x, int x_stride, float factor, flo
 EACH(sigmoid, sigmoid_of(v))
 EACH(bounded, tanhf(v))
 EACH(root, sqrtf(v))
-
-__device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+EACH(softplus, softplus_of(v))
 
 // y = x / 2 + softplus(a) * x^2 where x is positive, and x / 2 + (1 / 2 + softplus(b)) * (exp(x) - 1 - x) elsewhere
 extern "C" __global__ void xielu(const float* x, int x_stride, const float* a, const float* b, float* y, int y_stride, int rows,
@@ -77,7 +78,7 @@ extern "C" __global__ void xielu(const float* x, int x_stride, const float* a, c
     const i64 row = thread_number() / width, i = thread_number() % width;
     if (row >= rows) return;
     const float v = x[row * x_stride + i];
-    const float curved = v > 0 ? softplus(*a) * v * v : (0.5f + softplus(*b)) * (expm1f(v) - v);
+    const float curved = v > 0 ? softplus_of(*a) * v * v : (0.5f + softplus_of(*b)) * (expm1f(v) - v);
     y[row * y_stride + i] = 0.5f * v + curved;
 }
 

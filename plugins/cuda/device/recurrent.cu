@@ -118,7 +118,7 @@ __device__ inline void scan(float* states, float* scratch, const Recurring* span
 }
 
 // By how much a state decays at a row.
-__device__ inline float decay_of(float rate, float speed) { return expf(-(rate * softplus(speed))); }
+__device__ inline float decay_of(float rate, float speed) { return expf(-(rate * softplus_of(speed))); }
 
 // y: f32[lined, heads * keys]: by how much each row of a head's state decays, of gates that have these numbers behind one for
 // each head.
@@ -221,7 +221,7 @@ extern "C" __global__ void scan_space(const float* mixed, int columns, const flo
         const i64 row = own.place(number);
         const float *from = mixed + row * columns, x = from[head * values + i];
         const float *b = from + heads * values + head / group * keys, *c = b + heads / group * keys;
-        const float step = fminf(fmaxf(softplus(gates[row * gates_stride + head] + bias[head]), least), most);
+        const float step = fminf(fmaxf(softplus_of(gates[row * gates_stride + head] + bias[head]), least), most);
         const float kept = expf(-(rate * step)), written = x * step;
         float found = 0;
 #pragma unroll 8

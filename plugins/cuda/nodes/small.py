@@ -128,6 +128,9 @@ class SmallNodes(Making):
     def sigmoid(self, node: onnx.NodeProto) -> None:
         self._map(node, "sigmoid")
 
+    def softplus(self, node: onnx.NodeProto) -> None:
+        self._map(node, "softplus")
+
     def xielu(self, node: onnx.NodeProto) -> None:
         """An activation, by two numbers that are weights."""
         graph, x = self._graph, self._graph.values[node.input[0]]

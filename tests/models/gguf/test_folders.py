@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.operations import Warmth
+from motley.daemon.models.description.rope import YarnScaling
 from motley.daemon.models.files import read_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.checkpoints.gguf.checkpoint import GgufCheckpoint
@@ -127,6 +128,29 @@ def test_what_experts_of_k_exaone_cannot_be(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=complaint):
             read_model(to_gguf(GOLDEN / "exaone-moe", tmp_path / "m.gguf", adapt=told(f"exaone-moe.{key}", value)))
+
+
+def test_what_a_file_of_laguna_tells(tmp_path: Path) -> None:
+    """Without a list, all layers but the first of four have a window; YaRN's factor of queries may be told."""
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("laguna.attention.sliding_window_pattern", None)
+        writer.add_rope_scaling_yarn_attn_factor(1.25)
+
+    model = read_model(to_gguf(GOLDEN / "laguna", tmp_path / "m.gguf", adapt=more))
+    assert [layer.attention.window for layer in model.layers if layer.attention] == [0, 8]
+    scaling = model.ropes["full"].scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.attention_factor == 1.25
+    for key, value, complaint in (
+        ("attention.head_count", [4, 6, 6], r"head_count = \[4, 6, 6\] .* a number, or a list of 2 numbers"),
+        ("attention.head_count", [4, 5], r"head_count = \[4, 5\] .* multiples of num_key_value_heads = 2"),
+        ("expert_gating_func", 1, r"laguna\.expert_gating_func = 1 .* only 2, a sigmoid"),
+        ("expert_shared_count", 2, r"laguna\.expert_shared_count = 2 .* only 1"),
+        ("rope.dimension_count_swa", 32, r"dimension_count_swa = 32 .* at most 16"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            read_model(to_gguf(GOLDEN / "laguna", tmp_path / "m.gguf", adapt=told(f"laguna.{key}", value)))
 
 
 def test_what_experts_of_deepseek_cannot_be(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ _OF_LAYER_IN = {
     **dict.fromkeys(("deepseek2", "minicpm3", "mistral4"), _LATENT),
     "glm-dsa": _LATENT | _INDEXER,
     **dict.fromkeys(("dots1", "exaone-moe"), _CORRECTED),
+    "laguna": {**_CORRECTED, "attn_gate": "self_attn.g_proj"},
     "llama4": _LLAMA4,
     "falcon-h1": _FALCON,
     "kimi-linear": _KIMI,
