@@ -14,11 +14,12 @@ Attention, https://arxiv.org/abs/2510.26692).
 1. q, k and v, side by side, become ``silu(convolution)``. Then each head of q and k becomes ``x / sqrt(sum(x ** 2) +
    1e-6)``; q is divided by sqrt(dk) besides.
 2. Each value head has a state f32[dk, dv], at first zero. With its group's q and k:
-   ``state *= exp(-exp(decay) * softplus(a + bias))``, ``state += outer(k, (v - k @ state) * written * sigmoid(b))``.
+   ``state *= exp(-exp(decay) * softplus(a + bias))``, or ``exp(floor * sigmoid(exp(decay) * (a + bias)))`` where there
+   is a floor; ``state += outer(k, (v - k @ state) * written * sigmoid(b))``.
 3. ``o = q @ state``, ``y = o / sqrt(mean(o ** 2) + epsilon) * gain * silu(z)``, or ``sigmoid(z)`` in its place.
 
-The attributes are key_heads (H), group (G), key_size (dk), value_size (dv), decays (n), written, gate (``silu`` or
-``sigmoid``) and epsilon.
+The attributes are key_heads (H), group (G), key_size (dk), value_size (dv), decays (n), written, floor (0: there is
+none), gate (``silu`` or ``sigmoid``) and epsilon.
 
 ``motley.StateSpace`` (Mamba2, https://arxiv.org/abs/2405.21060). For H heads of dv elements, each G of which share a
 write and a read vector of dk elements, its operands are x, z: f32[T, H dv], b, c: f32[T, H / G dk], dt: f32[T, H],

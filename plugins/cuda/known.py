@@ -22,7 +22,7 @@ from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 _ATTENTION = {**KNOWN[DOMAIN, "CachedAttention"], "soft_cap": ANY}
 _WARMTH = {"warm_span": ANY, "warm_offset": ANY, "warmth": ANY}
-_DELTA = {"decays": ANY, "written": ANY, "gate": ANY}
+_DELTA = {"decays": ANY, "written": ANY, "floor": ANY, "gate": ANY}
 _HEADS = {"layer": ANY, "group": ANY, "key_size": ANY, "value_size": ANY}
 
 KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {

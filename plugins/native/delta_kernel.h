@@ -40,6 +40,15 @@ ALWAYS void change_all(float *state, int64_t keys, int64_t wide, const float *q,
     }
 }
 
+/* By how much each row of a state decays where there is a floor: exp(floor * s((speed + bias) * rate)). */
+ALWAYS void floored_decays_of(const float *speed, const float *bias, float rate, float floor, int64_t count,
+                              float *decay) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        const floats sum = load_floats(speed + i, count - i) + load_floats(bias + i, count - i);
+        store_floats(decay + i, exponential(open_gate(all_lanes(floor), sum * rate)), count - i);
+    }
+}
+
 /* By how much each row of a state decays, from what says how fast: exp(-(rate * softplus(speed + bias))). */
 ALWAYS void decays_of(const float *speed, const float *bias, float rate, int64_t count, float *decay) {
     float sums[WIDEST_HEAD], logs[WIDEST_HEAD];
@@ -57,9 +66,13 @@ ALWAYS void decays_of(const float *speed, const float *bias, float rate, int64_t
  * that the usual case is compiled as if it were alone. */
 static __attribute__((noinline)) void change_by_rows(float *state, int64_t keys, int64_t wide, const float *q,
                                                      const float *k, const float *v, const float *speed,
-                                                     const float *bias, float rate, float write, float *found) {
+                                                     const float *bias, float rate, float floor, float write,
+                                                     float *found) {
     float decays[WIDEST_HEAD];
-    decays_of(speed, bias, rate, keys, decays);
+    if (floor != 0)
+        floored_decays_of(speed, bias, rate, floor, keys, decays);
+    else
+        decays_of(speed, bias, rate, keys, decays);
     change_all(state, keys, wide, q, k, v, 0, decays, write, found);
 }
 
@@ -81,9 +94,13 @@ static void recur_delta(const struct recurring *now, int64_t head) {
         const float write = sigmoid_of(gates[head]) * d->written;
         if (d->decays > 1) {
             const float *bias = d->bias + head * d->decays;
-            change_by_rows(state, keys, wide, q, k, v, speed, bias, d->rate[head], write, found);
+            change_by_rows(state, keys, wide, q, k, v, speed, bias, d->rate[head], d->floor, write, found);
         } else {
-            const float decay = exponential(all_lanes(-(d->rate[head] * softplus(*speed + d->bias[head]))))[0];
+            float decay;
+            if (d->floor != 0)
+                floored_decays_of(speed, d->bias + head, d->rate[head], d->floor, 1, &decay);
+            else
+                decay = exponential(all_lanes(-(d->rate[head] * softplus(*speed + d->bias[head]))))[0];
             change_all(state, keys, wide, q, k, v, decay, 0, write, found);
         }
         if (row < now->before) continue;

@@ -353,6 +353,7 @@ class Recurrent(ctypes.Structure):
         ("least", c_float),
         ("most", c_float),
         ("written", c_float),
+        ("floor", c_float),
     )
 
 

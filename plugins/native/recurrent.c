@@ -13,7 +13,8 @@
  *   1 / sqrt(key_size) besides.
  * - With e = exp(-(rate * softplus(a + bias))): found = e * (the sum of k * state by fma, row by row of the state from
  *   0); state = fma(k, (v - found) * (s(b) * written), state * e); the result is the sum of q * state by fma, row by row.
- *   Where each row of the state has an e of its own, found is the sum of (k * e) * state.
+ *   Where each row of the state has an e of its own, found is the sum of (k * e) * state. With a floor, e is
+ *   exp(floor * s((a + bias) * rate)).
  * - y = result * (1 / sqrt(mean of its squares + epsilon)) * gain * (z * s(z)), or s(z) in place of the last.
  *
  * State space:

@@ -47,6 +47,7 @@ struct recurrent {
     int64_t squashed; /* gated delta: gates are opened by s(z), not by z * s(z) */
     float epsilon, least, most; /* of a norm; bounds of a state space's steps */
     float written; /* gated delta: how much of a value is written at most */
+    float floor;   /* gated delta: the logarithm of what is left of a state at least; 0: there is none */
 };
 
 /* A span under way: first `before` rows that were guessed and turned out to be right, then its own; the state changes

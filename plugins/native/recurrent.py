@@ -110,6 +110,7 @@ def bind_gated_delta(
     pool: Pool,
     written: float = 1.0,
     squashed: bool = False,
+    floor: float = 0.0,
 ) -> Callable[[], None]:
     """What the rows of all spans of a step make of their sequences' states, in one layer, and these of them: a gated
     DeltaNet's.
@@ -131,6 +132,7 @@ def bind_gated_delta(
         gain: f32[value_size].
         written: how much of a value is written at most.
         squashed: gates are opened by the sigmoid of what opens them, not by that times it.
+        floor: the logarithm of what is left of a state at least, which a sigmoid is multiplied by; 0: there is none.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -155,6 +157,7 @@ def bind_gated_delta(
         "decays": (slots.gates - heads) // heads,
         "written": written,
         "squashed": squashed,
+        "floor": floor,
     }
     return _bound(more, y, width, filters, None, spans, slots, pool, (qkvz, ba, rate, bias, gain))
 

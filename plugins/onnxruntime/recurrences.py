@@ -69,6 +69,7 @@ def _gated_delta(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[
             pool=pool,
             written=of["written"],
             squashed=of["gate"] == b"sigmoid",
+            floor=of["floor"],
         )
 
     values = len(decay) * of["value_size"]

@@ -102,8 +102,10 @@ def gated_delta(
         q = q / mixed.dtype.type(size**0.5)
         q, k = (xp.repeat(each, group, axis=0)[:, None] for each in (q, k))
         v = mixed[2 * width :].reshape(values, 1, -1)
-        speeds = softplus(xp, gates[values:] + bias).reshape(values, -1)
-        state *= xp.exp(-xp.exp(decay)[:, None] * speeds)[:, :, None]
+        speeds, rates = (gates[values:] + bias).reshape(values, -1), xp.exp(decay)[:, None]
+        floor = mixed.dtype.type(of["floor"])
+        logs = floor * sigmoid(xp, rates * speeds) if floor else -rates * softplus(xp, speeds)
+        state *= xp.exp(logs)[:, :, None]
         share = sigmoid(xp, gates[:values]) * mixed.dtype.type(of["written"])
         state += k.swapaxes(1, 2) * ((v - k @ state) * share[:, None, None])
         return (q @ state)[:, 0]

@@ -248,7 +248,9 @@ class _Book:
             for row in range(len(y)):
                 q, k = (each[row, key] / np.sqrt((each[row, key] ** 2).sum() + 1e-6) for each in mixed[:2])
                 speeds = slice(head * delta.decays, (head + 1) * delta.decays)
-                state *= np.exp(-np.exp(decay[head]) * np.log1p(np.exp(a[row, speeds] + bias[speeds])))[:, None]
+                rate, speed = np.exp(decay[head]), a[row, speeds] + bias[speeds]
+                usual = -rate * np.log1p(np.exp(speed))
+                state *= np.exp(delta.floor * _sigmoid(rate * speed) if delta.floor else usual)[:, None]
                 share = delta.written * _sigmoid(b[row, head])
                 state += np.outer(k, (mixed[2][row, own] - k @ state) * share)
                 found = q @ state / np.sqrt(of.key_size)

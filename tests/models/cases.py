@@ -55,7 +55,7 @@ TELLING = {
     ),
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
     *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe", "cohere", "starcoder2", "phimoe", "apertus"),
-    *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna"),
+    *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna", "bailing-hybrid"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {

@@ -203,6 +203,14 @@ _HY_V3 = {
     ".shared_experts.": ".shared_mlp.",
 }
 """The same of Hy3."""
+_LING = {
+    "model.embed_tokens.": "model.word_embeddings.",
+    ".self_attn.o_proj.": ".attention.dense.",
+    ".self_attn.": ".attention.",
+    ".block_sparse_moe.": ".mlp.",
+    ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
+}
+"""The same of Ling 3, beside what is apart."""
 _LAGUNA = {
     ".mlp.gate.e_score_correction_bias": ".mlp.experts.e_score_correction_bias",
     ".mlp.shared_experts.": ".mlp.shared_expert.",
@@ -286,8 +294,11 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         return
     if family == "lfm3":
         weights = {name.replace(".g_proj.", ".gate_proj."): value for name, value in weights.items()}
-    if family in ("olmo_hybrid", "kimi_linear"):
+    if family in ("olmo_hybrid", "kimi_linear", "bailing_hybrid"):
         weights = dict(_apart(weights))
+    if family == "bailing_hybrid":
+        for today, published in _LING.items():
+            weights = {name.replace(today, published): value for name, value in weights.items()}
     if family == "laguna":
         for today, published in _LAGUNA.items():
             weights = {name.replace(today, published): value for name, value in weights.items()}

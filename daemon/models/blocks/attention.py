@@ -149,7 +149,7 @@ def attention(
         gains=gains,
     )
     if gate_of_heads:
-        opening = [_as_often(writer, opens, heads.size) for opens in opening]
+        opening = [as_often(writer, opens, heads.size) for opens in opening]
     for opens in opening:
         attended = writer.gated(f"{at}.opened", opens, attended, opened_by)
     if values:
@@ -161,10 +161,10 @@ def attention(
     return writer.linear(f"{at}.output", attended, output)[0]
 
 
-def _as_often(writer: Writer, one: Value, count: int) -> Value:
+def as_often(writer: Writer, one: Value, count: int) -> Value:
     """Heads of `count` elements, all of them what the one element of a head of `one` is."""
     if count == 1:
         return one
-    half = _as_often(writer, one, count // 2)
+    half = as_often(writer, one, count // 2)
     joined = writer.join(f"{one.name}.{count - count % 2}", half, half)
     return writer.join(f"{one.name}.{count}", joined, one) if count % 2 else joined

@@ -27,12 +27,13 @@ def delta_net_apart(
     epsilon: float,
     written: float = 1.0,
     squashed: bool = False,
+    floor: float = 0.0,
 ) -> Value:
     """f32[T, D]{U_tp}: what a layer makes of its projections, to the output projection.
 
     Args:
         module: the layer's in a checkpoint.
-        gates: b and a, see `DeltaRule`, as are `epsilon`, `written` and `squashed`.
+        gates: b and a, see `DeltaRule`, as are `epsilon`, `written`, `squashed` and `floor`.
         reach: positions that the convolution of queries, keys and values sees, a row's own among them.
     """
     at = f"layers.{number}.attention"
@@ -57,5 +58,6 @@ def delta_net_apart(
         epsilon=epsilon,
         written=written,
         squashed=squashed,
+        floor=floor,
     )
     return writer.linear(f"{at}.output", y, W(f"{module}.o_proj.weight", shape.residual, heads.value_axis))[0]

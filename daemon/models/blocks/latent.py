@@ -14,9 +14,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import log
 
+from motley.daemon.models.blocks.attention import as_often
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
-from motley.daemon.models.description.operations import Warmth
+from motley.daemon.models.description.operations import Activation, Warmth
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
@@ -122,12 +123,13 @@ def _yarn_scale(keys: Keys) -> float:
 
 
 def latent_attention(
-    writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value, rope: str | None = "main"
+    writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value, rope: str | None = "main", gate: str = ""
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
 
     Args:
         rope: which of the model's rotary embeddings; None: none, and what is called rotated is not.
+        gate: the module that makes a number of each head, whose sigmoid multiplies what it has seen; empty: none.
     """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
     latent = Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank")
@@ -167,6 +169,9 @@ def latent_attention(
         ),
         first=sizes.turned,
     )
+    if gate:
+        (opens,) = writer.linear(f"{at}.gate", x, W(f"{module}.{gate}.weight", sizes.axis(1), shape.residual))
+        seen = writer.gated(f"{at}.opened", as_often(writer, opens, sizes.values), seen, Activation.SIGMOID)
     output = W(f"{module}.o_proj.weight", shape.residual, sizes.axis(sizes.values))
     return writer.linear(f"{at}.output", seen, output)[0]
 

@@ -171,6 +171,8 @@ class DeltaRule:
         epsilon: of that norm.
         written: how much of a value is written at most.
         squashed: the gates of the result are opened by the sigmoid of z, not by ``silu(z)``.
+        floor: the logarithm of what is left of a state at least, a negative number that a sigmoid is multiplied by; 0:
+            there is none, and a softplus takes its place.
     """
 
     layer: int
@@ -189,6 +191,7 @@ class DeltaRule:
     epsilon: float
     written: float = 1.0
     squashed: bool = False
+    floor: float = 0.0
 
     @property
     def decays(self) -> int:

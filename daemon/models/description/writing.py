@@ -242,6 +242,7 @@ class Writer:
         epsilon: float,
         written: float = 1.0,
         squashed: bool = False,
+        floor: float = 0.0,
     ) -> Value:
         """What reads and changes a layer's recurrent state, see `DeltaRule`; `gates` are b and a."""
         key, value, gate, speed = heads.key_axis, heads.value_axis, heads.gate_axis, bias.out
@@ -257,7 +258,7 @@ class Writer:
             raise ShardingError(f"{name}: heads of {heads.value_size} elements cannot have a gain of {gain.shape}")
         y = Value(name, value, Placement.SHARDED)
         return self._made(
-            DeltaRule(layer, *qkvz, *gates, y, heads, filters, decay, bias, gain, epsilon, written, squashed)
+            DeltaRule(layer, *qkvz, *gates, y, heads, filters, decay, bias, gain, epsilon, written, squashed, floor)
         )
 
     def state_space(

@@ -67,6 +67,7 @@ from motley.daemon.models.families.latent.minicpm3 import minicpm3
 from motley.daemon.models.families.latent.mistral4 import mistral4
 from motley.daemon.models.families.latent.sarvam_mla import sarvam_mla
 from motley.daemon.models.families.latent.youtu import youtu
+from motley.daemon.models.families.recurrent.bailing_hybrid import bailing_hybrid
 from motley.daemon.models.families.recurrent.falcon_h1 import falcon_h1
 from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
 from motley.daemon.models.families.recurrent.kimi_linear import kimi_linear
@@ -82,6 +83,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "afmoe": afmoe,
     "apertus": apertus,
     "arcee": arcee,
+    "bailing_hybrid": bailing_hybrid,
     "cohere": cohere,
     "cohere2": cohere2,
     "cohere2_moe": cohere2_moe,

@@ -58,6 +58,7 @@ def lower_recurrence(nodes: RankSums, recurrence: Recurrence) -> None:
                 epsilon=recurrence.epsilon,
                 decays=recurrence.decays,
                 written=recurrence.written,
+                floor=recurrence.floor,
                 gate="sigmoid" if recurrence.squashed else "silu",
             )
         case StateSpace(heads=heads):

@@ -117,17 +117,20 @@ __device__ inline void scan(float* states, float* scratch, const Recurring* span
     }
 }
 
-// By how much a state decays at a row.
-__device__ inline float decay_of(float rate, float speed) { return expf(-(rate * softplus_of(speed))); }
+// By how much a state decays at a row; `floor` is the logarithm of what is left of it at least, or 0.
+__device__ inline float decay_of(float rate, float speed, float floor) {
+    return expf(floor != 0 ? floor * sigmoid_of(rate * speed) : -(rate * softplus_of(speed)));
+}
 
 // y: f32[lined, heads * keys]: by how much each row of a head's state decays, of gates that have these numbers behind one for
 // each head.
 extern "C" __global__ void decay(const float* gates, int gates_stride, const float* decay, const float* bias, float* y,
-                                 int lined, int heads, int keys) {
+                                 int lined, int heads, int keys, float floor) {
     wait_for_previous();
     const int width = heads * keys, i = int(thread_number() % width);
     const i64 row = thread_number() / width;
-    if (row < lined) y[thread_number()] = decay_of(expf(decay[i / keys]), gates[row * gates_stride + heads + i] + bias[i]);
+    if (row >= lined) return;
+    y[thread_number()] = decay_of(expf(decay[i / keys]), gates[row * gates_stride + heads + i] + bias[i], floor);
 }
 
 // How a gated DeltaNet's rows change states.
@@ -166,13 +169,13 @@ struct DeltaRule {
 extern "C" __global__ void scan_delta(const float* mixed, int columns, const float* gates, int gates_stride,
                                       const float* decay, const float* bias, float* states, float* scratch,
                                       const Recurring* spans, float* y, int count, int heads, int group, int keys,
-                                      int values, float written) {
+                                      int values, float written, float floor) {
     wait_for_previous();
     const DeltaRule rule{mixed, columns, gates, gates_stride, heads, group, keys, values, written};
     const float rate = expf(decay[head_of(heads, values)]);
     const auto change = [&](const Recurring& own, i64 number, float* column, int head, int i) {
         const i64 place = own.place(number);
-        const float kept = decay_of(rate, gates[place * gates_stride + heads + head] + bias[head]);
+        const float kept = decay_of(rate, gates[place * gates_stride + heads + head] + bias[head], floor);
         const float found = rule.change<true>(place, column, head, i, &kept);
         if (number >= own.before) y[(place * heads + head) * values + i] = found;
     };

@@ -38,19 +38,23 @@ class RecurrentNodes(Submission):
         rows, both = self._step.lined_up.rows, 2 * of["key_heads"]
         graph.launch("unit_heads", rows * both * WARP, *rows_of(mixed), *integers(rows, both, keys))
         found, gates = self._buffer(f"{node.output[0]}.found", heads * values), self._gates(layer, lined)
-        speeds = [decay, bias]
+        speeds, floor = [decay, bias], [ctypes.c_float(of["floor"])]
         if of["decays"] > 1:
             decays = graph.buffer("decays", heads * keys, self._step.states.room)
             speeds = [pointer(decays.address)]
-            graph.launch(
-                "decay", rows * heads * keys, *rows_of(gates), decay, bias, *speeds, *integers(rows, heads, keys)
-            )
+            sizes = *integers(rows, heads, keys), *floor
+            graph.launch("decay", rows * heads * keys, *rows_of(gates), decay, bias, *speeds, *sizes)
+            floor = []
         graph.launch(
             "scan_delta" if of["decays"] == 1 else "scan_delta_by_rows",
             self._step.lined_up.spans * heads * values,
             *(*rows_of(mixed), *rows_of(gates), *speeds),
             *(*self._states(layer), pointer(found.address)),
-            *(*integers(self._step.lined_up.spans, heads, of["group"], keys, values), ctypes.c_float(of["written"])),
+            *(
+                *integers(self._step.lined_up.spans, heads, of["group"], keys, values),
+                ctypes.c_float(of["written"]),
+                *floor,
+            ),
         )
         y = self._result(node, heads * values)
         graph.launch(

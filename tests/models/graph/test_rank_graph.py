@@ -330,6 +330,8 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
     heads = {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}
     if case.model.family == "step3p5":
         heads["num_sliding_attention_heads"] = 3 * keys
+    if case.model.family == "bailing_hybrid":
+        heads["head_dim"] = 16  # of its recurrent heads
     if case.model.family == "laguna":
         heads["num_attention_heads_per_layer"] = [each.heads.group * keys for each in case.attentions]
     model = case.changed(vocab_size=64, **heads, **recurrent)

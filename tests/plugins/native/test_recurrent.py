@@ -37,6 +37,7 @@ class Sizes:
     Attributes:
         by_rows: a DeltaNet as Kimi's: each row of a state decays by itself, and gates are opened by sigmoids; more is
             written, too.
+        floor: the logarithm of what is left of a DeltaNet's state at least; 0: there is none.
     """
 
     operator: str
@@ -47,6 +48,7 @@ class Sizes:
     reach: int
     biased: bool = False
     by_rows: bool = False
+    floor: float = 0.0
 
     @property
     def spec(self) -> StateSpec:
@@ -84,6 +86,8 @@ SIZES = (
     Sizes(STATE_SPACE, 3, 2, 5, 7, 2, biased=True),
     Sizes(SHORT_CONVOLUTION, 1, 1, 0, 700, 3),
     Sizes(SHORT_CONVOLUTION, 1, 1, 0, 37, 2, biased=True),
+    Sizes(GATED_DELTA, 2, 3, 24, 40, 4, by_rows=True, floor=-5.0),
+    Sizes(GATED_DELTA, 3, 2, 5, 7, 2, floor=-0.5),
 )
 DELTA, ODD, BY_ROWS, SPACE, ODD_SPACE, CONVOLUTION, ODD_CONVOLUTION = (SIZES[at] for at in (0, 2, 3, 5, 7, 8, 9))
 
@@ -108,6 +112,7 @@ class Layer:
                 self.attributes |= (
                     {"written": 2.0, "gate": b"sigmoid"} if sizes.by_rows else {"written": 1.0, "gate": b"silu"}
                 )
+                self.attributes["floor"] = sizes.floor
             case "StateSpace":
                 self.weights["skip"] = normal(random, heads)
                 self.attributes |= {"heads": heads, "least": 0.2, "most": 1.5}
@@ -126,7 +131,7 @@ class Layer:
         more: dict[str, Any] = {"pool": pool, **self.weights}
         if self.sizes.operator == GATED_DELTA:
             qkvz, ba = side_by_side(rows[:4]), side_by_side(rows[4:])
-            more |= {name: self.attributes[name] for name in ("epsilon", "written")}
+            more |= {name: self.attributes[name] for name in ("epsilon", "written", "floor")}
             squashed = self.sizes.by_rows
             return bind_gated_delta(qkvz, ba, y, spans, slots, group=self.sizes.group, squashed=squashed, **more)
         more.setdefault("filter_bias", None)
