@@ -18,21 +18,12 @@ LAYER_NORMS = ("command-r", "cohere2", "jais2", "nemotron", "stablelm", "starcod
 EXPERT_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 OWN_WIDTH = (
     *("qwen2moe", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe"),
-    *(
-        "kimi-linear",
-        "glm4moe",
-        "deepseek2",
-        "dots1",
-        "glm-dsa",
-        "exaone-moe",
-        "gemma4",
-        "laguna",
-        "lfm2moe",
-        "mistral4",
-    ),
-    "nemotron_h_moe",
+    *("kimi-linear", "glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "gemma4", "lfm2moe", "mistral4"),
+    *("bailingmoe3", "laguna", "nemotron_h_moe"),
 )
 """Architectures whose experts have a width of their own."""
+LEADING = ("bailingmoe3", "kimi-linear", "glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "mistral4")
+"""Those with leading layers without experts, and keys of groups of these."""
 
 
 def text_config(folder: Path) -> dict[str, Any]:
@@ -42,6 +33,7 @@ def text_config(folder: Path) -> dict[str, Any]:
         if own in config:
             config[usual] = config.pop(own)
     if "qk_rope_head_dim" in config:
+        config.setdefault("linear_head_dim", config.get("head_dim"))
         config["head_dim"] = config["qk_rope_head_dim"]
     config |= config.pop("text_config", {}) | {key: config[key] for key in ("eos_token_id",) if key in config}
     for wide in config.get("per_layer_config", {}).values():
@@ -79,6 +71,12 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     elif architecture == "kimi-linear":
         add_kda(writer, config["linear_attn_config"], config["num_hidden_layers"])
+    elif architecture == "bailingmoe3":
+        attends = [number for number in range(1, config["num_hidden_layers"] + 1) if number % 2 == 0]
+        sizes = {key: config[key] for key in ("short_conv_kernel_size", "linear_head_dim")}
+        add_kda(writer, {**sizes, "head_dim": sizes["linear_head_dim"], "full_attn_layers": attends}, 3)
+        writer.add_bool("bailingmoe3.kda.safe_gate", True)
+        writer.add_float32("bailingmoe3.kda.gate_lower_bound", config["kda_lower_bound"])
     elif architecture in MAMBA:
         add_mamba(writer, config)
     else:
@@ -260,7 +258,7 @@ def add_experts(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_indexer_top_k(config["index_topk"])
     if writer.arch in ("glm4moe", "deepseek2", "glm-dsa", "exaone-moe"):
         writer.add_nextn_predict_layers(config.get("num_nextn_predict_layers", 0))
-    if writer.arch in ("kimi-linear", "glm4moe", "deepseek2", "dots1", "glm-dsa", "exaone-moe", "mistral4"):
+    if writer.arch in LEADING:
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         if config["model_type"] not in ("deepseek_v2", "mistral4"):  # of which files may say nothing
             writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)

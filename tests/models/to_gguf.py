@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "exaone_moe": "exaone-moe",
+    "bailing_hybrid": "bailingmoe3",
     "falcon_h1": "falcon-h1",
     "kimi_linear": "kimi-linear",
     "glm_moe_dsa": "glm-dsa",
@@ -62,8 +63,8 @@ ARCHITECTURES = {
     "qwen3_vl_moe_text": "qwen3vlmoe",
 }
 """Where it is not the model type."""
-SAME_NAMES = {"laguna": "step35"}
-"""An architecture that the package does not know yet: one whose tensors have the same names."""
+SAME_NAMES = {"bailingmoe3": "kimi-linear", "laguna": "step35"}
+"""Of an architecture that the package does not know yet, one whose tensors have the same names."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
     r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|\.decay$|conv\.in_proj_[bcx]\.|conv_taps\."
@@ -116,6 +117,8 @@ def to_gguf(
         found = dict(multiplied(found, config))
     if architecture == "kimi-linear":
         found = dict(kimi(found))
+    if architecture == "bailingmoe3":
+        found = dict(ling(found))
     if "kv_lora_rank" in config and architecture != "minicpm3":
         found = dict(by_heads(found, config))
     for name, values in found.items():
@@ -287,6 +290,20 @@ def kimi(tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
             yield name.replace(".dt_bias", ".dt_proj.bias"), own
 
 
+def ling(tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
+    """The same of Ling 3's, which have whole projections."""
+    tensors = {name.replace(".attention.", ".self_attn."): own for name, own in tensors.items()}
+    for name, own in kimi(tensors):
+        layer = name.rpartition(".self_attn.")[0]
+        recurrent = f"{layer}.self_attn.A_log" in tensors
+        if name.endswith(".A_log"):
+            yield name, -own.reshape(-1, 1)
+        elif recurrent and name.endswith((".f_proj.weight", ".g_proj.weight")):
+            yield name.replace("_proj.", "_a_proj."), own
+        else:
+            yield name, own
+
+
 def by_heads(tensors: dict[str, F32], config: dict[str, Any]) -> Iterator[tuple[str, F32]]:
     """Tensors with each head's keys and values of latent rows apart, those of keys transposed."""
     plain = config["qk_nope_head_dim"]
@@ -329,6 +346,8 @@ def gguf_name(name: str, architecture: str, shared: str = "") -> str:
         part = {"gate_proj": "gate", "up_proj": "up", "output_linear": "down"}[name.split(".")[-2]]
         return f"blk.{name.split('.')[2]}.ffn_{part}{shared}.weight"
     scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    if architecture == "bailingmoe3" and name.endswith(".g_proj.weight"):
+        return f"blk.{name.split('.')[2]}.attn_gate.weight"
     if scale := next((own for called, own in scales.items() if name.endswith(called)), None):
         return f"blk.{name.split('.')[2]}.{scale}"
     tables = map(_names, (architecture, "llama"))

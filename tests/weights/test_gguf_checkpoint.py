@@ -218,6 +218,8 @@ def test_names() -> None:
         ("granitehybrid", "ffn_down_shexp.weight", "shared_mlp.output_linear.weight"),
         ("granitehybrid", "ffn_up.3.weight", "block_sparse_moe.experts.3.up_proj.weight"),
         ("falcon-h1", "ffn_norm", "pre_ff_layernorm.weight"),
+        ("bailingmoe3", "ssm_g_a.weight", "self_attn.g_proj.weight"),
+        ("bailingmoe3", "attn_gate.weight", "self_attn.g_proj.weight"),
         ("kimi-linear", "ssm_conv1d_q.weight", "self_attn.q_conv1d.weight"),
         ("nemotron_h", "ssm_dt.bias", "mixer.dt_bias"),
         ("nemotron_h_moe", "ffn_latent_up.weight", "mixer.fc2_latent_proj.weight"),

@@ -35,7 +35,10 @@ from motley.daemon.models.gguf.long_rope import LONG_FACTORS, long_rope
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.gguf.recurrent import (
     CONVOLUTIONS,
+    KDA,
+    LING,
     SSM,
+    bailingmoe3,
     falcon_h1,
     granite_hybrid,
     kimi_linear,
@@ -409,11 +412,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "kimi-linear": Architecture(
         "kimi_linear",
         kimi_linear,
-        LATENT | {"ssm.conv_kernel", "kda.head_dim"},
+        LATENT | KDA,
         latent=True,
         listed=(KV_HEADS,),
         rotates=False,
     ),
+    "bailingmoe3": Architecture("bailing_hybrid", bailingmoe3, LATENT | LING, latent=True, listed=(KV_HEADS,)),
     "qwen3next": Architecture("qwen3_next", qwen35_moe, SSM, partial=True),
     "qwen35": Architecture("qwen3_5_text", qwen35, SSM, partial=True),
     "qwen35moe": Architecture("qwen3_5_moe_text", qwen35_moe, SSM, partial=True),

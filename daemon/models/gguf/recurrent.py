@@ -165,6 +165,34 @@ def kimi_linear(metadata: Metadata) -> dict[str, Any]:
     }
 
 
+KDA = frozenset({"ssm.conv_kernel", "kda.head_dim"})
+"""Keys of Kimi's DeltaNets."""
+BOUND, CLAMPS = "kda.gate_lower_bound", ("swiglu_clamp_exp", "swiglu_clamp_shexp")
+LING = KDA | {BOUND, "kda.safe_gate", *CLAMPS}
+"""The same, of how much is left of a state at least, and of what bounds the gates of experts."""
+
+
+def bailingmoe3(metadata: Metadata) -> dict[str, Any]:
+    """Ling 3: as Kimi Linear, but for how states decay."""
+    own = metadata.own
+    own.only("kda.safe_gate", True)
+    if own.get(BOUND) is None:
+        raise own.refusal(BOUND, "a negative number")
+    for key in CLAMPS:
+        limits = own.get(key)
+        if any(limits if isinstance(limits, list) else [limits]):
+            raise own.refusal(key, "only 0 for each layer")
+    shared = own.size("expert_shared_count", 1, least=0)
+    width = shared * own.size("expert_feed_forward_length")
+    if own.size("expert_shared_feed_forward_length", width) != width:
+        raise own.refusal("expert_shared_feed_forward_length", f"only that of {shared} experts, {width}")
+    return kimi_linear(metadata) | {
+        "kda_lower_bound": own.get(BOUND),
+        "num_hidden_layers": metadata.layers,
+        "num_nextn_predict_layers": own.size("nextn_predict_layers", 0, least=0),
+    }
+
+
 def nemotron_h(metadata: Metadata) -> dict[str, Any]:
     """Nemotron-H and Nemotron 3; what the one block of a layer is, its tensors tell."""
     own, kinds = metadata.own, [_nemotron_kind(metadata, layer) for layer in range(metadata.layers)]

@@ -31,6 +31,7 @@ from tests.models.to_gguf import to_gguf
         ("llama-llama3-rope-tied", {"model_type": "exaone"}, "exaone"),
         ("gemma2", {"query_pre_attn_scalar": 16}, "gemma2"),
         ("falcon-h1", {}, "falcon-h1"),
+        ("bailing-hybrid", {}, "bailingmoe3"),
         ("kimi-linear", {"num_expert_group": 1, "topk_group": 1}, "kimi-linear"),
         ("granitemoehybrid", {"time_step_limit": None}, "granitehybrid"),
         ("granitemoehybrid-dense", {}, "granitehybrid"),
@@ -119,6 +120,25 @@ def test_a_falcon_whose_head_is_its_embeddings_is_refused(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigError, match=r"vocab_size = 101 .* with a tensor output\.weight beside"):
         read_model(to_gguf(GOLDEN / "falcon-h1", tmp_path / "m.gguf", adapt=tied))
+
+
+def test_what_a_file_of_ling_3_cannot_tell(tmp_path: Path) -> None:
+    folder = GOLDEN / "bailing-hybrid"
+    for key, value, complaint in (
+        ("swiglu_clamp_exp", [0, 7, 7], r"bailingmoe3\.swiglu_clamp_exp = \[0, 7, 7\] .* only 0 for each layer"),
+        ("kda.safe_gate", 0, r"bailingmoe3\.kda\.safe_gate = 0 .* only true"),
+        ("kda.gate_lower_bound", 1, r"kda_lower_bound = 1 .* a negative number"),
+        ("expert_shared_feed_forward_length", 48, r"shared_feed_forward_length = 48 .* only that of 1 experts, 32"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told(f"bailingmoe3.{key}", value)))
+    assert read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=told("bailingmoe3.swiglu_clamp_exp", [0, 0, 0])))
+
+    def silent(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["bailingmoe3.kda.gate_lower_bound"]
+
+    with pytest.raises(ConfigError, match=r"kda\.gate_lower_bound is absent; expected a negative number"):
+        read_model(to_gguf(folder, tmp_path / "m.gguf", adapt=silent))
 
 
 def test_what_experts_of_k_exaone_cannot_be(tmp_path: Path) -> None:

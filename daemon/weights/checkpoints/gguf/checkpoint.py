@@ -2,7 +2,8 @@
 
 llama.cpp names tensors differently (`motley.daemon.weights.checkpoints.gguf.names`), and puts some rows and columns
 elsewhere (`motley.daemon.weights.checkpoints.gguf.order`). Both are undone here while reading; rows move as they are,
-so no value changes. Of a recurrent state's decay it has ``-exp(A_log)``, of which the logarithm is taken here.
+so no value changes. Of a recurrent state's decay it has ``-exp(A_log)``, or that without its sign, of which the
+logarithm is taken here.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class GgufCheckpoint(TensorFiles):
         if len(info.shape) == 1:
             line = dequantise(self._raw(info, rows, range(info.shape[0])), info.dtype)
             values: F32 = line[:, self._places(name, columns)]
-            return np.log(-values) if name.removesuffix(WHOLE).endswith(".A_log") else values
+            return np.log(np.abs(values)) if name.removesuffix(WHOLE).endswith(".A_log") else values
         if (size := self._order.columns(name)) and isinstance(self._order, Tiling):
             whole = dequantise(self._raw(info, rows, range(info.shape[1])), info.dtype)
             return np.ascontiguousarray(whole[:, self._order.places(columns, size)])

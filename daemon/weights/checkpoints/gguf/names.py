@@ -157,6 +157,15 @@ _KIMI = {
     "exp_probs_b.bias": "block_sparse_moe.gate.e_score_correction_bias",
     **{f"ffn_{part}_shexp": f"block_sparse_moe.shared_experts.{part}_proj" for part in ("gate", "up", "down")},
 }
+_LING = {
+    **_LATENT,
+    **{f"ssm_conv1d_{letter}": f"self_attn.{letter}_conv1d" for letter in "qkv"},
+    **{part: f"self_attn.{module}_proj" for part, module in (("ssm_f_a", "f"), ("ssm_g_a", "g"), ("attn_gate", "g"))},
+    "ssm_a": "self_attn.A_log",
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_dt.bias": "self_attn.dt_bias",
+    "ssm_norm": "self_attn.o_norm",
+}
 _SHARED_MLP = {"gate": "gate_proj", "up": "up_proj", "down": "output_linear"}
 _GRANITE_MOE = {
     **{f"ffn_{part}_shexp": f"shared_mlp.{name}" for part, name in _SHARED_MLP.items()},
@@ -170,6 +179,7 @@ _OF_LAYER_IN = {
     "llama4": _LLAMA4,
     "falcon-h1": _FALCON,
     "kimi-linear": _KIMI,
+    "bailingmoe3": _LING,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), _DELTA_NET),
     "ernie4_5-moe": _CORRECTED,
     "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
