@@ -82,7 +82,7 @@ MADE_OF_OTHERS = {
     *("cohere2", "cohere2_moe", "jais2", "nemotron", "olmo_hybrid", "stablelm"),
     *("deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma2", "glm4_moe_lite"),
     *("glm_moe_dsa",),
-    *("hunyuan_v1_dense", "hy_v3", "lfm2_moe", "minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),
+    *("axk1", "hunyuan_v1_dense", "hy_v3", "lfm2_moe", "minimax_m2", "olmo3", "qwen3_5_moe", "seed_oss"),
 }
 """Families of which each part is in a telling case of another family; so they have none in `TELLING`."""
 BLOCKS = CacheBlocks(count=160, tokens=8, slots=8)

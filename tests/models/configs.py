@@ -119,6 +119,7 @@ MELLUM = LLAMA | EXPERTS | {"model_type": "mellum"}
 MINICPM3 = LLAMA | _LATENT | {"model_type": "minicpm3"}
 SARVAM_MOE = GLM4_MOE | {"model_type": "sarvam_moe"}
 SARVAM_MLA = GLM4_MOE | _LATENT | {"model_type": "sarvam_mla"}
+AXK1 = GLM4_MOE | _LATENT | {"model_type": "axk1", "n_group": 3, "topk_group": 2}
 MISTRAL4 = GLM4_MOE | _LATENT | {"model_type": "mistral4"}
 LLAMA3 = {
     "factor": 8.0,

@@ -1327,6 +1327,16 @@ CASES: dict[str, dict[str, Any]] = {
         "kda_lower_bound": -2.0,
         "num_nextn_predict_layers": 0,
     },
+    "axk1": {
+        **_LATENT,
+        "model_type": "axk1",
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_group": 3,
+        "topk_group": 2,
+        "rms_norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

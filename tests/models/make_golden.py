@@ -102,7 +102,7 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
             drawn = 1.5 * noise / value.shape[-1] ** 0.5
         weights[name] = drawn.to((torch.float16, torch.bfloat16, torch.float32)[0 if index % 5 else index // 5 % 3])
     for name, value in model.named_buffers():
-        if name.endswith(("e_score_correction_bias", "expert_bias")):
+        if name.endswith(("e_score_correction_bias", "expert_bias")) and settings["model_type"] != "axk1":
             weights[name] = 0.3 * torch.randn(value.shape, generator=generator)
         if name.endswith(("act_fn.beta", "act_fn.eps")):
             weights[name] = value
@@ -299,6 +299,8 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
     if family == "bailing_hybrid":
         for today, published in _LING.items():
             weights = {name.replace(today, published): value for name, value in weights.items()}
+    if family == "axk1":
+        weights = {name.replace(".mlp.post_mlp", ".post_mlp"): value for name, value in weights.items()}
     if family == "laguna":
         for today, published in _LAGUNA.items():
             weights = {name.replace(today, published): value for name, value in weights.items()}

@@ -14,7 +14,7 @@ from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Route, Routing, Scale, Warmth
 from motley.daemon.models.description.rope import Rope, YarnScaling
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import DEEPSEEK_V3, MINICPM3, MISTRAL4, SARVAM_MLA, read, without
+from tests.models.configs import AXK1, DEEPSEEK_V3, MINICPM3, MISTRAL4, SARVAM_MLA, read, without
 from tests.models.test_reading import attentions
 
 
@@ -73,6 +73,25 @@ def test_minicpm3_s_heads_are_as_published_where_a_config_is_silent(tmp_path: Pa
     assert shapes["model.layers.0.self_attn.v_up_proj.weight"] == (64, 256)
 
 
+def test_a_x_k1_s_experts_have_a_norm_and_no_correction(tmp_path: Path) -> None:
+    model, usual = (
+        read(tmp_path, AXK1),
+        read(tmp_path, AXK1 | {"model_type": "deepseek_v3", "first_k_dense_replace": 1}),
+    )
+    shapes, others = expected_shapes(model), expected_shapes(usual)
+    norms = {f"model.layers.{layer}.post_mlp_layernorm.weight" for layer in (1, 2)}
+    assert shapes.keys() - others.keys() == norms
+    corrections = {f"model.layers.{layer}.mlp.gate.e_score_correction_bias" for layer in (1, 2)}
+    assert others.keys() - shapes.keys() == corrections
+    rule = Routing(2, "sigmoid", normalised=True, epsilon=1e-20, groups=3, groups_kept=2, scaling=2.5)
+    assert {each.routing for each in model.operations if isinstance(each, Route)} == {rule}
+    assert "model.layers.0.post_mlp_layernorm." in model.ignored
+    assert "model.layers.1.post_mlp_layernorm." not in model.ignored
+    sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    silent = read(tmp_path, {key: value for key, value in AXK1.items() if key not in sizes})
+    assert {attend.heads for attend in attentions(silent)} == {Heads(4, 1, 512 + 64)}
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -83,6 +102,10 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_p
         (MISTRAL4 | {"rope_parameters": YARN | {"rope_type": "linear"}}, "rope_parameters.rope_type"),
         (MISTRAL4 | {"rope_parameters": YARN}, "rope_parameters.llama_4_scaling_beta"),
         (MISTRAL4 | {"n_group": 4}, "n_group"),
+        (AXK1 | {"n_group": 4}, "n_group"),
+        (AXK1 | {"moe_layer_freq": 2}, "moe_layer_freq"),
+        (AXK1 | {"scoring_func": "softmax"}, "scoring_func"),
+        (AXK1 | {"topk_method": "greedy"}, "topk_method"),
         (MISTRAL4 | {"attention_bias": True}, "attention_bias"),
         (MISTRAL4 | {"scoring_func": "sigmoid"}, "scoring_func"),
         (SARVAM_MLA | {"num_experts": 4}, "num_experts"),

@@ -12,6 +12,7 @@ REFUSED: Mapping[str, str] = {
     "afmoe": f"Sigmoid, .*TopK, .*motley.Experts, {_TABLES}",
     "apertus": "motley.Xielu",
     "arcee": "Relu",
+    "axk1": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "bailing-hybrid": "motley.GatedDelta",
     "cohere": "LayerNormalization",
     "cohere2": f"LayerNormalization, .*{_TABLES}",

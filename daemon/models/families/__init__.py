@@ -59,6 +59,7 @@ from motley.daemon.models.families.experts.qwen2_moe import qwen2_moe
 from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_omni_moe, qwen3_vl_moe
 from motley.daemon.models.families.experts.sarvam_moe import sarvam_moe
 from motley.daemon.models.families.experts.step3p5 import step3p5
+from motley.daemon.models.families.latent.axk1 import axk1
 from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
@@ -83,6 +84,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "afmoe": afmoe,
     "apertus": apertus,
     "arcee": arcee,
+    "axk1": axk1,
     "bailing_hybrid": bailing_hybrid,
     "cohere": cohere,
     "cohere2": cohere2,

@@ -45,6 +45,7 @@ ANOTHER_SCALE = ["gemma2", "gemma3", "gemma3-with-vision"]
 """No GGUF key tells the scale of attention: it follows from the size of a head, and theirs does not."""
 NOT_TOLD = {
     "afmoe",
+    "axk1",
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
