@@ -58,11 +58,13 @@ def head(model: Model, source: Source, residual: Residual) -> Residual:
     product, *rest = rest
     assert isinstance(last, Norm)
     assert isinstance(product, Linear)
-    assert last.gain is not None
     hidden = range(model.hidden)
-    gain = source.read(Piece(last.gain.name, hidden)).astype(np.float64) + last.offset
+    gain, bias = np.ones(model.hidden), np.zeros(model.hidden)
+    if last.gain:
+        gain = source.read(Piece(last.gain.name, hidden)).astype(np.float64) + last.offset
+    if last.gain and last.gain.bias:
+        bias = source.read(Piece(last.gain.bias, hidden)).astype(np.float64)
     table = source.read(Piece(product.ws[0].name, range(model.vocabulary), hidden)).astype(np.float64)
-    bias = source.read(Piece(last.gain.bias, hidden)).astype(np.float64) if last.gain.bias else 0.0
     if last.centred:
         residual = residual - residual.mean(axis=1, keepdims=True)
     mean_square = np.mean(residual**2, axis=1, keepdims=True)
