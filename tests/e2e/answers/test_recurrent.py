@@ -43,6 +43,7 @@ def text_of(tokens: list[int]) -> str:
 SOAKED = [
     pytest.param(name, marks=pytest.mark.soak)
     for name in (
+        "bailing-hybrid",
         "falcon-h1",
         "granitemoehybrid",
         "kimi-linear",
