@@ -72,9 +72,9 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     elif architecture == "kimi-linear":
         add_kda(writer, config["linear_attn_config"], config["num_hidden_layers"])
     elif architecture == "bailingmoe3":
-        attends = [number for number in range(1, config["num_hidden_layers"] + 1) if number % 2 == 0]
-        sizes = {key: config[key] for key in ("short_conv_kernel_size", "linear_head_dim")}
-        add_kda(writer, {**sizes, "head_dim": sizes["linear_head_dim"], "full_attn_layers": attends}, 3)
+        layers, period = config["num_hidden_layers"], config["layer_group_size"]
+        sizes = {"head_dim": config["linear_head_dim"], "full_attn_layers": [*range(period, layers + 1, period)]}
+        add_kda(writer, config | sizes, layers)
         writer.add_bool("bailingmoe3.kda.safe_gate", True)
         writer.add_float32("bailingmoe3.kda.gate_lower_bound", config["kda_lower_bound"])
     elif architecture in MAMBA:

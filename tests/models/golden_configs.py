@@ -1309,7 +1309,6 @@ CASES: dict[str, dict[str, Any]] = {
         "pad_token_id": None,
         "head_dim": 16,
         "q_lora_rank": None,
-        "num_hidden_layers": 3,
         "n_routed_experts": ABSENT,
         "num_experts": 6,
         "num_experts_per_tok": 2,
