@@ -65,27 +65,30 @@ MANY = 8
 """So many variants of a test run at every commit, whatever their parameters are."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, object, object]:
     """Of a test with many variants, as few run as have every value of every parameter; the others wait for `make soak`.
 
     Most faults show with a certain value. The order in which variants are gone through mixes values; it is always one.
+    Where what waits is left out, it is left out here: to collect twice as many tests takes seconds in each process.
     """
-    variants: dict[str, list[tuple[pytest.Item, dict[str, Any]]]] = {}
-    for item in items:
-        if (call := getattr(item, "callspec", None)) and not item.get_closest_marker("soak"):
-            variants.setdefault(item.nodeid.partition("[")[0], []).append((item, call.params))
-    for several in variants.values():
+    result = yield
+    variants = metafunc._calls  # of pytest's own, as nothing else tells variants before tests are made of them
+    at_once = [] if metafunc.definition.get_closest_marker("soak") else [each for each in variants if not _waits(each)]
+    if len(at_once) > MANY:
         met: set[tuple[str, str]] = set()
-        for item, parameters in sorted(several, key=_mixed) if len(several) > MANY else ():
-            values = {(name, str(value)) for name, value in parameters.items()}
+        for variant in sorted(at_once, key=lambda variant: crc32(f"{variant.id}]".encode())):
+            values = {(name, str(value)) for name, value in variant.params.items()}
             if values <= met:
-                item.add_marker("soak")
+                variant.marks.append(pytest.mark.soak.mark)
             met |= values
+    if at_once and metafunc.config.option.markexpr == "not soak":
+        metafunc._calls = [each for each in variants if not _waits(each)]
+    return result
 
 
-def _mixed(variant: tuple[pytest.Item, Any]) -> int:
-    return crc32(variant[0].nodeid.partition("[")[2].encode())
+def _waits(variant: Any) -> bool:
+    return any(mark.name == "soak" for mark in variant.marks)
 
 
 class Scheduling(LoadScopeScheduling):
