@@ -93,7 +93,7 @@ class Keys:
         return filled
 
     def also(self, names: Mapping[str, str]) -> Keys:
-        """The same keys where a file may call some otherwise.
+        """The same keys where a file may call some otherwise; messages tell what it calls them.
 
         Args:
             names: what it may call keys, by Hugging Face's names.
@@ -101,19 +101,11 @@ class Keys:
         Raises:
             ConfigError: it has a key by both names, and they say different things.
         """
-        keys = self.filled({key: self.values.get(other) for key, other in names.items()})
-        for key, other in names.items():
-            keys.only(other, keys.values.get(key))
-        return keys
-
-    def respelled(self, names: Mapping[str, str]) -> Keys:
-        """The same keys by other names, of which messages tell the file's.
-
-        Args:
-            names: what a file calls a key, by what it is read as; what is not there keeps its name.
-        """
-        there = {name: own for name, own in names.items() if self.get(own) is not None}
-        values = self.values | {name: self.values[own] for name, own in there.items()}
+        there = {key: other for key, other in names.items() if self.get(other) is not None}
+        for key, other in there.items():
+            if self.values.get(key) is not None:
+                self.only(other, self.values[key])
+        values = self.values | {key: self.values[other] for key, other in there.items()}
         made = Keys(self.where, values, self._prefix, {**self._spelled, **there})
         made._read = self._read
         return made

@@ -128,6 +128,7 @@ def test_key_heads_are_not_cut_apart_where_there_are_fewer_than_query_heads(tmp_
         (KIMI | {"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
         (KIMI | {"num_experts_per_token": 7}, "num_experts_per_token = 7"),
         (KIMI | {"num_expert_group": 4}, "num_expert_group = 4"),
+        (KIMI | {"num_expert_group": 1, "n_group": 2}, "num_expert_group = 1 is not supported; supported: only 2"),
         (KIMI | {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
         (LING | {"head_dim": 513}, "head_dim"),
         (LING | {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

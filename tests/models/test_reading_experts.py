@@ -191,6 +191,7 @@ def test_the_text_of_qwen_2_5_omni_is_a_qwen2(tmp_path: Path) -> None:
         (MELLUM | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
         (STEP | {"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate"),
         (STEP | {"moe_router_activation": "softmax"}, "moe_router_activation"),
+        (STEP | {"moe_top_k": 7}, "moe_top_k"),
         (STEP | {"moe_layers_enum": "1,x"}, "moe_layers_enum"),
         (STEP | {"moe_layers_enum": "3"}, "moe_layers_enum"),
         (STEP | {"num_sliding_attention_heads": 5}, "num_sliding_attention_heads"),

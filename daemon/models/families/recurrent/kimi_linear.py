@@ -44,7 +44,7 @@ DENSE, SPARSE = "dense", "sparse"
 
 def kimi_linear(keys: Keys) -> Model:
     """Describe a model of type ``kimi_linear``."""
-    keys = keys.respelled(KEYS)
+    keys = keys.also(KEYS)
     for key, only in {"mla_use_nope": True, "moe_layer_freq": 1, "moe_router_activation_func": "sigmoid"}.items():
         keys.only(key, only)
     keys.only("use_grouped_topk", True)
