@@ -234,10 +234,17 @@ class Pace:
         weights, cached = attention_reads(self._profile, units, self._split)
         return weights * self._each_s + cached * self._cached_s + self.calls_s[0]
 
+    def mlps_s(self, units: int) -> float:
+        """Seconds of its MLP, if it has so many units of it."""
+        return units * self.mlp_s + self.calls_s[1]
+
+    def heads_s(self, units: int) -> float:
+        """Seconds of its head, if it has so many units of the vocabulary."""
+        return units * self.head_s + self.calls_s[2]
+
     def parts_s(self, plan: RankPlan) -> tuple[float, float, float]:
         """Seconds of its attention, its MLP and its head."""
-        mlp, head = len(plan.mlp) * self.mlp_s, len(plan.vocabulary) * self.head_s
-        return self.attention_s(plan.attention), mlp + self.calls_s[1], head + self.calls_s[2]
+        return self.attention_s(plan.attention), self.mlps_s(len(plan.mlp)), self.heads_s(len(plan.vocabulary))
 
 
 def _parts(

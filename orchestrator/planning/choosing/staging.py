@@ -28,7 +28,7 @@ from motley.orchestrator.planning.choosing.search import Descent
 from motley.orchestrator.planning.choosing.stages import can_be_staged, plans_of_stage
 from motley.orchestrator.planning.cost import forecast, lead_s
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
-from motley.orchestrator.planning.cutting.shares import PlanError, RankPlan
+from motley.orchestrator.planning.cutting.shares import PlanError, RankPlan, consecutive
 from motley.protocol import MAX_RANKS
 
 EXACT = 5
@@ -150,7 +150,8 @@ class Staging:
                 return None
             best = self._forecast(groups, given)
             if best is None:
-                full = [at for at, layers in enumerate(_cut(given)) if not self._stage(groups[at], layers, waves)]
+                each = zip(groups, consecutive(given), strict=True)
+                full = [at for at, (group, layers) in enumerate(each) if not self._stage(group, layers, waves)]
                 for at in full:
                     most[at] = given[at] - 1
         for _ in range(MOVES):
@@ -167,7 +168,7 @@ class Staging:
         """What an arrangement comes to with so many layers in each stage; None: they do not fit."""
         estimates = self.estimates
         plans: list[RankPlan] = []
-        for group, layers in zip(groups, _cut(counts), strict=True):
+        for group, layers in zip(groups, consecutive(counts), strict=True):
             own = self._stage(group, layers, self._waves(groups))
             if own is None:
                 return None
@@ -384,15 +385,6 @@ def _changes(groups: Groups, usable: Sequence[int]) -> Iterator[Groups]:
                 yield tuple(group for group in joined if group)
     for at in range(len(groups) - 1):
         yield (*groups[:at], groups[at + 1], groups[at], *groups[at + 2 :])
-
-
-def _cut(counts: Sequence[int]) -> list[range]:
-    """The layers of stages of so many."""
-    begin, found = 0, []
-    for count in counts:
-        found.append(range(begin, begin + count))
-        begin += count
-    return found
 
 
 def _counts(choice: Choice) -> list[int]:

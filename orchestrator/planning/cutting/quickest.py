@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heapreplace
-from itertools import accumulate, combinations, pairwise, product
+from itertools import accumulate, combinations, islice, pairwise, product
 from math import comb, floor, fsum, inf
+from typing import NamedTuple
 
 from motley.orchestrator.planning.cost import Pace, Workload
 from motley.orchestrator.planning.cutting.shares import (
     Candidate,
     RankPlan,
+    attention_memory,
     attention_split,
+    consecutive,
     cut_in_units,
     plan_shares,
 )
@@ -35,6 +38,20 @@ TRIES = 400
 
 Counts = tuple[int, ...]
 """Units of one kind, by rank."""
+Cut = tuple[Counts, Counts, Counts]
+"""Units of attention, of MLPs and of the vocabulary."""
+
+
+class _Attending(NamedTuple):
+    """What some attention units come to on a rank.
+
+    Attributes:
+        memory: bytes.
+        seconds: of a step.
+    """
+
+    memory: int
+    seconds: float
 
 
 def quickest_shares(
@@ -74,6 +91,11 @@ class _Cutting:
         self._split = split
         self._attention_units = first.kv_groups * split
         self._mlp_units, self._vocabulary_units = first.mlp_units, first.vocabulary_units
+        self._room = [
+            candidate.memory - profile.fixed_bytes for profile, candidate in zip(profiles, candidates, strict=True)
+        ]
+        self._known: dict[tuple[int, range], _Attending] = {}
+        """By rank and units: the same ones are tried beside ever others."""
         _, self._mlp_calls_s, self._head_calls_s = zip(*(pace.calls_s for pace in self._paces), strict=True)
 
     def free(self) -> list[RankPlan]:
@@ -82,7 +104,7 @@ class _Cutting:
         head = _give_out(self._vocabulary_units, [pace.head_s for pace in self._paces], self._head_calls_s)
         assert mlp is not None
         assert head is not None
-        return cut_in_units(self._profiles, self._cache_tokens, self._free_attention(), mlp, head)
+        return self._plans((self._free_attention(), mlp, head))
 
     def _free_attention(self) -> Counts:
         units = self._attention_units
@@ -110,43 +132,63 @@ class _Cutting:
         if ways <= FEW_CUTS:
             every = (_ways(units, ranks) for units in (self._attention_units, self._vocabulary_units))
             tried = (self._filled(attention, vocabulary) for attention, vocabulary in product(*every))
-            seconds, plans = min(tried, key=lambda found: found[0])
+            seconds, cut = min(tried, key=lambda found: found[0])
             if seconds < inf:
-                return plans
+                return self._plans(cut)
         start = plan_shares(self._profiles, self._candidates, self._cache_tokens)
-        best = self._seconds(start), start
+        attention, mlp, vocabulary = (
+            tuple(len(getattr(plan, kind)) for plan in start) for kind in ("attention", "mlp", "vocabulary")
+        )
+        best = self._seconds(self._attending(attention), mlp, vocabulary), (attention, mlp, vocabulary)
         tries, moved = 0, True
-        while moved:
+        while moved and tries < TRIES:
             moved = False
-            counts = tuple(len(plan.attention) for plan in best[1]), tuple(len(plan.vocabulary) for plan in best[1])
-            for attention, vocabulary in _neighbours(*counts):
+            attention, _, vocabulary = best[1]
+            for counts in islice(_neighbours(attention, vocabulary), TRIES - tries):
                 tries += 1
-                found = self._filled(attention, vocabulary)
+                found = self._filled(*counts)
                 if found[0] < best[0] * (1 - 1e-9):
                     best, moved = found, True
                     break
-                if tries >= TRIES:
-                    return best[1]
-        return best[1]
+        return self._plans(best[1])
 
-    def _filled(self, attention: Counts, vocabulary: Counts) -> tuple[float, list[RankPlan]]:
-        """What it takes with these units, and the quickest MLPs beside them; infinitely long if they do not fit."""
-        nothing = (0,) * len(attention)
-        bare = cut_in_units(self._profiles, self._cache_tokens, attention, nothing, vocabulary)
-        left = [offer.memory - plan.memory_bytes for offer, plan in zip(self._candidates, bare, strict=True)]
-        if min(left) < 0:
-            return inf, bare
-        most = [room // max(1, profile.mlp_unit_bytes) for room, profile in zip(left, self._profiles, strict=True)]
-        mlp = _give_out(self._mlp_units, [pace.mlp_s for pace in self._paces], self._mlp_calls_s, most)
+    def _plans(self, cut: Cut) -> list[RankPlan]:
+        return cut_in_units(self._profiles, self._cache_tokens, *cut)
+
+    def _filled(self, attention: Counts, vocabulary: Counts) -> tuple[float, Cut]:
+        """What it takes with these units and the quickest MLPs beside them; infinitely long if they do not fit."""
+        attending = self._attending(attention)
+        left = [
+            room - own.memory - units * profile.vocabulary_unit_bytes
+            for room, own, units, profile in zip(self._room, attending, vocabulary, self._profiles, strict=True)
+        ]
+        mlp = None
+        if min(left) >= 0:
+            most = [room // max(1, profile.mlp_unit_bytes) for room, profile in zip(left, self._profiles, strict=True)]
+            mlp = _give_out(self._mlp_units, [pace.mlp_s for pace in self._paces], self._mlp_calls_s, most)
         if mlp is None:
-            return inf, bare
-        plans = cut_in_units(self._profiles, self._cache_tokens, attention, mlp, vocabulary)
-        return self._seconds(plans), plans
+            return inf, (attention, (), vocabulary)
+        return self._seconds(attending, mlp, vocabulary), (attention, mlp, vocabulary)
 
-    def _seconds(self, plans: Sequence[RankPlan]) -> float:
+    def _attending(self, attention: Counts) -> list[_Attending]:
+        """By rank."""
+        return [self._attends(rank, units) for rank, units in enumerate(consecutive(attention))]
+
+    def _attends(self, rank: int, units: range) -> _Attending:
+        if (rank, units) not in self._known:
+            memory = attention_memory(self._profiles[rank], units, self._split, self._cache_tokens)
+            self._known[rank, units] = _Attending(memory, self._paces[rank].attention_s(units))
+        return self._known[rank, units]
+
+    def _seconds(self, attending: Sequence[_Attending], mlp: Counts, vocabulary: Counts) -> float:
         """The seconds of the ranks that are the slowest at each kind of unit."""
-        parts = [pace.parts_s(plan) for pace, plan in zip(self._paces, plans, strict=True)]
-        return fsum(max(own) for own in zip(*parts, strict=True))
+        return fsum(
+            (
+                max(own.seconds for own in attending),
+                max(pace.mlps_s(units) for pace, units in zip(self._paces, mlp, strict=True)),
+                max(pace.heads_s(units) for pace, units in zip(self._paces, vocabulary, strict=True)),
+            )
+        )
 
 
 def _give_out(

@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 from motley.protocol.mesh_pb2 import ModelProfile, Range, Share
@@ -127,13 +128,13 @@ def plan_shares(profiles: Sequence[ModelProfile], candidates: Sequence[Candidate
         speeds = _Rates.of([own.whole_memory for own in costs], candidates).speeds
         holder = max(able, key=lambda rank: (room[rank] - costs[rank].whole_memory, speeds[rank]))
         head = body = [float(rank == holder) for rank in range(len(room))]
-        attention = _cut(_apportion(costs[0].attention_units, head, speeds))
+        attention = consecutive(_apportion(costs[0].attention_units, head, speeds))
     units = profiles[0]
     by_body = _Rates.of([own.mlp_bytes for own in costs], candidates).speeds
     by_head = _Rates.of([own.vocabulary_bytes for own in costs], candidates).speeds
     of_layers = next((each for each in (body, head) if any(each)), [*map(float, map(len, attention))])
-    mlp = _cut(_apportion(units.mlp_units, of_layers, by_body))
-    vocabulary = _cut(_apportion(units.vocabulary_units, head, by_head))
+    mlp = consecutive(_apportion(units.mlp_units, of_layers, by_body))
+    vocabulary = consecutive(_apportion(units.vocabulary_units, head, by_head))
     return [own.rank_plan(*ranges) for own, *ranges in zip(costs, attention, mlp, vocabulary, strict=True)]
 
 
@@ -152,7 +153,7 @@ def cut_in_units(
     """
     split = attention_split(profiles[0], len(profiles))
     costs = [_Costs(profile, split, cache_tokens) for profile in profiles]
-    ranges = zip(_cut(attention), _cut(mlp), _cut(vocabulary), strict=True)
+    ranges = zip(consecutive(attention), consecutive(mlp), consecutive(vocabulary), strict=True)
     return [own.rank_plan(*units) for own, units in zip(costs, ranges, strict=True)]
 
 
@@ -160,6 +161,12 @@ def attention_reads(profile: ModelProfile, units: range, split: int) -> tuple[in
     """What one token reads where a rank has some attention units, of all layers together: bytes of weights, and of the
     caches for every token that the sequence has already. Every KV group is cut in `split` units."""
     return _Costs(profile, split, 0).attention_bytes(units), cached_bytes(profile, units, split)
+
+
+def attention_memory(profile: ModelProfile, units: range, split: int, cache_tokens: int) -> int:
+    """Bytes that a rank needs for some attention units, caches for so many tokens among them. Every KV group is cut in
+    `split` units."""
+    return _Costs(profile, split, cache_tokens).attention_memory(units)
 
 
 def cached_bytes(profile: ModelProfile, units: range, split: int, without_windows: bool = False) -> int:
@@ -215,7 +222,11 @@ class _Costs:
         self.fill_bytes = self.mlp_bytes + self.vocabulary_bytes
         self.rounding = profile.mlp_unit_bytes + profile.vocabulary_unit_bytes + 1
         """Apportioning gives a rank less than one unit of each kind too much; one byte for the floats."""
-        self.whole_memory = self.attention_memory(range(self.attention_units)) + self.fill_bytes
+
+    @cached_property
+    def whole_memory(self) -> int:
+        """Bytes of a rank that has everything, without what every rank needs."""
+        return self.attention_memory(range(self.attention_units)) + self.fill_bytes
 
     def kv_heads(self, units: range, groups: int = 1) -> int:
         """KV heads a rank stores, each of so many KV groups: where it has unequal parts of several, some are stored
@@ -307,7 +318,7 @@ def _place_attention(
     for weights in (speeds, fluid):
         if weights is None:
             continue
-        ideal = _cut(_apportion(units, weights, speeds))
+        ideal = consecutive(_apportion(units, weights, speeds))
         if _fits(costs, room, ideal):
             return ideal
     roomiest = _roomiest_attention(costs, room, [len(own) for own in ideal])
@@ -373,7 +384,7 @@ def _roomiest_attention(costs: Sequence[_Costs], room: Sequence[int], ideal: Seq
                 )
                 extended[stop] = max(score, extended.get(stop, score))
         best = extended
-    return _cut(best[units][2]) if units in best else None
+    return consecutive(best[units][2]) if units in best else None
 
 
 def pour(total: float, speeds: Sequence[float], caps: Sequence[float]) -> list[float]:
@@ -409,7 +420,7 @@ def _apportion(total: int, weights: Sequence[float], speeds: Sequence[float]) ->
     return counts
 
 
-def _cut(counts: Sequence[int]) -> list[range]:
+def consecutive(counts: Sequence[int]) -> list[range]:
     """Consecutive ranges of the given lengths: they tile by construction."""
     return [range(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]
 
