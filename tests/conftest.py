@@ -15,6 +15,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from tests.software_gpu import show_software_gpu
 
@@ -103,6 +104,16 @@ class Scheduling(LoadScopeScheduling):
         if shared:
             return shared[0]
         return TOGETHER if nodeid.startswith(TOGETHER) else nodeid
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """As there, but what is done is forgotten: all that a process ever got would be counted again after each test,
+        which takes seconds where thousands of tests are units of their own."""
+        test = self.registered_collections[node][item_index]
+        units, unit = self.assigned_work[node], self._split_scope(test)
+        units[unit][test] = True
+        if all(units[unit].values()):
+            del units[unit]
+        self._reschedule(node)
 
 
 @pytest.hookimpl(optionalhook=True)
