@@ -16,7 +16,7 @@ from tests.conftest import SHARED_MESH
 from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh, motley
 from tests.software_gpu import ALLOWED, ALLOWED_BY_PROVIDER, show_software_gpu
 
-GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:\nLook, good sir, you are", "max_tokens": 12, "temperature": 0}
+GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:\nLook, good sir, you are", "max_tokens": 8, "temperature": 0}
 SHORT = {"context": 64, "shares": [1, 1]}
 
 

@@ -20,7 +20,7 @@ RANK = 4
 async def text_of(there: Mesh, adapter: str, victim: str = "") -> str:
     """The greedy answer with an adapter; after ten pieces of it, a node is killed if one is given."""
     pieces: list[str] = []
-    asked = {**GREEDY, "max_tokens": 40, **({"adapter": adapter} if adapter else {})}
+    asked = {**GREEDY, "max_tokens": 24, **({"adapter": adapter} if adapter else {})}
     async with Client(there.url) as client:
         async for event in client.stream("/v1/completions", asked):
             pieces += [choice["text"] for choice in event["choices"]]

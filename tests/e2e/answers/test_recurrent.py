@@ -88,7 +88,7 @@ async def test_states_survive_wrong_guesses_prefixes_and_losses(name: str, tmp_p
     asked = {
         "model": name,
         "prompt": text_of(case.tokens[: case.prompt]),
-        "max_tokens": 80,
+        "max_tokens": 56,
         "ignore_eos": True,
         "temperature": 1.5,
         "logit_bias": {"5": 60, "6": 60, "9": 60},

@@ -17,13 +17,14 @@ from motley.training.adapters import merge
 from motley.training.settings import How
 from motley.training.tensors import tensors_of, write_tensors
 from tests.adapters.adapted import write_adapter
-from tests.e2e.answers.test_adapters import ASKED, LONG, float_model, text_of
+from tests.e2e.answers.test_adapters import ASKED, float_model, text_of
 from tests.e2e.losses.test_survival import streamed
 from tests.e2e.processes import BUNDLED, mesh
 
 WEIGHTS, HEAD, TABLE = "adapter_model.safetensors", "lm_head.weight", "model.embed_tokens.weight"
 PREFIX = "base_model.model."
 RANK = 2
+LONG = {**ASKED, "max_tokens": 100}
 
 
 def untied_model(folder: Path) -> Path:

@@ -23,7 +23,7 @@ DEADLINE_S = 30.0
 
 PIECE = "a" * 8192
 """Text of a delta: a client that reads nothing fills the system's buffers with few of them."""
-MUCH = 32 << 20
+MUCH = 16 << 20
 """Bytes that no buffers of the system and of this process hold together."""
 
 
