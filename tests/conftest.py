@@ -116,6 +116,20 @@ class Scheduling(LoadScopeScheduling):
         self._reschedule(node)
 
 
+    def remove_node(self, node: WorkerController) -> str | None:
+        """As there, but a test that has ended its process is not begun again: it would end the next one, too, and the
+        run would go on without end."""
+        units = self.assigned_work.pop(node)
+        fatal = next((test for unit in units.values() for test, done in unit.items() if not done), None)
+        for unit in units.values():
+            if fatal in unit:
+                unit[fatal] = True
+        self.workqueue.update((name, unit) for name, unit in units.items() if not all(unit.values()))
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return fatal
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
