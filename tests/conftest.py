@@ -115,7 +115,6 @@ class Scheduling(LoadScopeScheduling):
             del units[unit]
         self._reschedule(node)
 
-
     def remove_node(self, node: WorkerController) -> str | None:
         """As there, but a test that has ended its process is not begun again: it would end the next one, too, and the
         run would go on without end."""
