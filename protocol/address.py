@@ -13,7 +13,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise ValueError(f"{text!r} is not an address of the form HOST:PORT")
+        raise ValueError(f"{text!r} is not an address of the form HOST:PORT, such as 192.168.1.20:7337")
     return host.strip("[]"), int(port)
 
 

@@ -130,7 +130,8 @@ async def _ask_for_code(tries: int) -> str:
         console.print("That is not the code.")
     while True:
         try:
-            return typed(await _typed(f"Type it here (wrong codes allowed: {tries - 1}): "))
+            left = f"wrong codes allowed: {tries - 1}" if tries > 1 else "the last try"
+            return typed(await _typed(f"Type it here ({left}): "))
         except ValueError as error:
             console.print(str(error))
 

@@ -38,6 +38,6 @@ def _lacking(device: Device, node: dict[str, Any]) -> str:
     engine = next((each for each in node["engines"] if each["name"] == name), None)
     if engine is None:
         return f"its Motley has no engine {name!r}"
-    if engine["on_gpu"] and not node["gpus"]:
-        return node["no_gpu"] or "no GPU was found"
+    if engine["on_gpu"] and not node["gpus"]:  # what the node lacks to find a GPU of any make is not this engine's
+        return engine["lacking"] or node["no_gpu"] or "no GPU was found"
     return engine["lacking"] or ""

@@ -1,4 +1,4 @@
-"""How fast this machine computes, measured once for the hardware that it has, and remembered in the node's folder.
+"""How fast this machine computes, measured for the hardware that it has, and remembered in the node's folder for a day.
 
 A process of its own measures, so that its memory is given back and NumPy has as many threads as ranks will.
 """
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 MEASURE_S = 30.0
 """A measurement takes two seconds; one that takes this long hangs, and is done without."""
+REMEMBERED_S = 24 * 3600.0
+"""For so long: who was measured while something else computed there shall not be slow for good."""
 LOOK_S = 0.1
 """How often a daemon looks whether another one of this machine has measured."""
 FILE = "speeds.json"
@@ -88,7 +90,8 @@ def _remembered(file: Path, hardware: str) -> ComputeSpeed | None:
     """What a file says of this hardware; None if it says nothing, or nothing that can be read."""
     try:
         told = json.loads(file.read_text("utf-8"))[hardware]
-        return _read(told)
+        fresh = 0 <= time.time() - float(told["at"]) < REMEMBERED_S
+        return _read(told) if fresh else None
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -106,7 +109,7 @@ def _remember(file: Path, hardware: str, measured: ComputeSpeed) -> None:
     kept = known if isinstance(known, dict) else {}
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_text(json.dumps({**kept, hardware: asdict(measured)}, indent=1), "utf-8")
+    partial.write_text(json.dumps({**kept, hardware: {"at": time.time(), **asdict(measured)}}, indent=1), "utf-8")
     partial.replace(file)
 
 

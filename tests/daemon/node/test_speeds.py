@@ -36,6 +36,11 @@ async def test_it_is_measured_once_for_the_hardware(tmp_path: Path, monkeypatch:
         file.write_text(damage)
         assert await speeds.compute_speed(1, tmp_path / "node") == KNOWN
     assert asked == [1, 2, 1, 1, 1, 1, 1]
+    kept = json.loads(file.read_text())
+    kept[speeds.identity(1)]["at"] -= speeds.REMEMBERED_S
+    file.write_text(json.dumps(kept))
+    assert await speeds.compute_speed(1, tmp_path / "node") == KNOWN
+    assert asked == [1, 2, 1, 1, 1, 1, 1, 1], "what a busy machine was like yesterday"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no locks for it")
