@@ -18,6 +18,8 @@ from motley.protocol.wording import short_bytes
 
 READABLE_MS = 200.0
 """Per token. What comes more slowly than people read is of less use than a smaller model."""
+TOLD_WHY = 3
+"""Of so many models it is told what they miss; of more it would hide the table."""
 
 
 def fit(
@@ -147,5 +149,12 @@ def _show(found: list[dict[str, Any]]) -> None:
         " largest first; slower ones, the quickest first; what does not fit.",
         soft_wrap=True,
     )
+    too_large = [each for each in found if each["why_not"] and not each["refused"]]
+    if len(found) <= TOLD_WHY:
+        for each in too_large:
+            results.print(each["why_not"], soft_wrap=True, markup=False)
+    elif too_large:
+        why = f"`motley models fit {too_large[0]['name']}` says what is missing"
+        results.print(f"What does not fit may with a smaller --context; {why}.", soft_wrap=True)
     if best := next((each["name"] for each in found if not each["why_not"]), None):
         results.print(f"To talk to one: `motley chat {best}`")
