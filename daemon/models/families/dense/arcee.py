@@ -5,9 +5,10 @@ from __future__ import annotations
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp_axis, squared_mlp
-from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 
@@ -15,10 +16,21 @@ from motley.daemon.models.rope_keys import read_rope
 def arcee(keys: Keys) -> Model:
     """Describe a model of type ``arcee``."""
     shape = read_shape(keys, kv_heads=True, epsilon=1e-5)
-    rope, context = read_rope(keys, shape.heads.size)
+    return squared("arcee", keys, shape, read_rope(keys, shape.heads.size))
+
+
+def squared(kind: str, keys: Keys, shape: Shape, turning: tuple[Rope, int], biased: bool = False) -> Model:
+    """Describe a model of plain attention and MLPs that square what is positive.
+
+    Args:
+        kind: its type.
+        turning: its rotary embedding and longest context.
+        biased: whether products have biases where a config does not say.
+    """
+    rope, context = turning
     no_windows(keys, shape.layers)
     keys.only("hidden_act", "relu2")
-    bias, mlp_bias = keys.flag("attention_bias", False), keys.flag("mlp_bias", False)
+    bias, mlp_bias = keys.flag("attention_bias", biased), keys.flag("mlp_bias", biased)
     columns = mlp_axis(keys.size("intermediate_size"))
 
     def layer(number: int) -> Layer:
@@ -31,4 +43,4 @@ def arcee(keys: Keys) -> Model:
             ),
         )
 
-    return model("arcee", shape, layer, {"main": rope}, context)
+    return model(kind, shape, layer, {"main": rope}, context)
