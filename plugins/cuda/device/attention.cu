@@ -558,29 +558,25 @@ __device__ void attend_row(const Attending& of) {
     }
 }
 
-#define ATTEND(name, Format, WIDTH, QUERIES)                                                                           \
-    extern "C" __global__ void __launch_bounds__(ATTENDING, BLOCKS)                                                    \
+// What attends, by the name of a kernel, the threads of a block, and the blocks of a multiprocessor that there are registers
+// for.
+#define ATTEND_BY(name, THREADS, BLOCKS, ...)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                      \
         name(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,             \
              const void* values, const float* value_scales, int own, int tokens, float* partials, const float* sinks,  \
              float* y, int y_stride, int rows, int heads, int kv_heads, int width, float scale, float cap,             \
              Reach reach, int room, int units, int tiles, int stride) {                                                \
         wait_for_previous();                                                                                           \
-        attend<Format, WIDTH / SLICE, QUERIES>({q, q_stride, places, keys, values, key_scales, value_scales, own,      \
-                                                tokens, partials, sinks, y, y_stride, rows, heads, kv_heads, width,    \
-                                                scale, cap, reach, room, units, tiles, stride});                       \
+        __VA_ARGS__({q, q_stride, places, keys, values, key_scales, value_scales, own, tokens, partials, sinks, y,     \
+                     y_stride, rows, heads, kv_heads, width, scale, cap, reach, room, units, tiles, stride});          \
     }
 
-// As ATTEND, for rows that each are of another sequence: heads of up to WIDEST, in whole copies of 16 bytes.
-#define ATTEND_ROW(name, Format)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(ROW_THREADS, 2)                                                         \
-        name(const float* q, int q_stride, const Place* places, const void* keys, const float* key_scales,             \
-             const void* values, const float* value_scales, int own, int tokens, float* partials, const float* sinks,  \
-             float* y, int y_stride, int rows, int heads, int kv_heads, int width, float scale, float cap,             \
-             Reach reach, int room, int units, int tiles, int stride) {                                                \
-        wait_for_previous();                                                                                           \
-        attend_row<Format>({q, q_stride, places, keys, values, key_scales, value_scales, own, tokens, partials, sinks, \
-                            y, y_stride, rows, heads, kv_heads, width, scale, cap, reach, room, units, tiles, stride}); \
-    }
+// Blocks of tiles.
+#define ATTEND(name, Format, WIDTH, QUERIES) ATTEND_BY(name, ATTENDING, BLOCKS, attend<Format, WIDTH / SLICE, QUERIES>)
+
+// Blocks of rows that each are of another sequence: heads of up to WIDEST, in whole copies of 16 bytes.
+#define ATTEND_ROW(name, Format) ATTEND_BY(name, ROW_THREADS, 2, attend_row<Format>)
+
 
 // y of all parts of rows that were computed apart; a thread per value.
 __device__ inline void combine(const float* partials, const float* sinks, float* y, int y_stride, const Place* places, int rows,
@@ -613,5 +609,5 @@ __device__ inline void combine(const float* partials, const float* sinks, float*
 // By the widest head, and what keys and values are kept as; a thread has sums of as many values, about.
 #define ATTEND_IN(format, Format)                                                                                      \
     ATTEND(attend_64_##format, Format, 64, 32) ATTEND(attend_128_##format, Format, 128, 32)                            \
-    ATTEND(attend_256_##format, Format, 256, 16) ATTEND(attend_576_##format, Format, WIDEST, 8)                          \
+    ATTEND(attend_256_##format, Format, 256, 16) ATTEND(attend_576_##format, Format, WIDEST, 8)                        \
     ATTEND_ROW(attend_row_##format, Format) COMBINE(combine_##format)
