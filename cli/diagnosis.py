@@ -11,6 +11,7 @@ from enum import StrEnum
 from itertools import permutations
 from typing import Any
 
+from motley.cli.shown.show import set_aside
 from motley.protocol.wording import short_bytes
 
 ROOM_BYTES = 20e9
@@ -178,6 +179,12 @@ def _broken(
 
 def _try(address: str, platform: str) -> str:
     return f"Test-NetConnection {address}" if platform == "win32" else f"ping -c 3 {address}"
+
+
+def unsteady(nodes: Sequence[dict[str, Any]]) -> list[Finding]:
+    """About nodes that come and go, which plans leave out for a while."""
+    remedy = "is its cable loose, its wireless weak, or its memory used up? The log of `motley join` there may say"
+    return [Finding(Level.NOTE, "nodes", told, remedy) for told in set_aside(nodes)]
 
 
 def absent(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -210,6 +210,16 @@ def losses(session: dict[str, Any]) -> str:
     return "; ".join(told)
 
 
+def set_aside(nodes: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each of some nodes that plans leave out for a while, as it comes and goes."""
+    return [
+        f"{node['name']} comes and goes: plans leave it out for {node['aside_s'] / 60:.0f} min more, unless --nodes"
+        " names it"
+        for node in nodes
+        if node["aside_s"] and node["state"] == "alive"
+    ]
+
+
 def limit_reached(usage: dict[str, Any], context: int) -> str:
     """What has ended an answer that was not told how long it may be, though it would have gone on."""
     if usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0) >= context:

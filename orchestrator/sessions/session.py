@@ -282,6 +282,12 @@ class Session:
         return self.losses.suspects(others)  # a node whose engine has failed gets another
 
     @property
+    def held_out(self) -> set[str]:
+        """While it recovers: ids of the nodes whose workers are not to blame for that."""
+        lost = self.interruption is not None and self.interruption.lost
+        return {worker.node_id for worker in self.workers if not (lost and self.losses.blames(worker))}
+
+    @property
     def unreleased(self) -> set[str]:
         """While it recovers: ids of nodes where a worker of a plan before has not ended yet."""
         return self.losses.occupied | {worker.node_id for worker in self.workers if not worker.gone}

@@ -15,7 +15,7 @@ from pathlib import Path
 import typer
 from rich.markup import escape
 
-from motley.cli.diagnosis import Finding, Level, absent, addresses, clock, disk, home, links, ports, versions
+from motley.cli.diagnosis import Finding, Level, absent, addresses, clock, disk, home, links, ports, unsteady, versions
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Unreachable, Url
@@ -145,6 +145,7 @@ async def _mesh(url: str, api_key: str) -> list[Finding]:
         versions(release(), told["version"], nodes),
         clock(now - told["time"]),
         *absent(nodes),
+        *unsteady(nodes),
         *links(nodes),
     ]
 

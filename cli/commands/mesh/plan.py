@@ -16,18 +16,22 @@ from motley.cli.reaching.client import ApiKey, Refused, Url
 from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
 from motley.cli.reaching.misnamed import MISSING, misnamed
-from motley.cli.shown.show import forecast_line, results, table
+from motley.cli.shown.show import forecast_line, results, set_aside, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
     AsJson,
     AtOnce,
     Context,
+    DeviceOption,
     Engines,
+    Nodes,
     Quantisation,
     Quants,
     Stages,
     WhatIf,
     by_node,
+    on_device,
+    parse_nodes,
     parse_stages,
 )
 from motley.orchestrator.known_models.names import has_experts, short_name_of, source_of
@@ -62,6 +66,8 @@ def plan(
     context: Context = None,
     quant: Quants = None,
     engine: Engines = None,
+    device: DeviceOption = None,
+    nodes: Nodes = "",
     stages: Stages = "",
     what_if: WhatIf = None,
     url: Url = "",
@@ -75,6 +81,9 @@ def plan(
     alone = "planned for this machine" if left_alone(command, "url") else ""
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
+    computing, settings = on_device(everywhere, device)
+    if machines and nodes:
+        raise CliError("--machines is in place of the nodes that are there, of which --nodes names some: leave out one")
     wanted = bundled(for_daemons(model))
     known = short_name_of(wanted)
     asked: dict[str, Any] = {
@@ -83,8 +92,10 @@ def plan(
         **({"by_shape": True, "experts": "sliced"} if known else {}),
         "quantisation": whole,
         "quantisations": quants or None,
-        "engine": everywhere,
+        "engine": computing,
         "engines": engines or None,
+        "engine_options": settings or None,
+        "nodes": parse_nodes(nodes) if nodes else None,
         "context": context,
         "stages": parse_stages(stages) if stages else None,
         "requests": requests,
@@ -102,6 +113,8 @@ def plan(
                 soft_wrap=True,
             )
         show_plan(answer, requests)
+        for aside in [] if machines or nodes else set_aside(there):
+            results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
         for names in [] if machines else on_one_machine(answer, there):
             results.print(
                 f"{escape(' and '.join(names))} are on one machine, and were measured one by one: as they share its"

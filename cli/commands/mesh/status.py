@@ -20,6 +20,7 @@ from motley.cli.shown.show import (
     losses,
     results,
     session_table,
+    set_aside,
     table,
     waiting,
 )
@@ -70,14 +71,13 @@ def status(
                 by = f"; they meet by {link['relay']}" if link["relay"] else ""
                 why = f"{node['name']} cannot reach {link['to']}: {link['failure']}{by}"
                 results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
-        if node["aside_s"]:
-            aside = f"{node['name']} comes and goes: it is set aside for {node['aside_s'] / 60:.0f} min more"
-            results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
         if node["lease"]["words"]:
             results.print(f"[yellow]{escape(node['name'])} {escape(node['lease']['words'])}[/]", soft_wrap=True)
         if node["lease"]["trouble"]:
             why = f"{node['name']}: it is taken for no lease: {node['lease']['trouble']}"
             results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
+    for aside in set_aside(alive):
+        results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
     for node in nodes:
         if node["state"] == "lost":
             why = f"lost {ago(node['gone_s'])}: {node['lost']}"

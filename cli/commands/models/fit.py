@@ -6,12 +6,13 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Refused, Url
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
-from motley.cli.shown.show import counting_bar, results, table
+from motley.cli.shown.show import counting_bar, results, set_aside, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import AsJson, AtOnce, Context, WhatIf
 from motley.protocol.wording import short_bytes
@@ -38,11 +39,14 @@ def fit(
     """
     alone = "forecast for this machine" if left_alone(command, "url") else ""
     asked = {"requests": requests, "context": context, "what_if": list(what_if) if what_if else None}
-    found = sorted(run(_fit(names or [], asked, url, api_key, alone)), key=usefulness)
+    forecasts, nodes = run(_fit(names or [], asked, url, api_key, alone))
+    found = sorted(forecasts, key=usefulness)
     if as_json:
         print(json.dumps({"models": found}))
-    else:
-        _show(found)
+        return
+    _show(found)
+    for aside in set_aside(nodes):
+        results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
 
 
 def usefulness(each: dict[str, Any]) -> tuple[int, float, int, str]:
@@ -60,9 +64,12 @@ def _rate(each: dict[str, Any]) -> float:
     return round(1e3 / float(each["forecast"]["ms_per_token"]), 1)
 
 
-async def _fit(names: list[str], asked: dict[str, Any], url: str, api_key: str, alone: str) -> list[dict[str, Any]]:
+async def _fit(
+    names: list[str], asked: dict[str, Any], url: str, api_key: str, alone: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What each model takes, and the nodes of the mesh."""
     async with mesh_or_alone(url, api_key, alone) as (client, _):
-        return await _forecasts(client, names, asked)
+        return await _forecasts(client, names, asked), (await client.call("GET", "/api/nodes"))["nodes"]
 
 
 async def _forecasts(client: Client, names: list[str], asked: dict[str, Any]) -> list[dict[str, Any]]:

@@ -147,7 +147,9 @@ class Forecasts:
     async def _anew(self, session: Session) -> tuple[list[str], Choice]:
         """As `anew`, with the names of all that were considered."""
         assert session.known is not None
+        members = {worker.node_id for worker in session.workers}  # whoever has stayed goes on to take part
         aside = self._nodes.set_aside({place.node for place in session.request.places} | session.request.named)
+        aside -= members
         nodes = [node for node in self._nodes if node.id not in aside]
         there = {node.name for node in nodes if node.alive and not taken_back(session.request, node)}
         named = there & {place.node for place in session.request.places}

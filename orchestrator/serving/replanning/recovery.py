@@ -166,7 +166,7 @@ class Recovery:
         if not session.interruption.lost:  # nobody hurries: the nodes that were asked for are worth waiting for
             named = {place.node for place in session.request.places}
             borrowing -= {node.id for node in nodes if node.name in named}
-        aside = self._nodes.set_aside(named)
+        aside = self._nodes.set_aside(named) - session.held_out
         tried = [blocked | borrowing | avoid | aside, blocked | borrowing | avoid, blocked | avoid, blocked]
         attempts = chain.from_iterable(
             substitutes(session.request, nodes, out, suspects - out)

@@ -9,9 +9,9 @@ import pytest
 
 from motley.orchestrator.mesh import flapping
 from motley.orchestrator.serving.replanning import improving
-from motley.protocol.mesh_pb2 import Described, Empty, FormatSpeed, Probed
+from motley.protocol.mesh_pb2 import Described, Empty, Failure, FormatSpeed, Probed
 
-from ..conftest import small_profile
+from ..conftest import of_kind, small_profile
 from ..planning.seven import layered
 from .conftest import text_of, two_words_at_a_time
 
@@ -70,8 +70,31 @@ async def test_a_node_that_comes_and_goes_is_set_aside_unless_it_is_needed(
     assert [rank["node"] for rank in beside["ranks"]] == ["pc"]
     named = await mesh.serve(name="named", nodes=["box"])
     assert [rank["node"] for rank in named["ranks"]] == ["box"]
+    aside = "box comes and goes: plans leave it out for 10 min more, unless --nodes names it"
     _, out, _ = await motley("status")
-    assert "box comes and goes: it is set aside for 10 min more" in out
+    assert aside in out
+    _, out, _ = await motley("plan", "bard")
+    assert aside in out
+    _, out, _ = await motley("plan", "bard", "--nodes", "box")
+    assert aside not in out
+    _, out, _ = await motley("doctor")
+    assert aside in out
+
+
+async def test_a_node_that_came_and_went_is_kept_when_a_process_dies_elsewhere(mesh: Any, new_node: Any) -> None:
+    """It is the other one that has failed."""
+    pc = await mesh.join(new_node("pc"))
+    for _ in range(flapping.TIMES):
+        laptop = await mesh.join(new_node("laptop"))
+        await laptop.leave()
+        await mesh.poll("/api/nodes", lambda body: body["nodes"][1]["state"] == "lost")
+    await mesh.join(new_node("laptop"))
+    session = await mesh.serve(nodes=["pc", "laptop"])
+    died = Failure(code="worker_died", message="its worker process was killed by signal 9")
+    await pc.event(of_kind(pc, "assign")[-1], failed=died)
+    path = f"/api/sessions/{session['id']}"
+    body = await mesh.poll(path, lambda body: (body["epoch"], body["state"]) == (2, "ready"))
+    assert [rank["node"] for rank in body["ranks"]] == ["pc", "laptop"]
 
 
 @pytest.mark.parametrize("mesh", [0.2], indirect=True)
