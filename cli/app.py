@@ -13,14 +13,9 @@ from motley.cli.commands.machine import cache, devices, doctor, join, lease, ser
 from motley.cli.commands.mesh import access, budget, experts, plan, rearrange, status, update
 from motley.cli.commands.models import group as models
 from motley.cli.commands.training import jobs, train
+from motley.cli.typed.command_group import CommandGroup
 
-app = typer.Typer(
-    name="motley",
-    help="Your mismatched machines as one: run a language model that none of them can hold.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
+app = CommandGroup("Your mismatched machines as one: run a language model that none of them can hold.", name="motley")
 
 
 def _version(wanted: bool) -> None:

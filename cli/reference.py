@@ -43,7 +43,7 @@ def _section(name: str, command: Any) -> str:
     rows = [f"| `{_argument(each)}` | {_cell(each)} |" for each in arguments]
     rows += [f"| {_option(each)} | {_cell(each)} |" for each in options]
     table = "\n".join(["| | |", "|---|---|", *rows, ""]) if rows else ""
-    example = re.sub(r"Examples?: *", "", command.epilog or "")
+    example = re.sub(r"\x08|Examples?: *", "", command.epilog or "")
     lines = "\n".join(line.strip() for line in re.split(r"   +|\n", example) if line.strip())
     shown = f"```console\n{lines}\n```\n" if lines else ""
     return "\n".join(filter(None, [f"## {name}\n", f"`{usage}`: {_prose(command.help)}\n", shown, table]))

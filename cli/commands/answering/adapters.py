@@ -15,15 +15,14 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import console, counting_bar, results, table
+from motley.cli.typed.command_group import CommandGroup
 from motley.cli.typed.options import AsJson, one_of
 from motley.protocol.wording import counted, short_bytes
 from motley.training.settings import How
 
 Model = Annotated[str, typer.Option(help="Of the session, as it is served; needless if only one has adapters.")]
 
-adapters = typer.Typer(
-    help="Adapters of models that are served, and merging some.", no_args_is_help=True, rich_markup_mode="rich"
-)
+adapters = CommandGroup("Adapters of models that are served, and merging some.")
 
 
 def register(app: typer.Typer) -> None:

@@ -23,13 +23,12 @@ from motley.cli.commands.bench.speed.throughput import THROUGHPUT_EXAMPLE, throu
 from motley.cli.commands.bench.synth import SYNTH_EXAMPLE, synth
 from motley.cli.commands.bench.training.parts import PARTS_EXAMPLE, parts
 from motley.cli.commands.bench.training.train import TRAIN_EXAMPLE, train
+from motley.cli.typed.command_group import CommandGroup
 
-bench = typer.Typer(
-    help="Measure this machine and its ranks.",
-    epilog="Examples: motley bench synth --like tinyllama-1.1b --out ./tinyllama   "
+bench = CommandGroup(
+    "Measure this machine and its ranks.",
+    "Examples: motley bench synth --like tinyllama-1.1b --out ./tinyllama   "
     "motley bench latency --model ./tinyllama --ranks 1,2",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
 )
 
 

@@ -13,6 +13,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.reaching.shares import shares_folder
 from motley.cli.shown.show import results, table
+from motley.cli.typed.command_group import CommandGroup
 from motley.cli.typed.node_options import CacheHere
 from motley.cli.typed.options import AsJson
 from motley.protocol.wording import counted, short_bytes
@@ -28,11 +29,9 @@ SHOWN_KEY = 8
 NAMED = 3
 """Keys that a message names at most."""
 
-shares = typer.Typer(
-    help="The quantised shares on this machine's disk.",
-    epilog="Examples: motley cache ls   motley cache rm Llama-3.2-1B-Instruct",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+shares = CommandGroup(
+    "The quantised shares on this machine's disk.",
+    "Examples: motley cache ls   motley cache rm Llama-3.2-1B-Instruct",
 )
 
 

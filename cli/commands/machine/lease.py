@@ -16,6 +16,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import console
+from motley.cli.typed.command_group import CommandGroup
 from motley.cli.typed.options import AsJson, duration
 
 if TYPE_CHECKING:
@@ -26,11 +27,9 @@ POLL_S = 0.2
 WAIT_S = 90.0
 """A device is free this soon after it was taken, or never: its daemon ends what still computes there."""
 
-group = typer.Typer(
-    help="Take a device of this machine back from the mesh for a while, and give it again.",
-    epilog="Examples: motley lease take --for 2h --reason game --gpu 0   motley lease give   motley lease show",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+group = CommandGroup(
+    "Take a device of this machine back from the mesh for a while, and give it again.",
+    "Examples: motley lease take --for 2h --reason game --gpu 0   motley lease give   motley lease show",
 )
 
 Node = Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from motley.cli.errors import CliError
 from motley.cli.shown.show import console
+from motley.cli.typed.command_group import CommandGroup
 from motley.protocol.address import parse_address
 
 if TYPE_CHECKING:
@@ -18,11 +19,9 @@ if TYPE_CHECKING:
 LINES = 100
 """Of the log that are shown."""
 
-services = typer.Typer(
-    help="Take part in a mesh whenever this machine runs.",
-    epilog="Examples: motley service install --up   motley service install --join 192.168.1.10:7337/TOKEN",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+services = CommandGroup(
+    "Take part in a mesh whenever this machine runs.",
+    "Examples: motley service install --up   motley service install --join 192.168.1.10:7337/TOKEN",
 )
 
 

@@ -16,6 +16,7 @@ from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import console, results, table
+from motley.cli.typed.command_group import CommandGroup
 from motley.cli.typed.durations import seconds
 from motley.cli.typed.options import AsJson, one_of
 
@@ -30,19 +31,19 @@ class Scope(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    keys = typer.Typer(no_args_is_help=True, help="API keys: for clients that are not nodes of the mesh.")
+    keys = CommandGroup("API keys: for clients that are not nodes of the mesh.")
     keys.command("create", epilog="Example: motley keys create --note 'Open WebUI'")(create_key)
     keys.command("ls", epilog="Example: motley keys ls --json")(list_keys)
     keys.command("rm", epilog="Example: motley keys rm 1f3a90bc")(remove_key)
     keys.command("usage", epilog="Example: motley keys usage --json")(usage)
     app.add_typer(keys, name="keys")
-    token = typer.Typer(no_args_is_help=True, help="Join tokens: with one, a machine can become a node of the mesh.")
+    token = CommandGroup("Join tokens: with one, a machine can become a node of the mesh.")
     token.command("create", epilog="Example: motley token create --single-use --expires 1h")(create_token)
     token.command("ls", epilog="Example: motley token ls --json")(list_tokens)
     token.command("rm", epilog="Example: motley token rm 1f3a90bc")(remove_token)
     token.command("codes", epilog="Example: motley token codes")(list_codes)
     app.add_typer(token, name="token")
-    nodes = typer.Typer(no_args_is_help=True, help="Machines that belong to the mesh, whether they are on or not.")
+    nodes = CommandGroup("Machines that belong to the mesh, whether they are on or not.")
     nodes.command("ls", epilog="Example: motley nodes ls --json")(list_nodes)
     nodes.command("revoke", epilog="Example: motley nodes revoke laptop")(revoke)
     app.add_typer(nodes, name="nodes")

@@ -7,12 +7,11 @@ import typer
 from motley.cli.commands.models.disk import ls, rm
 from motley.cli.commands.models.fit import fit
 from motley.cli.commands.models.hub import pull, search
+from motley.cli.typed.command_group import CommandGroup
 
-models = typer.Typer(
-    help="Models: find them, fetch them, and see which fit on the mesh.",
-    epilog="Examples: motley models fit   motley models search qwen3   motley models pull qwen3-8b",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+models = CommandGroup(
+    "Models: find them, fetch them, and see which fit on the mesh.",
+    "Examples: motley models fit   motley models search qwen3   motley models pull qwen3-8b",
 )
 
 

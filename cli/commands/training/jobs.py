@@ -13,13 +13,12 @@ from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import results, table
 from motley.cli.training_job import described, follow_job
+from motley.cli.typed.command_group import CommandGroup
 from motley.cli.typed.options import AsJson
 
 Which = Annotated[str, typer.Argument(metavar="JOB", help="Its id or name, as `motley jobs ls` shows it.")]
 
-jobs = typer.Typer(
-    help="Trainings on machines of the mesh (`motley train --mode`).", no_args_is_help=True, rich_markup_mode="rich"
-)
+jobs = CommandGroup("Trainings on machines of the mesh (`motley train --mode`).")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,0 +1,69 @@
+"""How commands are grouped, and how their ``--help`` looks.
+
+It is plain text in two columns. The boxes that Typer draws otherwise leave a terminal of 80 columns some 20 for what an
+option means, as names, types and ranges stand beside each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperGroup
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+HELP_WIDTH = 100
+"""Columns that help takes at most; longer lines are hard to read."""
+AS_IT_IS = "\b\n"
+"""Before a paragraph of help: its lines are not joined."""
+
+
+class _Listed(TyperGroup):
+    """A group whose help has the whole first sentence of each command's, in as many lines as that takes."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, _first_sentence(each.help or "")) for name, each in commands if each and not each.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class CommandGroup(typer.Typer):
+    """A group of commands, which shows its help if it is given none of them."""
+
+    def __init__(self, about: str, examples: str = "", name: str | None = None) -> None:
+        """
+        Args:
+            about: what the commands are for, in a line.
+            examples: ``Examples: ...``, with three spaces between two of them.
+        """
+        super().__init__(
+            name=name,
+            cls=_Listed,
+            help=about,
+            epilog=_a_line_each(examples),
+            no_args_is_help=True,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+            context_settings={"max_content_width": HELP_WIDTH},
+        )
+
+    def command(
+        self, name: str | None = None, *, epilog: str | None = None, **settings: Any
+    ) -> Callable[[Function], Function]:
+        """As Typer has it; `epilog` as the examples above."""
+        return super().command(name, epilog=_a_line_each(epilog or ""), **settings)
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s|\n\n", text.strip(), maxsplit=1)[0].replace("\n", " ")
+
+
+def _a_line_each(examples: str) -> str | None:
+    if not examples:
+        return None
+    head, _, rest = examples.partition(": ")
+    return "\n  ".join([f"{AS_IT_IS}{head}:", *re.split(" {3,}", rest)])
