@@ -1267,7 +1267,7 @@ class CallPiece(_message.Message):
     def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("request_id", "text", "ids", "logprobs", "finish", "failure", "prompt_tokens", "completion_tokens", "prefill_s", "cached_tokens", "accepted_drafts", "reasoning", "calls", "stopped_by", "embedding")
+    __slots__ = ("request_id", "text", "ids", "logprobs", "finish", "failure", "prompt_tokens", "completion_tokens", "prefill_s", "cached_tokens", "accepted_drafts", "token_s", "reasoning", "calls", "stopped_by", "embedding")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
@@ -1279,6 +1279,7 @@ class Delta(_message.Message):
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -1294,8 +1295,9 @@ class Delta(_message.Message):
     prefill_s: float
     cached_tokens: int
     accepted_drafts: int
+    token_s: float
     reasoning: str
     calls: _containers.RepeatedCompositeFieldContainer[CallPiece]
     stopped_by: str
     embedding: bytes
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[LogprobRow, _Mapping]]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., reasoning: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallPiece, _Mapping]]] = ..., stopped_by: _Optional[str] = ..., embedding: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[LogprobRow, _Mapping]]] = ..., finish: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., cached_tokens: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., token_s: _Optional[float] = ..., reasoning: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[CallPiece, _Mapping]]] = ..., stopped_by: _Optional[str] = ..., embedding: _Optional[bytes] = ...) -> None: ...

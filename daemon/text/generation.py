@@ -7,7 +7,8 @@ texts of log-probabilities are made here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from motley.daemon.sampling.parameters import SamplingError, SamplingParams
@@ -60,7 +61,13 @@ class Generation:
         RequestError: the request cannot be served; nothing was started.
     """
 
-    def __init__(self, request: pb.Generate, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(
+        self,
+        request: pb.Generate,
+        tokenizer: Tokenizer,
+        context: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._request = request
         self._tokenizer = tokenizer
         self._prompt = _prompt(request, tokenizer)
@@ -86,6 +93,7 @@ class Generation:
         """Text that goes out ahead of the answer."""
         self._generated = len(request.written)
         self._replay(request.written)
+        self._pace = _Pace(clock)
         self._prefill_s = 0.0
         self._cached = 0
         self.finished = False
@@ -140,6 +148,7 @@ class Generation:
             if self._stops.stopped:
                 break
         self._generated += len(ids)
+        self._pace.count(len(ids))
         finish = tokens.finish
         if finish and not self._stops.stopped:
             text += self._stops.push(self._decoder.flush()) + self._stops.flush()
@@ -163,6 +172,7 @@ class Generation:
             delta.prompt_tokens = len(self._prompt)
             delta.completion_tokens = self._generated
             delta.prefill_s = self._prefill_s
+            delta.token_s = self._pace.token_s
             delta.cached_tokens = self._cached
             delta.accepted_drafts = tokens.accepted_drafts
             delta.embedding = tokens.embedding
@@ -190,6 +200,31 @@ class Generation:
             entry.text = self._tokenizer.token_text(entry.id)
             entry.raw = self._tokenizer.token_bytes(entry.id)
         return named
+
+
+class _Pace:
+    """How fast the tokens of an answer come from its worker. Its pieces of text are no measure: a token may have none,
+    or half a character."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._first_at = self._last_at = 0.0
+        self._later = 0
+        """Tokens that came after those that came first."""
+
+    def count(self, tokens: int) -> None:
+        """So many have come just now."""
+        if tokens:
+            self._last_at = self._clock()
+            if self._first_at:
+                self._later += tokens
+            else:
+                self._first_at = self._last_at
+
+    @property
+    def token_s(self) -> float:
+        """The mean time from a token to the next; 0: all came at once."""
+        return (self._last_at - self._first_at) / self._later if self._later else 0.0
 
 
 def told_prompt(request: pb.Generate, tokenizer: Tokenizer) -> pb.Delta:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +21,6 @@ from motley.orchestrator.serving.errors import ServingError, unready
 from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import CallPiece, Delta, LogprobRow, TokenLogprob
 
-_now = time.perf_counter
 LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
 
@@ -188,31 +186,6 @@ class _Completion(_Form):
         }
 
 
-class _Pace:
-    """How fast the tokens of an answer come. Its pieces of text are no measure: a token may have none, or half a
-    character, and what opens a stream is no token."""
-
-    def __init__(self) -> None:
-        self._first_at = self._last_at = 0.0
-        self._later = 0
-        """Tokens that came after those that came first."""
-
-    def on_delta(self, delta: Delta) -> None:
-        """Count the tokens of a delta that has come just now."""
-        if not delta.ids:
-            return
-        self._last_at = _now()
-        if self._first_at:
-            self._later += len(delta.ids)
-        else:
-            self._first_at = self._last_at
-
-    @property
-    def ms_per_token(self) -> float | None:
-        """The mean time from a token to the next; None: all came at once."""
-        return 1e3 * (self._last_at - self._first_at) / self._later if self._later else None
-
-
 class _Choice:
     """An answer as it comes.
 
@@ -224,28 +197,19 @@ class _Choice:
 
     def __init__(self, form: _Form) -> None:
         self.form = form
-        self.pace = _Pace()
         self.opened = False
         self.deltas: list[Delta] = []
         self.last = Delta()
-
-    def on_delta(self, delta: Delta, told_again: bool) -> None:
-        """A delta has come just now; one that is told again has come another time, and says nothing of the pace."""
-        if not told_again:
-            self.pace.on_delta(delta)
-        if delta.finish:
-            self.last = delta
 
 
 def _timings(choices: Sequence[_Choice]) -> dict[str, Any]:
     """What is told of the times of answers that have ended. Not part of OpenAI's API.
 
-    ``ttft_ms`` is the time to the first token, without the way there and back; ``ms_per_token`` that from each token of
-    an answer to the next, in the mean, or null where all came at once; of an answer that is taken up, only what is new
-    of it counts.
+    Without the way there and back: ``ttft_ms`` is the time to the first token, ``ms_per_token`` that from each token of
+    an answer to the next, in the mean, or null where all came at once; of an answer that went on after a loss, what was
+    written since counts.
     """
-    means = [choice.pace.ms_per_token for choice in choices]
-    known = [mean for mean in means if mean is not None]
+    known = [1e3 * choice.last.token_s for choice in choices if choice.last.token_s]
     ttft_ms = 1e3 * min(choice.last.prefill_s for choice in choices)
     return {
         "timings": {
@@ -261,7 +225,7 @@ async def _whole(
     while not answers.ended:
         number, delta = await next_delta(answers)
         choice = choices[number]
-        choice.on_delta(delta, answers.told_again)
+        choice.last = delta
         choice.deltas.append(delta)
     body = {
         **envelope,
@@ -326,7 +290,7 @@ async def _write_answers(
             stream.comment()
             continue
         choice, delta = choices[came[0]], came[1]
-        choice.on_delta(delta, answers.told_again)
+        choice.last = delta
         if not choice.opened:
             choice.opened = True
             if opening := choice.form.opening():

@@ -398,8 +398,6 @@ class Answers:
         self.used = Used(requests=len(requests) - len({number for number, delta in before if delta.finish}))
         """What the requests have taken this time, as far as that was told."""
         self._before = len(before)
-        self.told_again = False
-        """Whether the delta that was taken last was told another time."""
         self._written = Counter[int]()
         """Tokens that were told, by the number of their request."""
         self._waited_for = list(requests)
@@ -453,8 +451,7 @@ class Answers:
         if delta.finish:
             fresh = max(0, delta.completion_tokens - self._written[number])
         self._written[number] += fresh
-        self.told_again = self._before > 0
-        if self.told_again:
+        if self._before:
             self._before -= 1
             return
         self.used.completion_tokens += fresh

@@ -187,6 +187,16 @@ def test_text_streams_and_usage_comes_with_the_end() -> None:
     assert generation.on_tokens(tokens("more")) is None
 
 
+def test_the_time_per_token_is_of_tokens_not_of_pieces() -> None:
+    """Some have no text, several may come at once; what was written before counts in no way."""
+    arrivals = iter((10.0, 10.1, 10.5))
+    asked = request(written=TOKENIZER.encode("But, "))
+    generation = Generation(asked, TOKENIZER, CONTEXT, clock=lambda: next(arrivals))
+    for ids in ([8, 9], [], [10]):
+        assert on_tokens(generation, tokens(ids=ids)).token_s == 0.0
+    assert on_tokens(generation, tokens(ids=[11, 12, 13, EOS], finish="stop")).token_s == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("finish", ["length", "cancelled"])
 def test_the_worker_may_end_it_and_held_text_comes_out(finish: str) -> None:
     generation = Generation(request(stop=["soft"]), TOKENIZER, CONTEXT)

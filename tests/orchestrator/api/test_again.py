@@ -91,17 +91,6 @@ async def test_only_what_the_client_lacks_comes_again(mesh: Any, bard: Any) -> N
     assert text_of(told) == "a time"
 
 
-async def test_what_is_told_again_is_no_measure_of_the_pace(mesh: Any, bard: Any) -> None:
-    """It comes all at once; here one token is new, from which to another no time has passed."""
-    bard.answer = teller = Teller(pause_at=3)
-    first = await begun(mesh, "k1", teller)
-    await first.content.readuntil(b'a "')
-    first.close()
-    teller.pause_at = 99
-    again = await mesh.http.post("/v1/completions", json={**ASKED, "stream": True}, headers=keyed("k1"))
-    assert [event["timings"]["ms_per_token"] for _, event in (await events(again))[:-1] if "timings" in event] == [None]
-
-
 async def test_a_complete_answer_is_told_again_by_nobody_but_us(mesh: Any, bard: Any) -> None:
     bard.answer = Teller()
     bodies = []
