@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from motley.cli.errors import CliError
 from motley.cli.reaching.home import meshes
@@ -61,9 +61,16 @@ async def find_mesh(orchestrator: str, token: str, name: str) -> tuple[str, str]
             raise
     if known:
         return orchestrator, known[0].token
-    console.print(f"Where `motley up` runs for {orchestrator}, a code of eight digits is shown now.", markup=False)
+
+    def ask(tries: int) -> Awaitable[str]:
+        if tries == TRIES:
+            console.print(
+                f"Where `motley up` runs for {orchestrator}, a code of eight digits is shown now.", markup=False
+            )
+        return _ask_for_code(tries)
+
     try:
-        return orchestrator, await pair(host, port, name, _ask_for_code)
+        return orchestrator, await pair(host, port, name, ask)
     except PairingRefused as error:
         raise CliError(str(error)) from error
     except asyncio.CancelledError:

@@ -22,7 +22,15 @@ AS_IT_IS = "\b\n"
 
 
 class _Listed(TyperGroup):
-    """A group whose help has the whole first sentence of each command's, in as many lines as that takes."""
+    """A group whose help has the whole first sentence of each command's, in as many lines as that takes, and which says
+    what other commands have an option that a command lacks."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            _point_to_others(error, self, ctx)
+            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -56,6 +64,23 @@ class CommandGroup(typer.Typer):
     ) -> Callable[[Function], Function]:
         """As Typer has it; `epilog` as the examples above."""
         return super().command(name, epilog=_a_line_each(epilog or ""), **settings)
+
+
+def _point_to_others(error: Any, group: Any, ctx: Any) -> None:
+    """Have an error tell what commands have the option that one lacks, if it is about one."""
+    option = getattr(error, "option_name", "")  # that of Click's `NoSuchOption`, of which newer Typers have a copy
+    if ctx.parent is None and option and (others := _commands_with(option, group, ctx.info_name)):
+        error.message += f" (it is one of: {', '.join(others)})"
+        error.possibilities = None  # which only sound alike
+
+
+def _commands_with(option: str, group: Any, name: str) -> list[str]:
+    """The commands of a group, as typed, that have an option; measurements have many, and are left out."""
+    return [
+        f"`{name} {word}`"
+        for word, command in group.commands.items()
+        if word != "bench" and any(option in parameter.opts for parameter in command.params)
+    ]
 
 
 def _first_sentence(text: str) -> str:

@@ -189,8 +189,9 @@ class NodeTable:
         namesake = self.known_as(name)
         if namesake is not None and namesake.alive:
             raise NameTakenError(
-                f"a node named {name!r} is in the mesh already (at {namesake.address}); choose another name"
-                f" with --name. If it is this machine coming back, its name is free in at most {SILENCE_S:.0f} s"
+                f"a node named {name!r} is in the mesh already (at {namesake.address}). If that is this machine,"
+                " `motley up` or `motley join` runs on it already, or has just ended: its name is free in at most"
+                f" {SILENCE_S:.0f} s then. If it is another one, choose a name with --name"
             )
 
     def cut_off(self, name: str, process: str) -> Node | None:

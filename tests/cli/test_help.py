@@ -38,3 +38,19 @@ def test_a_group_tells_the_whole_first_sentence_of_each_command(
     monkeypatch.setenv("COLUMNS", "80")
     app(["--help"], standalone_mode=False)
     assert "Give this machine to the mesh of an orchestrator, until Ctrl-C." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["up", "--device", "cuda"], "No such option: --device (it is one of: `motley plan`, `motley run`, "),
+        (["run", "bard", "--threads", "2"], "No such option: --threads (it is one of: `motley up`, `motley join`)\n"),
+        (["run", "bard", "--contxt", "2"], "No such option: --contxt (Possible options: --context)"),
+    ],
+)
+def test_an_option_of_another_command_is_told_with_that(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        app(words, prog_name="motley")
+    assert told in capsys.readouterr().err

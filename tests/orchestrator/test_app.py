@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from motley.daemon.node.joining.trust import TrustError, fetch_certificate
 from motley.orchestrator.api.access.certificate import CertificateError
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig, OrchestratorError
 from motley.transport.certificates import Authority
@@ -143,10 +144,11 @@ async def test_a_certificate_that_is_given_is_shown_and_one_that_is_none_is_name
         file.write_bytes(content)
     orchestrator = Orchestrator(config(tmp_path, http_host="0.0.0.0", certificate=files))
     await orchestrator.start()
-    shown = await asyncio.to_thread(
-        ssl.get_server_certificate, ("127.0.0.1", int(orchestrator.http_url.split(":")[-1]))
-    )
+    port = int(orchestrator.http_url.split(":")[-1])
+    shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
     assert shown.encode() == papers.certificate
+    with pytest.raises(TrustError, match=r"is not where machines join; `motley up` prints that address"):
+        await fetch_certificate("127.0.0.1", port)
     await orchestrator.stop()
     files[0].write_bytes(papers.certificate + papers.key)  # which programs take, too
     orchestrator = Orchestrator(config(tmp_path, http_host="0.0.0.0", certificate=(files[0], files[0])))

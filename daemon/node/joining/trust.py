@@ -22,6 +22,8 @@ import grpc.aio
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import join_address
 
+GRPC = "h2"
+"""The protocol of TLS that gRPC speaks; an orchestrator's HTTPS port speaks another."""
 CERTIFICATE_NAME = "motley"
 """The name in the orchestrator's certificate; addresses at home change too often to be in it."""
 CONNECT_S = 10.0
@@ -138,12 +140,14 @@ async def fetch_certificate(host: str, port: int) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # the fingerprint is checked instead
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([GRPC])
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
-                certificate: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                secured = writer.get_extra_info("ssl_object")
+                certificate: bytes = secured.getpeercert(binary_form=True)
+                protocol = secured.selected_alpn_protocol()
             finally:
                 writer.transport.abort()  # to part properly takes as long as the other side likes
     except TimeoutError:
@@ -162,6 +166,11 @@ async def fetch_certificate(host: str, port: int) -> bytes:
         raise NotThere(
             f"cannot reach an orchestrator at {host}:{port} ({error.strerror or error}); is `motley up` running there?"
         ) from error
+    if protocol != GRPC:
+        raise TrustError(
+            f"{host}:{port} answers, but is not where machines join; `motley up` prints that address (its port is 7337"
+            " unless --port says another), and others for the page and the API"
+        )
     return certificate
 
 
