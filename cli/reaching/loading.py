@@ -109,7 +109,7 @@ async def load(
             raise CliError(
                 f"{base} is served; for an answer of its adapter {adapter!r}: motley run {base} --adapter {adapter}"
             )
-        console.print(f"[dim]{escape(named)} is not served yet: loading it[/]")
+        console.print(f"[dim]{escape(named)} is not served yet: looking for it[/]")
         asked = wanted.request.body()
         try:
             # While it is in planning, the orchestrator gives it up by itself if nobody waits for the answer any more.

@@ -12,6 +12,7 @@ from typing import Any
 
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client, Unreachable
+from motley.cli.reaching.misnamed import check_findable
 from motley.cli.shown.show import console
 from motley.protocol.wording import counted
 
@@ -46,14 +47,16 @@ async def mesh_of_one() -> AsyncIterator[Client]:
 
 
 @asynccontextmanager
-async def mesh_or_alone(url: str, api_key: str, alone: str) -> AsyncIterator[tuple[Client, bool]]:
+async def mesh_or_alone(url: str, api_key: str, alone: str, model: str = "") -> AsyncIterator[tuple[Client, bool]]:
     """The mesh at an address, and whether it lasts longer than the context: if nobody answers there, a mesh of one.
 
     Args:
         alone: what this machine does then, for people; empty: there must be another mesh.
+        model: what it is for.
 
     Raises:
         Unreachable: nobody answers, and there must be one.
+        CliError: this machine would be alone, and nothing here, nor on the hub, is called like the model.
     """
     async with AsyncExitStack() as stack:
         lasting = True
@@ -63,6 +66,8 @@ async def mesh_or_alone(url: str, api_key: str, alone: str) -> AsyncIterator[tup
         except Unreachable:
             if not alone:
                 raise
+            if model:
+                check_findable(model)
             console.print(f"[dim]no mesh at {client.url}: {alone}[/]")
             client, lasting = await stack.enter_async_context(mesh_of_one()), False
         yield client, lasting

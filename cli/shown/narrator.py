@@ -62,6 +62,9 @@ class Narrator(Observer):
             f"{_cores(it.cores)}, {short_bytes(it.memory_bytes)} for ranks, "
             f"{it.memory_bandwidth / 1e9:.1f} GB/s, {gpus}{_ports(settings.ports)}"
         )
+        if it.gpu_bytes and not it.gpus:
+            limit = f"--gpu-memory {short_bytes(it.gpu_bytes)} limits nothing here"
+            console.print(f"[yellow]{limit}: no GPU was found; `motley devices` says what is missing[/]")
 
     def waits(self, why: str, retry_s: float, left_s: float) -> None:
         """Say that there is no orchestrator yet: whenever that is for another reason, and now and then."""

@@ -83,6 +83,15 @@ def test_a_person_is_told_once_why_the_orchestrator_is_away_and_that_it_is_looke
     assert others == [*away, "joined as pc (10.0.0.1) again", *away, f"{ended} left, where they can"]
 
 
+@pytest.mark.parametrize(("asked", "gpus", "said"), [(4 * 10**9, 0, True), (4 * 10**9, 1, False), (0, 0, False)])
+def test_a_limit_of_a_gpu_that_is_not_there_is_told(
+    asked: int, gpus: int, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capabilities = pb.Capabilities(gpu_bytes=asked, gpus=[pb.Gpu(name="RTX 9")] * gpus)
+    narrator(LogFormat.TEXT).joined("1", NodeSettings("pc", "10.0.0.1", capabilities, None, ShareCache(Path("x")), 1))
+    assert ("--gpu-memory 4 GB limits nothing here: no GPU was found" in capsys.readouterr().err) == said
+
+
 def test_a_person_is_told_now_and_then_what_is_waited_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

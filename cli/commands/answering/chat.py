@@ -113,30 +113,33 @@ def chat(
         )
         return Wanted(request, device=device, any_quantisation=whole is None, any_engine=everywhere is None)
 
-    may_be_alone = bool(model) and left_alone(command, "url")
+    alone = RUNS_ALONE if model and left_alone(command, "url") else ""
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, **effort_of(think)}
     if sys.platform != "win32":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  what `input` reads can be edited, and called back with the arrow keys
     try:
-        with Background() as background, _client(background, url, api_key, may_be_alone) as (client, lasting):
+        with (
+            Background() as background,
+            _client(background, url, api_key, alone, model) as (client, lasting),
+        ):
             Chat(background, client, wanted, sampling, Conversation(system), lasting).run(model)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
-def _client(background: Background, url: str, api_key: str, may_be_alone: bool) -> Iterator[tuple[Client, bool]]:
-    """A mesh to talk to, and whether it lasts longer than this command: that at `url`, or one of this machine alone."""
+def _client(background: Background, url: str, api_key: str, alone: str, model: str) -> Iterator[tuple[Client, bool]]:
+    """A mesh to talk to, and whether it lasts longer than this command; as `mesh_or_alone`."""
     stack = contextlib.AsyncExitStack()
 
     async def reach() -> tuple[Client, bool]:
         try:
-            return await stack.enter_async_context(mesh_or_alone(url, api_key, RUNS_ALONE if may_be_alone else ""))
+            return await stack.enter_async_context(mesh_or_alone(url, api_key, alone, model))
         except Unreachable as error:
-            alone = "; `motley chat MODEL` runs a model on this machine alone" if not url else ""
-            raise Unreachable(f"{error}{alone}") from error
+            instead = "; `motley chat MODEL` runs a model on this machine alone" if not url else ""
+            raise Unreachable(f"{error}{instead}") from error
 
     try:
         yield background.wait(reach())

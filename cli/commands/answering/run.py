@@ -255,7 +255,8 @@ async def _run(
     may_be_alone: bool,
     as_json: bool,
 ) -> None:
-    async with mesh_or_alone(url, api_key, RUNS_ALONE if may_be_alone else "") as (client, lasting):
+    alone = RUNS_ALONE if may_be_alone else ""
+    async with mesh_or_alone(url, api_key, alone, wanted.request.model) as (client, lasting):
         await _answer(client, wanted, body, adapters, as_json, lasting)
 
 

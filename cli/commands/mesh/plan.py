@@ -160,7 +160,7 @@ async def _plan(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A plan, and the nodes of the mesh."""
     body = {name: value for name, value in asked.items() if value is not None}
-    async with mesh_or_alone(url, api_key, alone) as (client, _):
+    async with mesh_or_alone(url, api_key, alone, asked["model"]) as (client, _):
         try:
             answer = await client.call("POST", "/api/plan", body, patient=True)
             return answer, (await client.call("GET", "/api/nodes"))["nodes"]

@@ -25,7 +25,7 @@ async def test_one_is_run_and_planned_by_its_name(mesh: Any, new_node: Any, motl
     asked = await describing(mesh, new_node)
     status, out, err = await motley("run", FIRST, "Hi", "--raw")
     assert (status, out) == (0, "Hello, world\n"), err
-    assert err.startswith(f"{FIRST} is not served yet: loading it\n")
+    assert err.startswith(f"{FIRST} is not served yet: looking for it\n")
     status, _, err = await motley("plan", FIRST)
     assert (status, err) == (0, "")
     assert set(asked) == {str(FOLDER / FIRST)}

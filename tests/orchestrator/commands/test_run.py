@@ -50,7 +50,7 @@ async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, ne
         )
     status, out, err = await motley("run", "/models/a bard", "Hi")
     assert (status, out) == (0, "Hello, world\n"), err
-    assert err.startswith("/models/a bard is not served yet: loading it\n")
+    assert err.startswith("/models/a bard is not served yet: looking for it\n")
 
 
 async def test_what_others_saw_of_it_is_not_the_reason(mesh: Any, new_node: Any, motley: Motley) -> None:
