@@ -16,19 +16,15 @@ def reported(worker: Worker, failure: Failure, named: Callable[[int], Worker | N
     Args:
         named: gives the worker with an index, if there is one.
     """
-    message = f"{worker}: {failure.message}"
     blamed = named(failure.lost_rank - 1)
     if blamed is not None and blamed.away is not None:
         message = f"node {blamed.node_name!r} ({blamed.role}) {what_became(blamed.away.why)}"
         return Failure(code="node_lost", message=message, lost_rank=failure.lost_rank)
     finder = named(failure.found_by - 1) or worker
-    if blamed is not None and finder not in (blamed, worker):
-        message += f" (between {finder} and {blamed})"
-    elif blamed is not None and blamed is not worker:
-        message += f" (to blame: {blamed})"
+    found = f", as {finder} has found" if blamed not in (None, finder) else ""
     return Failure(
         code=failure.code or "rank_failed",
-        message=message,
+        message=f"{blamed or worker}{found}: {failure.message}",
         lost_rank=failure.lost_rank or worker.index + 1,
     )
 

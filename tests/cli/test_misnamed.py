@@ -21,6 +21,6 @@ async def test_nothing_is_started_for_a_model_that_cannot_be_found(monkeypatch: 
         raise AssertionError("that takes seconds")
 
     monkeypatch.setattr(mesh_of_one, "mesh_of_one", started)
-    with pytest.raises(CliError, match="Did you mean 'shakespeare-2.6m', which comes with Motley"):
+    with pytest.raises(CliError, match=r"Did you mean 'shakespeare-2\.6m', which comes with Motley"):
         async with mesh_of_one.mesh_or_alone("http://127.0.0.1:1", "", "this machine runs it", "shakespear-2.6m"):
             pass

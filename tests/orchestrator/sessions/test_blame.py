@@ -29,13 +29,14 @@ def reported(by: int, lost: int, found: int = 0, *, away: int | None = None) -> 
     return blame.reported(all_[by], Failure(message="silence", lost_rank=lost, found_by=found), named.get)
 
 
-def test_a_report_names_the_reporter_and_who_is_to_blame() -> None:
+def test_a_report_names_who_is_to_blame_and_then_who_has_found_it() -> None:
     alone = reported(by=1, lost=0)
     assert (alone.code, alone.message, alone.lost_rank) == ("rank_failed", "node 'node-1' (rank 1): silence", 2)
     assert reported(by=1, lost=2).message == "node 'node-1' (rank 1): silence"
     other = reported(by=0, lost=3)
-    assert (other.message, other.lost_rank) == ("node 'node-0' (rank 0): silence (to blame: node 'node-2' (rank 2))", 3)
-    found = "node 'node-0' (rank 0): silence (between node 'node-1' (rank 1) and node 'node-2' (rank 2))"
+    told = "node 'node-2' (rank 2), as node 'node-0' (rank 0) has found: silence"
+    assert (other.message, other.lost_rank) == (told, 3)
+    found = "node 'node-2' (rank 2), as node 'node-1' (rank 1) has found: silence"
     assert reported(by=0, lost=3, found=2).message == found
 
 

@@ -270,7 +270,7 @@ def test_whom_the_leader_blames_is_named(session: Session) -> None:
     serve(session)
     blamed = Failure(code="peer_lost", message="rank 0 is gone", lost_rank=MAX_RANKS + 1)
     session.on_event("laptop", event(1, failed=blamed), 10)
-    assert "(to blame: node 'pc' of nodes 'pc' and 'laptop' (experts))" in experts_of(session).hosts[0].lost
+    assert "node 'pc' of nodes 'pc' and 'laptop' (experts), as " in experts_of(session).hosts[0].lost
 
 
 def test_unlike_slices_are_found_though_they_are_cut_otherwise(session: Session) -> None:

@@ -187,7 +187,7 @@ def test_a_failed_rank_ends_the_session_and_releases_the_others(session: Session
     assert session.state is State.FAILED
     assert session.failure is not None
     assert session.failure.code == "peer_lost"
-    assert session.failure.message == ("node 'laptop' (rank 1): rank 2 said nothing (to blame: node 'box' (rank 2))")
+    assert session.failure.message == ("node 'box' (rank 2), as node 'laptop' (rank 1) has found: rank 2 said nothing")
     assert not session.over
     session.on_event("pc", event(0, failed=Failure(code="other")), 6)
     session.on_event("box", event(2, released=Empty()), 6)
@@ -213,9 +213,7 @@ def test_a_pair_that_cannot_reach_each_other_is_named_whoever_tells_of_it(sessio
     failed = Failure(code="peer_lost", message="rank 2 is lost", lost_rank=3, found_by=2)
     session.on_event("pc", event(0, failed=failed), 5)
     assert session.failure is not None
-    assert session.failure.message == (
-        "node 'pc' (rank 0): rank 2 is lost (between node 'laptop' (rank 1) and node 'box' (rank 2))"
-    )
+    assert session.failure.message == ("node 'box' (rank 2), as node 'laptop' (rank 1) has found: rank 2 is lost")
 
 
 def test_whoever_is_to_blame_is_not_waited_for_long(session: Session) -> None:
