@@ -153,8 +153,12 @@ def worker_name(worker: dict[str, Any]) -> str:
     return f"{worker['node']} ({role})"
 
 
-def _layers(first: int, end: int) -> str:
-    return f"layer {first}" if end - first == 1 else f"layers {first}-{end - 1}"
+def of_layers(layers: Sequence[int] | None) -> str:
+    """``, layers 0-11``, to follow a share: the first and the end of those that it is of; empty: it is of all."""
+    if layers is None:
+        return ""
+    first, end = layers
+    return f", layer {first}" if end - first == 1 else f", layers {first}-{end - 1}"
 
 
 def session_table(session: dict[str, Any]) -> RenderableType:
@@ -165,8 +169,7 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     for rank, share in zip(ranks, shares, strict=False):
         timing, weights = rank["timing"], short_bytes(rank["share"]["weight_bytes"])
         parts = [f"{timing[part]:.2f}" for part in ("compute_ms", "wire_ms", "wait_ms")] if timing else ["-"] * 3
-        layers = rank["share"]["layers"]
-        own = f"{share}, {_layers(*layers)}" if layers else share
+        own = share + of_layers(rank["share"]["layers"])
         rows.append([worker_name(rank) + _unlike(session, rank), rank["state"], own, weights, *parts])
     for host, share in zip(hosts, shares[len(ranks) :], strict=True):
         held = [share, short_bytes(host["weight_bytes"]), counted(host["experts"], "expert")]

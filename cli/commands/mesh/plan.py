@@ -16,7 +16,7 @@ from motley.cli.reaching.client import ApiKey, Refused, Url
 from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
 from motley.cli.reaching.misnamed import MISSING, misnamed
-from motley.cli.shown.show import forecast_line, results, set_aside, table
+from motley.cli.shown.show import forecast_line, of_layers, percentages, results, set_aside, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
     AsJson,
@@ -35,6 +35,7 @@ from motley.cli.typed.options import (
     parse_stages,
 )
 from motley.orchestrator.known_models.names import has_experts, short_name_of, source_of
+from motley.protocol.wording import short_bytes
 
 KINDS = {
     "tensor": "every layer on all of them",
@@ -173,18 +174,17 @@ async def _plan(
 def show_plan(answer: dict[str, Any], requests: int) -> None:
     """Print a plan: its ranks, its forecast, what else there is, and what each machine is worth."""
     ranks, forecast = answer["plan"]["ranks"], answer["forecast"]
+    weights = sum(rank["weights_mb"] for rank in ranks)
     rows = [
         [
             rank["node"],
-            str(rank["layers"]),
-            f"{rank['kv_groups']:g}",
-            str(rank["mlp_blocks"]),
-            str(rank["vocab_blocks"]),
-            f"{rank['memory_mb']:.0f} MB",
+            share + of_layers(rank["share"]["layers"]),
+            short_bytes(1e6 * rank["weights_mb"]),
+            short_bytes(1e6 * rank["memory_mb"]),
         ]
-        for rank in ranks
+        for rank, share in zip(ranks, percentages([rank["weights_mb"] / weights for rank in ranks]), strict=True)
     ]
-    columns = ["node", "layers", "KV groups", "MLP blocks", "vocabulary blocks", "memory"]
+    columns = ["node", "share", "weights", "memory, with caches"]
     results.print(table(columns, rows, title=f"Plan ({KINDS[answer['plan']['kind']]})"))
     many = f", for each of {requests} requests" if requests > 1 else ""
     results.print(f"Forecast: {forecast_line(forecast)}{many}", soft_wrap=True)

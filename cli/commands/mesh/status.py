@@ -36,6 +36,7 @@ def register(app: typer.Typer) -> None:
 def status(
     url: Url = "",
     api_key: ApiKey = "",
+    words: Annotated[bool, typer.Option("--words", help="Say what the words mean that are shown.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the nodes of the mesh, and the sessions with their ranks; with --json more, such as processors and units."""
@@ -62,7 +63,6 @@ def status(
             title="Nodes",
         )
     )
-    _explain(of_nodes(alive))
     if links := _link_rows(alive):
         results.print(table(["link", "latency", "bandwidth"], links, title="Links"))
     for node in alive:
@@ -98,12 +98,9 @@ def status(
             results.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         if session["failure"]:
             results.print(f"[red]{escape(session['failure']['message'])}[/]", soft_wrap=True)
-    _explain(of_sessions(sessions))
-
-
-def _explain(lines: list[str]) -> None:
-    for line in lines:
-        results.print(f"[dim]{line}[/]")
+    if explained := [*of_nodes(alive), *of_sessions(sessions)]:
+        for line in explained if words else ["`motley status --words` says what these words mean"]:
+            results.print(f"[dim]{line}[/]", soft_wrap=True)
 
 
 def _link_rows(alive: list[dict[str, Any]]) -> list[list[str]]:

@@ -179,6 +179,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
                     "kv_groups": len(plan.attention) / plan.attention_split,
                     "mlp_blocks": len(plan.mlp),
                     "vocab_blocks": len(plan.vocabulary),
+                    "weights_mb": round(plan.weight_bytes / 1e6, 1),
                     "memory_mb": round(plan.memory_bytes / 1e6, 1),
                     "share": _share(plan),
                 }
@@ -188,8 +189,8 @@ def plan_json(planned: Planned) -> dict[str, Any]:
         "forecast": forecast_json(choice.forecast),
         "alternatives": [_alternative(planned, other) for other in planned.runners_up.others],
         "without": [
-            {"node": name, "ms_per_token": None if seconds is None else _ms(seconds)}
-            for name, seconds in zip(planned.names, planned.runners_up.without, strict=True)
+            {"node": planned.names[number], "ms_per_token": None if seconds is None else _ms(seconds)}
+            for number, seconds in planned.runners_up.without.items()
         ],
     }
 

@@ -216,11 +216,12 @@ class RunnersUp(NamedTuple):
 
     Attributes:
         others: the next best sets of nodes, the best first.
-        without: by number of a candidate, seconds of a token where it takes no part; None: the model does not fit then.
+        without: by number of a candidate that may be left out, seconds of a token where it takes no part; None: the
+            model does not fit then.
     """
 
     others: list[Choice]
-    without: list[float | None]
+    without: dict[int, float | None]
 
 
 def runners_up(chooser: Chooser, best: Choice, count: int = 3) -> RunnersUp:
@@ -229,16 +230,15 @@ def runners_up(chooser: Chooser, best: Choice, count: int = 3) -> RunnersUp:
     Args:
         count: of the next best sets, at most.
     """
-    without: list[float | None] = []
-    for number in range(len(chooser.candidates)):
-        if number not in best.members:
-            without.append(best.forecast.token_s)
-            continue
+    without: dict[int, float | None] = {}
+    stages = chooser.stages if isinstance(chooser.stages, int) else len(chooser.stages)
+    dispensable = [number for number in range(len(chooser.candidates)) if number not in chooser.required]
+    for number in dispensable if len(chooser.candidates) > max(1, stages) else ():
         try:
-            alone = number in chooser.required or len(chooser.candidates) == 1
-            without.append(None if alone else chooser.best(without=number).forecast.token_s)
+            left_out = best if number not in best.members else chooser.best(without=number)
+            without[number] = left_out.forecast.token_s
         except PlanError:
-            without.append(None)
+            without[number] = None
     for number in range(len(chooser.candidates)):  # people want to know what a node would bring that is left out
         if number not in best.members and len(best.members) < MAX_RANKS:
             chooser.of(tuple(sorted((*best.members, number))))

@@ -55,7 +55,7 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     memory = rank.pop("memory_mb")
     assert rank == {
         "node": "RTX 4070 12GB, 1Gbit, 0.1ms", "layers": 32, "kv_groups": 8, "mlp_blocks": 112, "vocab_blocks": 250,
-        "share": {"attention_split": 1, "attention": [0, 8], "mlp": [0, 112], "vocabulary": [0, 250], "layers": None},
+        "weights_mb": 4282.5, "share": {"attention_split": 1, "attention": [0, 8], "mlp": [0, 112], "vocabulary": [0, 250], "layers": None},
     }  # fmt: skip
     assert memory == pytest.approx(4282.5 + 300 + 8 * 32768 * 4096 / 1e6, rel=0.01)
     forecast = body["forecast"]
@@ -68,6 +68,14 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     assert beside == forecast["ms_per_token"]
     assert alone == pytest.approx(1e3 * 4.2825 / 40, rel=0.1)
     assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"] == []
+
+
+@pytest.mark.parametrize("asked", [{"nodes": ["pc", "box"]}, {"stages": 2}])
+async def test_nobody_is_told_to_be_needed_who_was_asked_for(mesh: Any, new_node: Any, asked: dict[str, Any]) -> None:
+    """The model fits without them."""
+    in_layers(await house(mesh, new_node, pc=16, box=16))
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven", **asked})
+    assert (status, len(body["plan"]["ranks"]), body["without"]) == (200, 2, [])
 
 
 async def test_machines_in_place_of_the_nodes(mesh: Any, new_node: Any) -> None:
