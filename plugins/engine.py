@@ -375,7 +375,7 @@ class RankGraph:
     states: Sequence[StateSpec] = ()
     """The recurrent states of the layers of which this rank has heads."""
     beside: int = 0
-    """Columns of the rows that a step begins with behind those of the residual."""
+    """Columns of the rows that a step begins with behind the first D: of a second table, or of further streams."""
 
     @property
     def entering(self) -> int:

@@ -9,11 +9,14 @@ import onnx
 from onnx import helper
 
 from motley.plugins.engine import DOMAIN
+from motley.plugins.streams import STREAM_OPERATORS
 
 COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
 SPARSE_MIXER, XIELU = "SparseMixer", "Xielu"
 """Functions of domain ``motley``: by which a row chooses two experts, and an activation."""
+OWN_FUNCTIONS = ("HeadProducts", SPARSE_MIXER, XIELU, *STREAM_OPERATORS)
+"""Functions of domain ``motley``, besides attention, that the reference computes as a whole."""
 NORMS = ("RMSNormalization", "LayerNormalization")
 
 

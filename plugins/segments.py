@@ -17,6 +17,7 @@ import onnx
 from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import DOMAIN, EngineError
 from motley.plugins.nodes import attributes_of, is_collective, is_experts, reads
+from motley.plugins.streams import STREAM_OPERATORS
 
 ROWS = "rows"
 
@@ -38,7 +39,7 @@ ROWS = "rows"
 #                                                                           heads, size, epsilon, width (W)
 # `GATED`           gate and up side by side f32[T, 2 F], or gate, perhaps  silu(gate) * up, or by another activation;
 #                   among others, f32[T, W] and up f32[T, F]                attributes: columns (F), activation, width,
-#                                                                           first (of the gates)
+#                                                                           first (of the gates), gate_limit, up_limit
 # `DELTA`           q, k, v, z side by side and b, a side by side, and      y; attributes as ``motley.GatedDelta``
 #                   what else ``motley.GatedDelta`` has
 # `SPACE`           x, z side by side, b, c side by side, dt, and what      y; attributes as ``motley.StateSpace``
@@ -47,7 +48,7 @@ ROWS = "rows"
 #                   ``motley.ShortConvolution`` has                         ``motley.ShortConvolution``
 # ================  ======================================================  ==========================================
 #
-# Zero points, bias and skip may be absent.
+# Zero points, bias and skip may be absent. Those of `motley.plugins.streams` stay as they are.
 PRODUCT = "QuantisedProduct"
 HEAD_PRODUCT = "QuantisedHeadProduct"
 ATTENTION = "AttentionOfSlots"
@@ -59,7 +60,7 @@ DELTA = "DeltaOfSlots"
 SPACE = "StateSpaceOfSlots"
 CONVOLUTION = "ShortConvolutionOfSlots"
 RECURRENT = (DELTA, SPACE, CONVOLUTION)
-_OPERATORS = (PRODUCT, HEAD_PRODUCT, NORM, HEAD_NORMS, GATED, *RECURRENT)
+_OPERATORS = (PRODUCT, HEAD_PRODUCT, NORM, HEAD_NORMS, GATED, *RECURRENT, *STREAM_OPERATORS)
 
 
 @dataclass(frozen=True)

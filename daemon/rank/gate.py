@@ -40,6 +40,7 @@ from motley.plugins.engine import (
 )
 from motley.plugins.mixture import Compute, Sent
 from motley.plugins.nodes import is_collective, is_experts, reads
+from motley.plugins.streams import WRITE_STREAMS
 
 FAR = 4000
 """The position of the far tokens in their sequence; or the end of the context, or of what all blocks hold, if that
@@ -355,7 +356,7 @@ def _read_by(graph: RankGraph, layer: int) -> set[int]:
 
 def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
     """The same graph without what other layers exchange, for which the proctor gives them zeros; what they change of
-    the residual by themselves (Gemma 4 scales it, and adds rows of the token) stays.
+    the residual by themselves (Gemma 4 scales it, and adds rows of the token; streams are mixed) stays.
 
     What lies between a sum and the residual must make zero of zero, as norms and scales without a bias do.
     """
@@ -374,6 +375,8 @@ def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
             left.append(_reading(node, read))
         elif node.op_type == "Add" and zeros == 1:
             equals[node.output[0]] = read[0] or read[1]
+        elif node.op_type == WRITE_STREAMS and read[-1] is None:
+            left.append(_reading(node, read[:-1]))  # they are mixed by themselves
         else:
             equals.update(dict.fromkeys(node.output))
 

@@ -220,7 +220,7 @@ def load_rank(
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed: Embed = opened.rows
             if peers.passage and not declared.stage.first:
-                embed = _taking(peers.passage, graph.hidden)
+                embed = _taking(peers.passage, graph.entering)
             executor = Executor(
                 engine,
                 blocks,

@@ -120,7 +120,7 @@ def forecast(
     rows = -(-work.rows // waves)
     lead = lead_s(network, range(len(plans)))
     steps = [stage.step_s(rows, work.position, work.wire) for stage in stages]
-    hops = [_hop_s(network, one.ranks, other.ranks, rows * profiles[0].hidden) for one, other in pairwise(stages)]
+    hops = [_hop_s(network, one.ranks, other.ranks, rows, profiles[0]) for one, other in pairwise(stages)]
     through = sum(step.slowest + step.wire for step in steps)
     busiest = max(step.slowest + step.wire for step in steps)
     token = max(through + sum(hops) + lead, waves * busiest)
@@ -182,8 +182,8 @@ def _first_s(stages: Sequence[_Stage], network: Network, work: Workload, lead: f
     """Seconds from a prompt's arrival to its answer's first token: its chunks follow each other through the stages."""
 
     def each_s(rows: int) -> list[float]:
-        elements = rows * stages[0].profiles[0].hidden
-        hops = [_hop_s(network, one.ranks, other.ranks, elements) for one, other in pairwise(stages)]
+        profile = stages[0].profiles[0]
+        hops = [_hop_s(network, one.ranks, other.ranks, rows, profile) for one, other in pairwise(stages)]
         return [stage.chunk_s(rows, work.wire) + hop for stage, hop in zip(stages, [*hops, 0.0], strict=True)]
 
     chunks = [min(CHUNK, work.prompt - done) for done in range(0, work.prompt, CHUNK)]
@@ -192,10 +192,10 @@ def _first_s(stages: Sequence[_Stage], network: Network, work: Workload, lead: f
     return LEAD_S + sum(max(taken[rows]) + lead for rows in chunks) + sum(last) - max(last) + stages[-1].head_s()
 
 
-def _hop_s(network: Network, ranks: range, following: range, elements: int) -> float:
+def _hop_s(network: Network, ranks: range, following: range, rows: int, profile: ModelProfile) -> float:
     """Seconds in which the rows of a step get from one stage to the next: each of its ranks hears one of the first, and
     they take turns (`motley.daemon.rank.passage`)."""
-    seconds = 0.0
+    elements, seconds = rows * profile.hidden * (1 + profile.further_streams), 0.0
     for place, source in enumerate(ranks):
         targets = following[place :: len(ranks)]
         if targets:

@@ -19,10 +19,12 @@ from motley.plugins.engine import DOMAIN
 from motley.plugins.known_nodes import ANY, KNOWN, check_attributes, is_number, is_stored, numbers_of, refuse
 from motley.plugins.nodes import SPARSE_MIXER, XIELU
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
+from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 _ATTENTION = {**KNOWN[DOMAIN, "CachedAttention"], "soft_cap": ANY}
 _WARMTH = {"warm_span": ANY, "warm_offset": ANY, "warmth": ANY}
 _DELTA = {"decays": ANY, "written": ANY, "floor": ANY, "gate": ANY}
+_GATES = dict.fromkeys(("streams", "epsilon", "written", "least", "rounds"), ANY)
 _HEADS = {"layer": ANY, "group": ANY, "key_size": ANY, "value_size": ANY}
 
 KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
@@ -49,6 +51,7 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (DOMAIN, "CachedAttention"): _ATTENTION,
     (DOMAIN, "CachedAttentionInChunks"): {**_ATTENTION, "chunk": ANY},
     (DOMAIN, "CachedAttentionToKeys"): _ATTENTION,
+    (DOMAIN, "CachedAttentionToKeysWithSinks"): _ATTENTION,
     (DOMAIN, "CachedAttentionWarmed"): {**_ATTENTION, **_WARMTH},
     (DOMAIN, "CachedAttentionWithGains"): _ATTENTION,
     (DOMAIN, "CachedAttentionWithSinks"): _ATTENTION,
@@ -58,6 +61,9 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (DOMAIN, SHORT_CONVOLUTION): {"layer": ANY},
     (DOMAIN, SPARSE_MIXER): {"tolerance": ANY},
     (DOMAIN, XIELU): {},
+    **dict.fromkeys(((DOMAIN, name) for name in STREAM_GATES), _GATES),
+    (DOMAIN, READ_STREAMS): {"streams": ANY},
+    (DOMAIN, WRITE_STREAMS): {"streams": ANY},
     (DOMAIN, STATE_SPACE): {**_HEADS, "heads": ANY, "least": ANY, "most": ANY},
 }
 """The values that each attribute of an operator may have, by its domain and name."""

@@ -34,6 +34,7 @@ from motley.plugins.cuda.nodes.submission import StepRows
 from motley.plugins.engine import DOMAIN, Collectives
 from motley.plugins.nodes import SPARSE_MIXER, XIELU, attributes_of
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
+from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 FEW_ROWS = 32
 """Rows that cuBLAS never multiplies by floats, which may round a row otherwise in other company (1e-7)."""
@@ -246,6 +247,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     (DOMAIN, "CachedAttention"): _Step.attention,
     (DOMAIN, "CachedAttentionInChunks"): _Step.attention,
     (DOMAIN, "CachedAttentionToKeys"): _Step.attention,
+    (DOMAIN, "CachedAttentionToKeysWithSinks"): _Step.attention,
     (DOMAIN, "CachedAttentionWarmed"): _Step.attention,
     (DOMAIN, "CachedAttentionWithGains"): _Step.attention,
     (DOMAIN, "CachedAttentionWithSinks"): _Step.attention,
@@ -257,4 +259,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     (DOMAIN, SPARSE_MIXER): _Step.mix_sparsely,
     (DOMAIN, XIELU): _Step.xielu,
     (DOMAIN, STATE_SPACE): _Step.state_space,
+    **dict.fromkeys(((DOMAIN, name) for name in STREAM_GATES), _Step.gate_streams),
+    (DOMAIN, READ_STREAMS): _Step.read_streams,
+    (DOMAIN, WRITE_STREAMS): _Step.write_streams,
 }

@@ -34,6 +34,6 @@
 #include "codes_kernel.h"
 #include "sampling_kernel.h"
 
-#define KERNELS {LANES,     quantise,     multiply, normalise, normalise_heads,   gate,              mix,        adapt_down, \
-                 adapt_up,  cache_rows,   turn_queries, attend, combine,          encode,            contend,    add_masses, \
+#define KERNELS {LANES,     quantise,     multiply, normalise, normalise_heads,   gate,              gate_streams, read_streams, \
+                 write_streams, mix, adapt_down, adapt_up,  cache_rows,   turn_queries, attend, combine,          encode,            contend,    add_masses, \
                  recur_delta, recur_state_space, recur_convolution}

@@ -12,11 +12,13 @@ enum { PORTABLE, AVX2, AVX_VNNI, AVX512_VNNI, LEVELS }; /* SHARED with library.p
 /* SHARED with library.py: a number that both count up when they no longer understand each other, and what each struct
  * takes. */
 EXPORT const int32_t motley_interface[] = {
-    19,
+    20,
     sizeof(struct matmul),
     sizeof(struct norm),
     sizeof(struct head_norms),
     sizeof(struct gated),
+    sizeof(struct stream_gates),
+    sizeof(struct streams),
     sizeof(struct mixture),
     sizeof(struct table),
     sizeof(struct span),

@@ -23,6 +23,9 @@ struct kernels {
     void (*normalise)(const struct norm *norm);
     void (*normalise_heads)(const struct head_norms *norms);
     void (*gate)(const struct gated *gated);
+    void (*gate_streams)(const struct stream_gates *gates);
+    void (*read_streams)(const struct streams *streams);
+    void (*write_streams)(const struct streams *streams);
     void (*mix)(const struct weighing *w);
     void (*adapt_down)(const struct adapted_piece *piece);
     void (*adapt_up)(const struct adapted_piece *piece);

@@ -100,6 +100,42 @@ class Gated(ctypes.Structure):
         ("gate_stride", c_int64),
         ("up_stride", c_int64),
         ("activation", c_int32),
+        ("gate_limit", c_float),
+        ("up_limit", c_float),
+    )
+
+
+class StreamGates(ctypes.Structure):
+    """``struct stream_gates`` of rows.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("scale", c_void_p),
+        ("base", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("streams", c_int64),
+        ("epsilon", c_float),
+        ("written", c_float),
+        ("least", c_float),
+        ("rounds", c_int32),
+    )
+
+
+class Streams(ctypes.Structure):
+    """``struct streams`` of rows.h."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("gates", c_void_p),
+        ("own", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("streams", c_int64),
+        ("gates_stride", c_int64),
+        ("mixes", c_int32),
     )
 
 
@@ -119,6 +155,8 @@ class Mixture(ctypes.Structure):
         ("tokens", c_int64),
         ("choices", c_int64),
         ("activation", c_int32),
+        ("gate_limit", c_float),
+        ("up_limit", c_float),
     )
 
 
@@ -358,12 +396,12 @@ class Recurrent(ctypes.Structure):
 
 
 STRUCTS = (
-    *(Matmul, Norm, HeadNorms, Gated, Mixture, Table, Span, SpanList, Tier, Attention, Question),
+    *(Matmul, Norm, HeadNorms, Gated, StreamGates, Streams, Mixture, Table, Span, SpanList, Tier, Attention, Question),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     *(Encoding, Draw, Masses),
 )
-INTERFACE = (19, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (20, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -379,6 +417,8 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("norm", [POINTER(Norm)], None),
     ("head_norms", [POINTER(HeadNorms)], None),
     ("gated", [POINTER(Gated)], None),
+    ("stream_gates", [POINTER(StreamGates)], None),
+    ("streams", [POINTER(Streams)], None),
     ("prepare_mixture", [POINTER(Mixture)], c_int32),
     ("mixture", [POINTER(Mixture)], c_int64),
     ("adapted", [POINTER(Adapted), POINTER(Matmul)], c_int64),

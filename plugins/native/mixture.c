@@ -127,7 +127,9 @@ static void gate_pair(const void *job, int64_t pair) {
     const int64_t columns = group->last.m.columns;
     const float *gate = now->gate_up + pair * 2 * columns;
     float *y = now->gated + pair * columns;
-    const struct gated gated = {gate, gate + columns, y, 1, columns, 2 * columns, 2 * columns, now->m->activation};
+    const struct gated gated = {
+        gate, gate + columns, y, 1, columns, 2 * columns, 2 * columns, now->m->activation, now->m->gate_limit, now->m->up_limit,
+    };
     kernels->gate(&gated);
     quantise(&group->last, y, pair - group->begin);
 }

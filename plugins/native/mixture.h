@@ -19,6 +19,7 @@ struct mixture {
     float *total;
     int64_t experts, tokens, choices;
     int32_t activation;
+    float gate_limit, up_limit; /* see struct gated */
 };
 
 /* Columns from `from` to `end` of a weighted sum of rows: y = base + weight * row + weight * row ..., in this order. */

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .library import F32, Matmul, Mixture, address, library, place
 from .matmul import QuantisedMatrix
-from .rows import ACTIVATIONS, Action
+from .rows import ACTIVATIONS, ANY, Action
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,23 @@ class GatedExpert:
         gate_up: f32[2F, D], gates first.
         activation: what opens the gate, one of `ACTIVATIONS`.
         down: f32[E, F].
+        limits: of gate and up, see `bind_gated`.
     """
 
     gate_up: QuantisedMatrix
     activation: str
     down: QuantisedMatrix
+    limits: tuple[float, float] = ANY
 
     @property
     def layout(self) -> tuple[object, ...]:
         """What all experts of a layer must have in common."""
         both = self.gate_up.matmul, self.down.matmul
-        return self.activation, *((each.rows, each.columns, each.bits, each.block, each.heads) for each in both)
+        return (
+            self.activation,
+            self.limits,
+            *((each.rows, each.columns, each.bits, each.block, each.heads) for each in both),
+        )
 
 
 class GatedExperts:
@@ -56,7 +62,7 @@ class GatedExperts:
             raise ValueError(f"gate and up have {one.gate_up.rows} columns, not twice {one.down.columns}")
         self._first = (Matmul * len(experts))(*(each.gate_up.matmul for each in experts))
         self._last = (Matmul * len(experts))(*(each.down.matmul for each in experts))
-        self._activation = ACTIVATIONS.index(one.activation)
+        self._activation, self._limits = ACTIVATIONS.index(one.activation), one.limits
         self._kept = tuple(experts)
 
     def bind(self, x: F32, chosen: npt.NDArray[np.int64], weights: F32, base: F32 | None, total: F32) -> Action:
@@ -90,6 +96,8 @@ class GatedExperts:
             tokens=tokens,
             choices=choices,
             activation=self._activation,
+            gate_limit=self._limits[0],
+            up_limit=self._limits[1],
         )
         if not library().motley_prepare_mixture(mixture):
             raise MemoryError(f"no memory for {choices} experts of {tokens} rows")

@@ -41,5 +41,27 @@ struct gated {
     float *y;
     int64_t rows, columns, gate_stride, up_stride;
     int32_t activation;
+    float gate_limit, up_limit; /* SILU: the largest that a gate is, and that up is in magnitude; infinite: any */
+};
+
+enum { MOST_STREAMS = 8 };
+
+/* SHARED with library.py. y[rows, columns] of logits of S, 2 S or 2 S + S S columns, for S residual streams: see rows.c. */
+struct stream_gates {
+    const float *logits, *scale, *base;
+    float *y;
+    int64_t rows, columns, streams;
+    float epsilon, written, least;
+    int32_t rounds;
+};
+
+/* SHARED with library.py. Of S residual streams x[rows, S * columns] and gates, as struct stream_gates makes them: what is
+ * read, y[rows, columns]; or streams again, y as x, of which each gets some of own[rows, columns]. */
+struct streams {
+    const float *x, *gates;
+    const float *own; /* or NULL: streams are read */
+    float *y;
+    int64_t rows, columns, streams, gates_stride; /* stride 0: all rows have the same gates */
+    int32_t mixes;
 };
 #endif

@@ -71,9 +71,14 @@ ALWAYS floats open_gate(floats gate, floats z) {
     return choose(z < 0.f, bounded * e, gate) / (1 + e);
 }
 
-ALWAYS floats activate(floats gate, floats up, const enum activation activation) {
+ALWAYS floats activate(floats gate, floats up, const enum activation activation, const struct gated *limits) {
     if (activation == SIGMOID) return open_gate(all_lanes(1), gate) * up;
-    if (activation == SILU) return open_gate(gate, gate) * up;
+    if (activation == SILU) {
+        gate = choose(gate > limits->gate_limit, all_lanes(limits->gate_limit), gate);
+        up = choose(up > limits->up_limit, all_lanes(limits->up_limit), up);
+        up = choose(up < -limits->up_limit, all_lanes(-limits->up_limit), up);
+        return open_gate(gate, gate) * up;
+    }
     if (activation == GELU_TANH) {
         const floats cubed = gate * gate * gate * 0x1.6e4e26p-5f;
         return open_gate(gate, (gate + cubed) * 0x1.988454p0f) * up;
@@ -91,7 +96,7 @@ ALWAYS void gate_rows(const struct gated *gated, const enum activation activatio
         float *y = gated->y + row * columns;
         for (int64_t i = 0; i < columns; i += LANES) {
             const floats gate = load_floats(gates + i, columns - i), up = load_floats(ups + i, columns - i);
-            store_floats(y + i, activate(gate, up, activation), columns - i);
+            store_floats(y + i, activate(gate, up, activation, gated), columns - i);
         }
     }
 }
@@ -101,6 +106,82 @@ static void gate(const struct gated *gated) {
     else if (gated->activation == CLAMPED) gate_rows(gated, CLAMPED);
     else if (gated->activation == SIGMOID) gate_rows(gated, SIGMOID);
     else gate_rows(gated, SILU);
+}
+
+/* Rows of S numbers each are divided by their sums plus epsilon (`step` 1), or columns by theirs (`step` S). */
+ALWAYS void divide_by_sums(float *mix, const int64_t count, const int64_t row, const int64_t step, const float epsilon) {
+    for (int64_t n = 0; n < count; n++) {
+        float sum = 0;
+        for (int64_t i = 0; i < count; i++) sum += mix[n * row + i * step];
+        for (int64_t i = 0; i < count; i++) mix[n * row + i * step] /= sum + epsilon;
+    }
+}
+
+static void mix_streams(const struct stream_gates *g, float *mix) {
+    const int64_t count = g->streams;
+    for (int64_t row = 0; row < count; row++) {
+        float *own = mix + row * count, largest = own[0];
+        for (int64_t i = 1; i < count; i++) largest = own[i] > largest ? own[i] : largest;
+        for (int64_t i = 0; i < count; i += LANES)
+            store_floats(own + i, exponential(load_floats(own + i, count - i) - largest), count - i);
+        float sum = 0;
+        for (int64_t i = 0; i < count; i++) sum += own[i];
+        for (int64_t i = 0; i < count; i++) own[i] = own[i] / sum + g->epsilon;
+    }
+    for (int32_t round = 0; round < g->rounds; round++) {
+        if (round) divide_by_sums(mix, count, count, 1, g->epsilon);
+        divide_by_sums(mix, count, 1, count, g->epsilon);
+    }
+}
+
+static void gate_streams(const struct stream_gates *g) {
+    const int64_t count = g->streams;
+    for (int64_t row = 0; row < g->rows; row++) {
+        const float *logits = g->logits + row * g->columns;
+        float *y = g->y + row * g->columns;
+        for (int64_t part = 0, first = 0; first < g->columns; first += count, part += part < 2)
+            for (int64_t i = 0; i < count; i += LANES) {
+                const int64_t at = first + i, left = count - i;
+                const floats raw = load_floats(logits + at, left) * g->scale[part] + load_floats(g->base + at, left);
+                const floats opened = open_gate(all_lanes(1), raw);
+                const floats made = part == 0   ? opened + g->epsilon
+                                    : part == 1 ? opened * g->written + g->least
+                                                : raw;
+                store_floats(y + at, made, left);
+            }
+        if (g->rounds) mix_streams(g, y + 2 * count);
+    }
+}
+
+static void read_streams(const struct streams *s) {
+    for (int64_t row = 0; row < s->rows; row++) {
+        const float *x = s->x + row * s->streams * s->columns, *gates = s->gates + row * s->gates_stride;
+        for (int64_t i = 0; i < s->columns; i += LANES) {
+            floats sum = {0};
+            for (int64_t n = 0; n < s->streams; n++)
+                sum += load_floats(x + n * s->columns + i, s->columns - i) * gates[n];
+            store_floats(s->y + row * s->columns + i, sum, s->columns - i);
+        }
+    }
+}
+
+static void write_streams(const struct streams *s) {
+    const int64_t count = s->streams, columns = s->columns;
+    for (int64_t row = 0; row < s->rows; row++) {
+        const float *x = s->x + row * count * columns, *gates = s->gates + row * s->gates_stride + count;
+        const float *mix = gates + count, *own = s->own + row * columns;
+        float *y = s->y + row * count * columns;
+        for (int64_t i = 0; i < columns; i += LANES) {
+            const floats made = load_floats(own + i, columns - i);
+            floats streams[MOST_STREAMS];
+            for (int64_t n = 0; n < count; n++) streams[n] = load_floats(x + n * columns + i, columns - i);
+            for (int64_t n = 0; n < count; n++) {
+                floats sum = s->mixes ? (floats){0} : streams[n];
+                for (int64_t from = 0; s->mixes && from < count; from++) sum += streams[from] * mix[from * count + n];
+                store_floats(y + n * columns + i, sum + made * gates[n], columns - i);
+            }
+        }
+    }
 }
 
 static void mix(const struct weighing *w) {

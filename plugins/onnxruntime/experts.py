@@ -175,7 +175,7 @@ class Chain:
         """The expert without what adapters add, if it is a usual quantised one."""
         match [(part.run, part.then) for part in self._parts if part.run or not part.adapt]:
             case [(None, QuantisedProduct(first)), (None, Gate(up="") as gate), (None, QuantisedProduct(last))]:
-                return GatedExpert(first, gate.activation, last)
+                return GatedExpert(first, gate.activation, last, gate.limits)
         return None
 
     def run_for(self, count: int) -> int:

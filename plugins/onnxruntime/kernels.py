@@ -20,9 +20,18 @@ from motley.plugins.mapped_share import Array
 from motley.plugins.native.adapted import AdaptedProduct, StepRows
 from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
-from motley.plugins.native.rows import Action, bind_gated, bind_head_norms, bind_norm
+from motley.plugins.native.rows import (
+    ANY,
+    Action,
+    bind_gated,
+    bind_head_norms,
+    bind_norm,
+    bind_stream_gates,
+    bind_streams,
+)
 from motley.plugins.nodes import attributes_of
 from motley.plugins.segments import GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, Kernel
+from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 Bind = Callable[[Mapping[str, Array]], Action]
 """Binds something to compute to the places of its values, by name. The places must outlive the result."""
@@ -106,6 +115,7 @@ class Gate:
         gate, up, y: the names of its operands and result; no `up`: it lies beside the gate.
         activation: as `motley.plugins.native.rows.ACTIVATIONS` has it.
         first: where they are apart, which element of a row of gates is the first that is one.
+        limits: of gate and up.
     """
 
     gate: str
@@ -113,10 +123,11 @@ class Gate:
     y: str
     activation: str
     first: int = 0
+    limits: tuple[float, float] = ANY
 
     def __call__(self, places: Mapping[str, Array]) -> Action:
         up = places[self.up] if self.up else None
-        return bind_gated(places[self.gate], places[self.y], self.activation, up, self.first)
+        return bind_gated(places[self.gate], places[self.y], self.activation, up, self.first, self.limits)
 
 
 def adapt(then: Kernel, slots: int, pool: Pool) -> tuple[Adapt, dict[str, int]]:
@@ -262,7 +273,32 @@ def _gated(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, in
     columns, activation = attributes["columns"], attributes["activation"].decode()
     (up,) = others or [""]
     widths = {gate: attributes["width"], y: columns} | ({up: columns} if up else {})
-    return Gate(gate, up, y, activation, attributes["first"]), widths
+    limits = attributes["gate_limit"], attributes["up_limit"]
+    return Gate(gate, up, y, activation, attributes["first"], limits), widths
+
+
+def _stream_gates(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
+    (logits,), (y,) = then.operands, then.results
+    scale, base = map(weight, then.node.input[1:])
+    assert scale is not None
+    assert base is not None
+    rules = attributes_of(then.node)
+    return lambda places: bind_stream_gates(places[logits], scale, base, places[y], **rules), {
+        logits: len(base),
+        y: len(base),
+    }
+
+
+def _streams(then: Kernel, weight: Weight, pool: Pool) -> tuple[Bind, dict[str, int]]:
+    """Widths are declared in the graph."""
+    x, gates, *own = then.node.input
+    (y,), streams, same = then.results, attributes_of(then.node)["streams"], weight(gates)
+
+    def bind(places: Mapping[str, Array]) -> Action:
+        made = [places[name] for name in own]
+        return bind_streams(places[x], places[gates] if same is None else same, places[y], streams, *made)
+
+    return bind, {}
 
 
 _MAKERS: dict[str, Callable[[Kernel, Weight, Pool], tuple[Bind, dict[str, int]]]] = {
@@ -271,5 +307,8 @@ _MAKERS: dict[str, Callable[[Kernel, Weight, Pool], tuple[Bind, dict[str, int]]]
     NORM: _norm,
     HEAD_NORMS: _head_norms,
     GATED: _gated,
+    **dict.fromkeys(STREAM_GATES, _stream_gates),
+    READ_STREAMS: _streams,
+    WRITE_STREAMS: _streams,
 }
 """By operator, what makes its `Bind`."""

@@ -31,6 +31,7 @@ import onnx.inliner
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
+from motley.plugins.native.rows import ANY
 from motley.plugins.nodes import NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
@@ -116,8 +117,9 @@ class Lowering:
         for node in self._nodes:
             for name in node.input:
                 self._readers.setdefault(name, []).append(node)
-        self._gates: dict[str, tuple[NodeProto, str]] = {}
-        """By the result of a gate: what splits gate and up, or the gate from others; and the activation."""
+        self._gates: dict[str, tuple[NodeProto, str, tuple[float, float]]] = {}
+        """By the result of a gate: what splits gate and up, or the gate from others; the activation; and the largest
+        that a gate is, and that up is in magnitude."""
         self._head_norms: dict[str, HeadNorms] = {}
         """By the result of an attention, the norms of its heads."""
         self._absorbed: set[str] = set()
@@ -201,12 +203,12 @@ class Lowering:
             return
         sigmoid = self._made_by(product.input[0], "Sigmoid")
         if sigmoid is not None and (split := self._made_by(sigmoid.input[0], "Split")):
-            self._gates[product.output[0]] = split, "sigmoid"
+            self._gates[product.output[0]] = split, "sigmoid", ANY
             self._absorbed.add(sigmoid.output[0])
         opened = self._made_by(product.input[0], "Swish") or self._made_by(product.input[0], "Gelu")
         if opened is None:
             return
-        gate, up, inner = opened.input[0], product.input[1], [opened]
+        gate, up, inner, limits = opened.input[0], product.input[1], [opened], ANY
         activation = "gelu_tanh" if opened.op_type == "Gelu" else "silu"
         if attributes_of(opened).get("alpha", 1.0) != 1.0:
             clamps = self._clamps(opened, up)
@@ -214,12 +216,16 @@ class Lowering:
                 return
             activation, inner = "clamped", [opened, *clamps]
             gate, up = clamps[0].input[0], clamps[1].input[0]
+        elif opened.op_type == "Swish" and (bounds := self._bounds(gate, up)):
+            inner += bounds
+            gate, up = (bound.input[0] for bound in bounds)
+            limits = self._numeral(bounds[0].input[1]), self._numeral(bounds[1].input[2])
         split = self._made_by(gate, "Split")
         if split is not None and [*split.output] == [gate, up]:
-            self._gates[product.output[0]] = split, activation
+            self._gates[product.output[0]] = split, activation, limits
             self._absorbed.update(node.output[0] for node in inner)
 
-    def _gated(self, product: NodeProto, split: NodeProto, activation: str) -> NodeProto:
+    def _gated(self, product: NodeProto, split: NodeProto, activation: str, limits: tuple[float, float]) -> NodeProto:
         widths = numpy_helper.to_array(self._initializers[split.input[1]]).tolist()
         sigmoid = self._made_by(product.input[0], "Sigmoid")
         number = list(split.output).index(sigmoid.input[0]) if sigmoid else 0
@@ -232,18 +238,30 @@ class Lowering:
             activation=activation,
             width=sum(widths),
             first=sum(widths[:number]),
+            gate_limit=limits[0],
+            up_limit=limits[1],
         )
 
     def _clamps(self, opened: NodeProto, up: str) -> list[NodeProto] | None:
         """What bounds gate and up and adds 1 to up, if the numbers are those of our kernels' ``clamped``."""
-        bounded, more = self._made_by(opened.input[0], "Min"), self._made_by(up, "Add")
-        clipped = self._made_by(more.input[0], "Clip") if more else None
-        if bounded is None or more is None or clipped is None:
+        more = self._made_by(up, "Add")
+        bounds = self._bounds(opened.input[0], more.input[0]) if more else None
+        if more is None or bounds is None:
             return None
-        names = (bounded.input[1], *clipped.input[1:], more.input[1])
-        numbers = [float(numpy_helper.to_array(self._initializers[name])) for name in names]
-        alike = numbers == [7.0, -7.0, 7.0, 1.0] and abs(attributes_of(opened)["alpha"] - 1.702) < 1e-6
-        return [bounded, clipped, more] if alike else None
+        names = (bounds[0].input[1], bounds[1].input[2], more.input[1])
+        alike = [*map(self._numeral, names)] == [7.0, 7.0, 1.0] and abs(attributes_of(opened)["alpha"] - 1.702) < 1e-6
+        return [*bounds, more] if alike else None
+
+    def _bounds(self, gate: str, up: str) -> list[NodeProto] | None:
+        """What bounds a gate, and up by a number and its negative."""
+        least, clip = self._made_by(gate, "Min"), self._made_by(up, "Clip")
+        if least is None or clip is None or self._numeral(clip.input[1]) != -self._numeral(clip.input[2]):
+            return None
+        return [least, clip]
+
+    def _numeral(self, name: str) -> float:
+        """A number of the graph itself."""
+        return float(numpy_helper.to_array(self._initializers[name]).item())
 
     def _residual_add(self, node: NodeProto) -> NodeProto | None:
         """The addition of two activations that `node`, if it is a normalisation, is the first to read."""

@@ -69,6 +69,7 @@ from motley.plugins.segments import (
     cut_into_segments,
 )
 from motley.plugins.spans import check_step, spans_of, wanted_rows
+from motley.plugins.streams import STREAM_OPERATORS
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
@@ -76,11 +77,13 @@ BOUND_KEPT = 6
 _UNKNOWN = {
     "CachedAttentionInChunks",
     "CachedAttentionToKeys",
+    "CachedAttentionToKeysWithSinks",
     "CachedAttentionWarmed",
     "CachedAttentionWithGains",
     SPARSE_MIXER,
+    *STREAM_OPERATORS,
 }
-"""Attention and routers that these engines do not have."""
+"""Attention, routers and residual streams that these engines do not have."""
 
 
 class WebGpuEngine:

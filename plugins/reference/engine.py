@@ -36,7 +36,7 @@ from motley.plugins.engine import (
 )
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Sent, Slots, Terms, add_mixture, deal
-from motley.plugins.nodes import SPARSE_MIXER, XIELU, attributes_of, is_collective, is_experts
+from motley.plugins.nodes import OWN_FUNCTIONS, attributes_of, is_collective, is_experts
 from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.reference.adapting import adapted, columns_of_parts, transposed
 from motley.plugins.reference.caches import BlockedCache
@@ -353,7 +353,7 @@ def is_attention(function: str) -> bool:
 
 def is_own(function: str) -> bool:
     """Whether this engine computes a function of domain ``motley`` itself."""
-    return is_attention(function) or function in ("HeadProducts", SPARSE_MIXER, XIELU)
+    return is_attention(function) or function in OWN_FUNCTIONS
 
 
 def _body(model: onnx.ModelProto, call: onnx.NodeProto) -> list[onnx.NodeProto]:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError
 from motley.plugins.mapped_share import nibbles, place_of
-from motley.plugins.nodes import SPARSE_MIXER, XIELU, attributes_of
+from motley.plugins.nodes import OWN_FUNCTIONS, attributes_of
 from motley.plugins.reference.device import Array, ArrayModule, Device
 from motley.plugins.reference.operators import OPERATORS, Operator, dequantize_linear, head_products
 
@@ -95,7 +95,7 @@ class Interpreter:
         """A node, made ready."""
         if node.op_type == "Cast":
             return Node(lambda xp, x: self.floats(x), list(node.input), list(node.output), {})
-        if (node.domain and node.op_type not in ("HeadProducts", SPARSE_MIXER, XIELU)) or node.op_type not in OPERATORS:
+        if (node.domain and node.op_type not in OWN_FUNCTIONS) or node.op_type not in OPERATORS:
             raise EngineError(f"the reference engine has no operator {node.domain}.{node.op_type} ({node.name})")
         return Node(OPERATORS[node.op_type], list(node.input), list(node.output), attributes_of(node))
 

@@ -19,6 +19,7 @@ import onnx
 from onnx import numpy_helper
 
 from motley.plugins.reference.device import Array, ArrayModule
+from motley.plugins.streams import STREAM_GATES
 
 Operator = Callable[..., Any]
 
@@ -106,6 +107,48 @@ def xielu(xp: ArrayModule, x: Array, a: Array, b: Array) -> Array:
     half, low = x.dtype.type(0.5), xp.minimum(x, 0)
     bend, fall = xp.log1p(xp.exp(a)), half + xp.log1p(xp.exp(b))
     return half * x + bend * xp.maximum(x, 0) * x + fall * (xp.expm1(low) - low)
+
+
+def stream_gates(
+    xp: ArrayModule,
+    logits: Array,
+    scale: Array,
+    base: Array,
+    *,
+    streams: int,
+    epsilon: float,
+    written: float,
+    least: float,
+    rounds: int,
+) -> Array:
+    """``motley.StreamGates`` and its kin, see `motley.plugins.streams`."""
+    number = logits.dtype.type
+    parts = np.repeat(np.arange(3), [streams, streams, streams**2])[: logits.shape[1]]
+    raw = logits * scale[xp.asarray(parts)] + base
+    read = sigmoid(xp, raw[:, :streams]) + number(epsilon)
+    write = number(written) * sigmoid(xp, raw[:, streams : 2 * streams]) + number(least)
+    mix = raw[:, 2 * streams :].reshape(len(raw), -1, streams)
+    if rounds:
+        mix = softmax(xp, mix, axis=-1) + number(epsilon)
+        for axis in (1, *(2, 1) * (rounds - 1)):
+            mix = mix / (mix.sum(axis=axis, keepdims=True) + number(epsilon))
+    return xp.concatenate([read, write, mix.reshape(len(raw), -1)], axis=1)
+
+
+def read_streams(xp: ArrayModule, x: Array, gates: Array, *, streams: int) -> Array:
+    """``motley.ReadStreams``, see `motley.plugins.streams`."""
+    apart = x.reshape(len(x), streams, -1)
+    return (apart * gates[..., :streams].reshape(-1, streams, 1)).sum(axis=1)
+
+
+def write_streams(xp: ArrayModule, x: Array, gates: Array, rows: Array | None = None, *, streams: int) -> Array:
+    """``motley.WriteStreams``, see `motley.plugins.streams`."""
+    apart = x.reshape(len(x), streams, -1)
+    if gates.shape[1] > 2 * streams:
+        apart = gates[:, 2 * streams :].reshape(-1, streams, streams).swapaxes(1, 2) @ apart
+    if rows is not None:
+        apart = apart + gates[:, streams : 2 * streams, None] * rows[:, None]
+    return apart.reshape(x.shape)
 
 
 def dequantize_linear(
@@ -231,6 +274,7 @@ OPERATORS: dict[str, Operator] = {
     "Range": lambda xp, start, limit, delta: np.arange(start, limit, delta),
     "ReduceSum": lambda xp, x, axes, keepdims: x.sum(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
     "ReduceMin": lambda xp, x, axes, keepdims: x.min(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
+    "ReadStreams": read_streams,
     "Relu": lambda xp, x: xp.maximum(x, 0),
     "Reshape": lambda xp, x, dims: x.reshape(dims.tolist()),
     "RotaryEmbedding": rotary_embedding,
@@ -251,5 +295,7 @@ OPERATORS: dict[str, Operator] = {
     "Transpose": lambda xp, x, perm: x.transpose(perm),
     "Unsqueeze": lambda xp, x, axes: _module_of(xp, x).expand_dims(x, tuple(axes.tolist())),
     "Xielu": xielu,
+    **dict.fromkeys(STREAM_GATES, stream_gates),
+    "WriteStreams": write_streams,
     "Where": lambda xp, condition, a, b: xp.where(xp.asarray(condition), a, b),
 }

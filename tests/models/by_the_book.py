@@ -28,6 +28,7 @@ from motley.daemon.models.description.operations import (
     Linear,
     Norm,
     Operation,
+    ReadStreams,
     Route,
     Routing,
     Scale,
@@ -36,9 +37,11 @@ from motley.daemon.models.description.operations import (
     SideBySide,
     SoftCap,
     StateSpace,
+    StreamGates,
     Sum,
     Times,
     WholeNorm,
+    WriteStreams,
     Xielu,
 )
 from motley.daemon.models.description.rope import rotary_tables
@@ -109,6 +112,22 @@ class _Book:
                 values[y.name] = np.concatenate(apart, axis=2).reshape(len(apart[0]), -1)
             case SideBySide(xs, y):
                 values[y.name] = np.concatenate([values[x.name] for x in xs], axis=1)
+            case StreamGates():
+                values[operation.y.name] = self._stream_gates(operation, values[operation.logits.name])
+            case ReadStreams(x, gates, y):
+                streams = _streams(values[x.name], y.axis.size)
+                shares = np.full(len(streams), 1 / len(streams)) if gates is None else values[gates.name]
+                values[y.name] = sum(shares[..., n, None] * stream for n, stream in enumerate(streams))
+            case WriteStreams(x, gates, rows, y):
+                streams, shares = _streams(values[x.name], rows.axis.size), values[gates.name]
+                count, mixed = len(streams), streams
+                if shares.shape[1] > 2 * count:
+                    mixed = [
+                        sum(shares[:, 2 * count + j * count + k, None] * stream for j, stream in enumerate(streams))
+                        for k in range(count)
+                    ]
+                made = [each + shares[:, count + k, None] * values[rows.name] for k, each in enumerate(mixed)]
+                values[y.name] = np.concatenate(made, axis=1)
             case Clip(x, y, low, high):
                 values[y.name] = np.minimum(np.maximum(values[x.name], low), high)
             case HeadParts(x, ys):
@@ -128,8 +147,11 @@ class _Book:
                 values[y.name] = values[c.name] * convolved
             case Attend():
                 values[operation.y.name] = self._attend(operation, values)
-            case Gated(gate, up, y, activation):
-                values[y.name] = _gated(values[gate.name], values[up.name] if up else 1.0, activation)
+            case Gated(gate, up, y, activation, limits):
+                opened, other = values[gate.name], values[up.name] if up else np.array(1.0)
+                if limits:
+                    opened, other = np.minimum(opened, limits[0]), np.clip(other, -limits[1], limits[1])
+                values[y.name] = _gated(opened, other, activation)
             case Xielu(x, y, bend, fall):
                 a, b = (np.log1p(np.exp(self.weights[w.name])) for w in (bend, fall))
                 rows = values[x.name]
@@ -198,6 +220,25 @@ class _Book:
                 odds = _softmax(np.array([*scores, *sink]))
                 y[row, own] = odds[: len(scores)] @ v[first : row + 1, read]
         return y
+
+    def _stream_gates(self, gates: StreamGates, logits: F64) -> F64:
+        count, scale, base = gates.streams, self.weights[gates.scale.name], self.weights[gates.base.name]
+        made = np.zeros_like(logits)
+        for row, own in enumerate(logits):
+            made[row, :count] = _sigmoid(own[:count] * scale[0] + base[:count]) + gates.epsilon
+            if len(scale) > 1:
+                part = slice(count, 2 * count)
+                made[row, part] = gates.written * _sigmoid(own[part] * scale[1] + base[part]) + gates.least
+            if len(scale) > 2:
+                part = slice(2 * count, None)
+                raw = (own[part] * scale[2] + base[part]).reshape(count, count)
+                mix = np.stack([_softmax(each) for each in raw]) + gates.epsilon
+                mix /= mix.sum(axis=0) + gates.epsilon
+                for _ in range(gates.rounds - 1):
+                    mix /= mix.sum(axis=1)[:, None] + gates.epsilon
+                    mix /= mix.sum(axis=0) + gates.epsilon
+                made[row, part] = mix.ravel()
+        return made
 
     def _convolved(self, rows: F64, own: W, bias: W | None = None) -> F64:
         """Sums over a row and those before it, by taps."""
@@ -277,6 +318,11 @@ def _size(heads: Value) -> int:
     """Elements of a head."""
     assert heads.axis.heads is not None
     return heads.axis.heads.size
+
+
+def _streams(rows: F64, width: int) -> list[F64]:
+    """Residual streams apart."""
+    return [rows[:, start : start + width] for start in range(0, rows.shape[1], width)]
 
 
 def _part(number: int, size: int) -> slice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from motley.daemon.models.blocks.mlp import MlpNames, expert_axis, gated_mlp, shared_axis, usual_names
+from motley.daemon.models.blocks.mlp import Limits, MlpNames, expert_axis, gated_mlp, shared_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.operations import Activation, Routing
@@ -69,14 +69,14 @@ class SharedExpert:
         module: its name within the layer's MLP.
         gated: a row gets as much of it as the sigmoid of a product with ``{module}_gate`` says.
         names: of its matrices; None: the usual ones.
-        limit: see `gated_mlp`.
+        limits: see `gated_mlp`.
     """
 
     columns: int
     module: str = "shared_expert"
     gated: bool = True
     names: MlpNames | None = None
-    limit: float = 0.0
+    limits: Limits | None = None
 
 
 def experts(
@@ -95,7 +95,7 @@ def experts(
     shared: SharedExpert | None = None,
     activation: Activation = Activation.SILU,
     scales_inputs: bool = False,
-    limit: float = 0.0,
+    limits: Limits | None = None,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a router sends each row to some of `count` experts, and their results are summed.
 
@@ -104,7 +104,7 @@ def experts(
         names: of an expert's matrices; None: the usual ones.
         router: the module within the layer's MLP; `router_parts` is where its matrix may lie otherwise.
         scales_inputs: see `Experts`.
-        limit: of routed experts, see `gated_mlp`.
+        limits: of routed experts, see `gated_mlp`.
     """
     at, module = f"layers.{number}.mlp", f"model.layers.{number}.mlp"
     chooses = Axis(Kind.PLAIN, count, "num_experts")
@@ -116,7 +116,7 @@ def experts(
     if shared is not None:
         inner = f"{module}.{shared.module}"
         own = shared.names or usual_names(inner)
-        base = gated_mlp(writer, f"{at}.shared", x, shared_axis(shared.columns), own, activation, shared.limit)
+        base = gated_mlp(writer, f"{at}.shared", x, shared_axis(shared.columns), own, activation, shared.limits)
         if shared.gated:
             one = Axis(Kind.PLAIN, 1, "1")
             (share,) = writer.linear(
@@ -124,7 +124,7 @@ def experts(
             )
             base = writer.scaled_rows(f"{at}.shared.scaled", base, share)
     usual = usual_names(f"{module}.experts.{{expert}}", parts=stacked_parts(f"{module}.experts", shape.hidden, columns))
-    return mixture(writer, number, x, route, count, columns, names or usual, base, activation, scales_inputs, limit)
+    return mixture(writer, number, x, route, count, columns, names or usual, base, activation, scales_inputs, limits)
 
 
 def mixture(
@@ -138,7 +138,7 @@ def mixture(
     base: Value | None = None,
     activation: Activation = Activation.SILU,
     scales_inputs: bool = False,
-    limit: float = 0.0,
+    limits: Limits | None = None,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: what the experts that a router has chosen make of each row, weighed and summed.
 
@@ -146,9 +146,9 @@ def mixture(
         route: from `Writer.route`.
         base: what is added to the sum.
         scales_inputs: see `Experts`.
-        limit: see `gated_mlp`.
+        limits: see `gated_mlp`.
     """
     at = f"layers.{number}.mlp"
     body = Writer(Value(f"{at}.experts.{{expert}}.x", x.axis))
-    result = gated_mlp(body, f"{at}.experts.{{expert}}", body.x, expert_axis(columns), names, activation, limit)
+    result = gated_mlp(body, f"{at}.experts.{{expert}}", body.x, expert_axis(columns), names, activation, limits)
     return writer.experts(f"{at}.mixture", number, x, route, count, (body, result), base, scales_inputs)

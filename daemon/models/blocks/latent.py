@@ -25,7 +25,7 @@ from motley.daemon.models.rope_keys import USUAL, read_rope
 from motley.daemon.weights.places import Part
 
 EPSILON = 1e-6
-"""Of the norms of latent rows, whatever a config says of others."""
+"""Of the norms of latent rows in most families, whatever a config says of others."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class Latent:
         heads: of queries.
         queries: elements of the row that queries are made of; 0: they are made of the residual.
         latent: elements of a latent row.
-        plain, turned: elements of a head's queries that are not rotated, and that are.
+        plain, turned: elements of a head's queries that are not rotated, and that are, if any.
         values: elements of what a head has seen.
         neighbours: elements that turn together are neighbours in a checkpoint; else a half lies between them.
         scale: of the products of queries and keys.
         warmth: None: queries do not grow with their positions. Where they do, latent rows are cached as values, too.
+        epsilon: of the norms of latent rows.
     """
 
     heads: int
@@ -52,6 +53,7 @@ class Latent:
     neighbours: bool
     scale: float
     warmth: Warmth | None = None
+    epsilon: float = EPSILON
 
     def axis(self, size: int) -> Axis:
         """Query heads of some size, side by side."""
@@ -85,13 +87,17 @@ def read_latent(
     return shape, replace(latent, scale=latent.scale * _yarn_scale(keys)), rope, context
 
 
-def read_latent_sizes(keys: Keys, epsilon: float = 1e-6) -> tuple[Shape, Latent]:
+def read_latent_sizes(keys: Keys, epsilon: float = 1e-6, turns: bool = True) -> tuple[Shape, Latent]:
     """What most configs have, and the sizes of latent attention.
+
+    Args:
+        turns: some elements of heads do.
 
     Raises:
         ConfigError: naming the key that is missing or not possible.
     """
-    turned, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
+    turned = keys.size("qk_rope_head_dim") if turns else keys.size("qk_rope_head_dim", 0, least=0, most=0)
+    plain = keys.size("qk_nope_head_dim")
     heads = keys.size("num_attention_heads")
     if turned % 2:
         raise keys.refusal("qk_rope_head_dim", "an even number")
@@ -99,7 +105,10 @@ def read_latent_sizes(keys: Keys, epsilon: float = 1e-6) -> tuple[Shape, Latent]
         raise keys.refusal("num_key_value_heads", f"only num_attention_heads = {heads}")
     keys.only("attention_bias", False)
     keys.get("head_dim")  # published configs have it, and mean by it various things
-    shape = read_shape(keys.filled({"num_key_value_heads": heads}), head_dim=turned, epsilon=epsilon)
+    filled = keys.filled({"num_key_value_heads": heads})
+    if not turned:
+        filled.values.pop("head_dim", None)  # 0: the elements that turn
+    shape = read_shape(filled, head_dim=turned or 2 * plain, epsilon=epsilon)
     latent = Latent(
         heads=heads,
         queries=keys.size("q_lora_rank", 0),
@@ -123,13 +132,23 @@ def _yarn_scale(keys: Keys) -> float:
 
 
 def latent_attention(
-    writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value, rope: str | None = "main", gate: str = ""
+    writer: Writer,
+    shape: Shape,
+    sizes: Latent,
+    number: int,
+    x: Value,
+    rope: str | None = "main",
+    gate: str = "",
+    gate_of_elements: bool = False,
+    sinks: bool = False,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
 
     Args:
         rope: which of the model's rotary embeddings; None: none, and what is called rotated is not.
         gate: the module that makes a number of each head, whose sigmoid multiplies what it has seen; empty: none.
+        gate_of_elements: it makes one of each element of what heads have seen.
+        sinks: the softmax has a logit per head that is no position.
     """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
     latent = Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank")
@@ -145,17 +164,20 @@ def latent_attention(
             parts=(_part_of_heads(sizes, module, range(sizes.plain), transposed=True),),
         ),
     )
-    key = writer.join(f"{at}.key", *_keys(writer, shape, sizes, number, x))
+    query, key = absorbed, _key(writer, shape, sizes, number, x)
+    if sizes.turned:
+        query = writer.join(f"{at}.query", queries, absorbed, first=sizes.plain)
     attended = writer.attend(
         f"{at}.attended",
         number,
-        writer.join(f"{at}.query", queries, absorbed, first=sizes.plain),
+        query,
         key,
         None if sizes.warmth is None else key,
         Heads(sizes.heads, 1, sizes.turned + sizes.latent),
         rope=rope,
         window=0,
         scale=sizes.scale,
+        sinks=W(f"{module}.sinks", sizes.axis(1)) if sinks else None,
         warmth=sizes.warmth,
     )
     seen = writer.head_linear(
@@ -170,8 +192,11 @@ def latent_attention(
         first=sizes.turned,
     )
     if gate:
-        (opens,) = writer.linear(f"{at}.gate", x, W(f"{module}.{gate}.weight", sizes.axis(1), shape.residual))
-        seen = writer.gated(f"{at}.opened", as_often(writer, opens, sizes.values), seen, Activation.SIGMOID)
+        along = sizes.axis(sizes.values if gate_of_elements else 1)
+        (opens,) = writer.linear(f"{at}.gate", x, W(f"{module}.{gate}.weight", along, shape.residual))
+        if not gate_of_elements:
+            opens = as_often(writer, opens, sizes.values)
+        seen = writer.gated(f"{at}.opened", opens, seen, Activation.SIGMOID)
     output = W(f"{module}.o_proj.weight", shape.residual, sizes.axis(sizes.values))
     return writer.linear(f"{at}.output", seen, output)[0]
 
@@ -190,7 +215,7 @@ def _queries(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value)
     if sizes.queries:
         source, inner = f"{module}.q_b_proj.weight", Axis(Kind.PLAIN, sizes.queries, "q_lora_rank")
         (x,) = writer.linear(f"{at}.q_latent", x, W(f"{module}.q_a_proj.weight", inner, shape.residual))
-        x = writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), EPSILON)
+        x = writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), sizes.epsilon)
     each = sizes.plain + sizes.turned
     in_halves = Part(
         source,
@@ -202,12 +227,13 @@ def _queries(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value)
     return writer.linear(f"{at}.q", x, W(name, sizes.axis(each), inner, parts=(in_halves,) * sizes.neighbours))[0]
 
 
-def _keys(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> tuple[Value, Value]:
-    """The elements of keys that are rotated, and the latent row."""
+def _key(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
+    """The elements of keys that are rotated, and behind them the latent row."""
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
     each = sizes.latent + sizes.turned
-    rows = {"turned": sizes.turned_rows(sizes.latent), "latent": (range(sizes.latent),)}
-    turned, latent = writer.linear(
+    rows = {"turned": sizes.turned_rows(sizes.latent)} if sizes.turned else {}
+    rows["latent"] = (range(sizes.latent),)
+    *turned, latent = writer.linear(
         f"{at}.k",
         x,
         *(
@@ -219,7 +245,8 @@ def _keys(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) ->
             )
             for part, of_head in rows.items()
         ),
-        ys=(f"{at}.k.turned", f"{at}.k.latent"),
+        ys=tuple(f"{at}.k.{part}" for part in rows),
     )
     gain = W(f"{module}.kv_a_layernorm.weight", Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank"))
-    return turned, writer.norm(f"{at}.k.latent.norm", latent, gain, EPSILON)
+    latent = writer.norm(f"{at}.k.latent.norm", latent, gain, sizes.epsilon)
+    return writer.join(f"{at}.key", *turned, latent) if turned else latent

@@ -72,10 +72,15 @@ def model(
     )
 
 
-def begin(shape: Shape, number: int) -> Writer:
-    """Begin a layer with the residual that the one before it ends with: what its block ``layers.N.mlp`` adds up to."""
-    name = "hidden" if number == 0 else f"layers.{number - 1}.mlp.residual"
-    return Writer(Value(name, shape.residual))
+def begin(shape: Shape, number: int, streams: Axis | None = None) -> Writer:
+    """Begin a layer with the residual that the one before it ends with: what its block ``layers.N.mlp`` adds up to.
+
+    Args:
+        streams: what that is along, where there are several; the first layer begins with one.
+    """
+    if number == 0:
+        return Writer(Value("hidden", shape.residual))
+    return Writer(Value(f"layers.{number - 1}.mlp.residual", streams or shape.residual))
 
 
 def norm(writer: Writer, shape: Shape, name: str, x: Value, tensor: str) -> Value:
@@ -88,6 +93,11 @@ def norm(writer: Writer, shape: Shape, name: str, x: Value, tensor: str) -> Valu
 def further(shape: Shape, count: int) -> list[str]:
     """What names of tensors begin with in so many layers beyond the last one, which predict tokens further ahead."""
     return [f"model.layers.{number}." for number in range(shape.layers, shape.layers + count)]
+
+
+def indexers(layers: int) -> list[str]:
+    """What names of tensors begin with of what chooses the positions that rows see, in each of so many layers."""
+    return [f"model.layers.{number}.self_attn.indexer." for number in range(layers)]
 
 
 def pre_norm_layer(

@@ -11,8 +11,8 @@ from motley.daemon.models.description.operations import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.weights.places import Part
 
-_LEAST = -3e38
-"""No gate is smaller."""
+Limits = tuple[float, float]
+"""The largest that a gate is before it opens, and that up is in magnitude, see `Gated`."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def gated_mlp(
     columns: Axis,
     names: MlpNames,
     activation: Activation = Activation.SILU,
-    limit: float = 0.0,
+    limits: Limits | None = None,
     opening: float = 1.0,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated MLP, from its normalised input to its down projection.
 
     Args:
-        limit: the largest that an opened gate is, and that up is in magnitude (with SiLU alone); 0: any.
+        limits: of gates and up (with SiLU alone); None: there are none.
         opening: what opens the gates is multiplied by it.
     """
     gate_bias, up_bias, down_bias = names.biases
@@ -77,19 +77,20 @@ def gated_mlp(
         ys=(f"{at}.gate", f"{at}.up"),
     )
     gate = writer.scaled(gate, opening)
-    if limit:
-        gate, up = writer.clip(gate, _opened_to(limit), least=_LEAST), writer.clip(up, limit)
-    gated = writer.gated(f"{at}.gated", gate, up, activation)
+    gated = writer.gated(f"{at}.gated", gate, up, activation, limits)
     down = W(names.down, x.axis, columns, down_bias, parts=names.down_parts, bias_parts=names.bias_parts[2])
     return writer.linear(f"{at}.down", gated, down)[0]
 
 
-def _opened_to(limit: float) -> float:
-    """The gate that SiLU makes `limit` of: as SiLU grows where it is positive, gates up to it are opened up to that."""
+def limits_of_opened(limit: float) -> Limits | None:
+    """Limits by which an opened gate, and up in magnitude, are at most so much; 0: any.
+
+    SiLU grows where it is positive: it opens gates up to the one that it makes `limit` of up to that.
+    """
     gate = limit
     for _ in range(100):  # gate * sigmoid(gate) = limit, iterated: it is contracting
         gate = limit * (1 + exp(-gate))
-    return gate
+    return (gate, limit) if limit else None
 
 
 def mlp(

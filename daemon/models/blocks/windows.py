@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from motley.daemon.models.keys import Keys
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+INDEXED = ("indexed_attention", "deepseek_sparse_attention")
+"""What configs call layers whose rows see as many positions as an indexer chooses."""
 
 
 def read_window(keys: Keys, silent: int = 4096) -> int:

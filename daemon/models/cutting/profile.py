@@ -96,6 +96,7 @@ def profile(
         parameters=parameters(model),
         matrices=told(cut.held, stored or {}),
         hidden=model.hidden,
+        further_streams=model.further_streams,
         expert_layers=model.expert_layers,
         expert_count=first.count if first else 0,
         experts_per_token=chosen,
@@ -289,4 +290,4 @@ def activations(model: Model) -> int:
         for w in each.ws
         if w.out.kind is Kind.MLP or isinstance(each, HeadLinear)
     )
-    return EngineOptions().max_rows * 2 * (2 * model.hidden + 3 * columns)
+    return EngineOptions().max_rows * 2 * ((2 + model.further_streams) * model.hidden + 3 * columns)

@@ -158,7 +158,8 @@ class W:
         name: of its tensor in a checkpoint, by Hugging Face's convention; ``{expert}`` stands for an expert's number.
         in_: None: it is a vector.
         bias: the name of the tensor with its bias f32[out]; empty: it has none.
-        routes: it decides which experts a row meets, so it stays float32: a small error would send the row elsewhere.
+        routes: it decides which experts a row meets, so it stays float32: a small error would send the row elsewhere;
+            or how much of which residual stream.
         parts: where it may lie instead, if there is no tensor of its name.
         bias_parts: the same of its bias.
     """

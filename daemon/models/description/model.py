@@ -39,7 +39,8 @@ EMBEDDED = "embeddings"
 
 @dataclass(frozen=True)
 class Layer:
-    """Some operations from a residual to a residual, f32[T, D] both.
+    """Some operations from a residual to a residual, f32[T, D] both, or of several streams of D elements side by side
+    where a model has these between its layers.
 
     Attributes:
         given: the layer's part of the rows that enter beside the embeddings: those of `Model.beside` or, where there is
@@ -114,6 +115,11 @@ class Model:
         return (self.embedding,) if self.beside is None else (self.embedding, self.beside)
 
     @property
+    def further_streams(self) -> int:
+        """Residual streams beside the first, each of D elements, that go from layer to layer."""
+        return max(layer.y.axis.size for layer in self.layers) // self.hidden - 1
+
+    @property
     def whole(self) -> bool:
         """Whether its layers need more than a residual of those before: they cannot be cut apart."""
         borrows = any(layer.attention is not None and layer.attention.borrowed for layer in self.layers)
@@ -166,14 +172,16 @@ def tensors(model: Model) -> Iterator[Tensor]:
     embedding, *others = (tensor for w, expert in _weights(model) for tensor in w.tensors(expert))
     for tensor in (embedding, *(each for each in others if each.name != embedding.name)):
         places = Part(tensor.name, tensor.shape), *tensor.parts
-        spelled = (
+        spelled = [
             replace(place, tensor=model.spelled[begin] + place.tensor.removeprefix(begin))
             for place in places
             for begin in [next(filter(place.tensor.startswith, model.spelled), None)]
             if begin is not None
-        )
+        ]
         elsewhere = (
-            replace(place, tensor=_with_prefix(place.tensor, prefix)) for prefix in model.prefixes for place in places
+            replace(place, tensor=_with_prefix(place.tensor, prefix))
+            for prefix in model.prefixes
+            for place in (*places, *spelled)
         )
         yield Tensor(tensor.name, tensor.shape, (*tensor.parts, *spelled, *elsewhere))
 

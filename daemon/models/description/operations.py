@@ -91,6 +91,55 @@ class SideBySide:
 
 
 @dataclass(frozen=True)
+class StreamGates:
+    """How a block reads residual streams, and perhaps writes to them and mixes them: f32[T, N] -> f32[T, N].
+
+    ``motley.StreamGates`` and its kin in `motley.plugins.streams` state the mathematics.
+
+    Attributes:
+        logits: S numbers for each row where streams are read, 2 S where they are written to as well, and 2 S + S S
+            where they are also mixed.
+        scale: f32[1 to 3], what the logits of each of these parts are multiplied by.
+        base: f32[N], added to them then.
+        streams: S.
+        epsilon: added to what is read, and where streams are mixed.
+        written: how much of what a block makes a stream gets at most, besides `least`.
+        least: what every stream gets of it.
+        rounds: how often rows and columns of what mixes streams are divided by their sums.
+    """
+
+    logits: Value
+    y: Value
+    scale: W
+    base: W
+    streams: int
+    epsilon: float
+    written: float = 0.0
+    least: float = 0.0
+    rounds: int = 0
+
+
+@dataclass(frozen=True)
+class ReadStreams:
+    """f32[T, S D] -> f32[T, D]: the sum of residual streams, each times its gate; their mean where there are none."""
+
+    x: Value
+    gates: Value | None
+    y: Value
+
+
+@dataclass(frozen=True)
+class WriteStreams:
+    """f32[T, S D] -> f32[T, S D]: residual streams after a block, mixed if gates say so, each with its part of what the
+    block has made, `rows` f32[T, D]."""
+
+    x: Value
+    gates: Value
+    rows: Value
+    y: Value
+
+
+@dataclass(frozen=True)
 class Clip:
     """``y = min(max(x, low), high)``."""
 
@@ -277,12 +326,17 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True)
 class Gated:
-    """f32[T, F]{tp} twice -> f32[T, F]{tp}; of a gate alone, `up` is 1 (`Activation.GELU_TANH`)."""
+    """f32[T, F]{tp} twice -> f32[T, F]{tp}; of a gate alone, `up` is 1 (`Activation.GELU_TANH`).
+
+    Attributes:
+        limits: the largest that a gate is before it opens, and that up is in magnitude (`Activation.SILU`); None: any.
+    """
 
     gate: Value
     up: Value | None
     y: Value
     activation: Activation
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -424,6 +478,9 @@ Operation = (
     | HeadLinear
     | Join
     | SideBySide
+    | StreamGates
+    | ReadStreams
+    | WriteStreams
     | Clip
     | HeadParts
     | Attend
@@ -462,6 +519,8 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return (*filters, *(biases or ()), decay, bias, skip)
         case ShortConvolution(filter=own, filter_bias=added):
             return (own,) if added is None else (own, added)
+        case StreamGates(scale=scale, base=base):
+            return (scale, base)
         case Times(w=w):
             return (w,)
         case Xielu(bend=bend, fall=fall):

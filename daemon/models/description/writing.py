@@ -37,6 +37,7 @@ from motley.daemon.models.description.operations import (
     Linear,
     Norm,
     Operation,
+    ReadStreams,
     Route,
     Routing,
     Scale,
@@ -45,10 +46,12 @@ from motley.daemon.models.description.operations import (
     SideBySide,
     SoftCap,
     StateSpace,
+    StreamGates,
     Sum,
     Times,
     Warmth,
     WholeNorm,
+    WriteStreams,
     Xielu,
 )
 from motley.daemon.models.keys import ConfigError
@@ -58,6 +61,9 @@ OfOneValue = (
     | HeadLinear
     | Join
     | SideBySide
+    | StreamGates
+    | ReadStreams
+    | WriteStreams
     | Clip
     | Attend
     | DeltaRule
@@ -174,12 +180,69 @@ class Writer:
         axis = Axis(Kind.PLAIN, sum(x.axis.size for x in xs), " + ".join(x.axis.called for x in xs))
         return self._made(SideBySide(xs, Value(name, axis)))
 
-    def clip(self, x: Value, limit: float, least: float | None = None) -> Value:
-        """No element is larger than `limit`, or smaller than `least`; None: than its negative."""
+    def spread(self, name: str, x: Value, streams: Axis) -> Value:
+        """A row as each of the residual streams along an axis, which every rank has."""
+        count = self._streams(name, streams, x.axis)
+        return self._made(SideBySide((self.replicated(x),) * count, Value(name, streams)))
+
+    def stream_gates(
+        self,
+        name: str,
+        logits: Value,
+        scale: W,
+        base: W,
+        streams: int,
+        *,
+        epsilon: float,
+        written: float = 0.0,
+        least: float = 0.0,
+        rounds: int = 0,
+    ) -> Value:
+        """How a block reads residual streams, writes to them and mixes them, see `StreamGates`."""
+        self._wants(logits, Placement.REPLICATED, name)
+        parts = [streams, 2 * streams, (2 + streams) * streams]
+        if logits.axis.size not in parts or base.shape != (logits.axis.size,):
+            raise ShardingError(f"{name}: {logits.name} and {base.name} are not made for {streams} streams")
+        count = parts.index(logits.axis.size) + 1
+        if scale.shape != (count,) or scale.out.cut or (count == len(parts)) != bool(rounds):
+            raise ShardingError(f"{name}: {scale.name} and {rounds} rounds are not for gates of {count} parts")
+        y = Value(name, logits.axis)
+        return self._made(StreamGates(logits, y, scale, base, streams, epsilon, written, least, rounds))
+
+    def read_streams(self, name: str, x: Value, gates: Value | None, row: Axis) -> Value:
+        """What a block reads of residual streams, along the axis of one: by gates, or their mean."""
+        count = self._streams(name, x.axis, row)
+        for each in (x, gates) if gates else (x,):
+            self._wants(each, Placement.REPLICATED, name)
+        if gates and gates.axis.size < count:
+            raise ShardingError(f"{name}: {gates.name} are no gates of {count} streams")
+        return self._made(ReadStreams(x, gates, Value(name, row)))
+
+    def write_streams(self, x: Value, gates: Value, rows: Value) -> Value:
+        """The residual streams after a block: each gets its part of what the block makes, summed over the ranks first
+        if it is partial."""
+        rows = self.replicated(rows)
+        name = f"{_block(rows.name)}.residual"
+        count = self._streams(name, x.axis, rows.axis)
+        for each in (x, gates):
+            self._wants(each, Placement.REPLICATED, name)
+        if gates.axis.size not in (2 * count, (2 + count) * count):
+            raise ShardingError(f"{name}: {gates.name} do not say what {count} streams get")
+        return self._made(WriteStreams(x, gates, rows, Value(name, x.axis)))
+
+    @staticmethod
+    def _streams(name: str, streams: Axis, row: Axis) -> int:
+        """How many rows along an axis are side by side along another."""
+        count, rest = divmod(streams.size, row.size)
+        if streams.kind is not Kind.PLAIN or row.kind is not Kind.HIDDEN or rest or count < 2:
+            raise ShardingError(f"{name}: {streams.called} are no streams of {row.called}")
+        return count
+
+    def clip(self, x: Value, limit: float) -> Value:
+        """No element is larger than `limit` in magnitude."""
         if x.placement is Placement.PARTIAL:
             x = self.replicated(x)
-        y = Value(f"{x.name}.clipped", x.axis, x.placement)
-        return self._made(Clip(x, y, -limit if least is None else least, limit))
+        return self._made(Clip(x, Value(f"{x.name}.clipped", x.axis, x.placement), -limit, limit))
 
     def attend(
         self,
@@ -300,13 +363,22 @@ class Writer:
         y = Value(name, own.out, Placement.SHARDED)
         return self._made(ShortConvolution(layer, *bcx, y, own, bias))
 
-    def gated(self, name: str, gate: Value, up: Value | None, activation: Activation) -> Value:
+    def gated(
+        self,
+        name: str,
+        gate: Value,
+        up: Value | None,
+        activation: Activation,
+        limits: tuple[float, float] | None = None,
+    ) -> Value:
         """What the down projection of an MLP gets, see `Gated`."""
+        if limits and activation is not Activation.SILU:
+            raise ShardingError(f"{name}: {gate.name} is not bounded by {limits} where it opens by {activation}")
         if up is None and activation is not Activation.GELU_TANH:
             raise ShardingError(f"{name}: {gate.name} opens nothing by {activation}")
         if up is not None and (gate.axis != up.axis or gate.placement is not up.placement):
             raise ShardingError(f"{name}: {gate.name} and {up.name} are of unlike axes")
-        return self._made(Gated(gate, up, Value(name, gate.axis, gate.placement), activation))
+        return self._made(Gated(gate, up, Value(name, gate.axis, gate.placement), activation, limits))
 
     def xielu(self, name: str, x: Value, bend: W, fall: W) -> Value:
         """An activation that learns how it bends, see `Xielu`."""

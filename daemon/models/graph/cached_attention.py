@@ -119,9 +119,9 @@ _TO_KEYS = {
     "    v_rows = Reshape (v, kv_shape)\n": "",
     "    v_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (v_rows)\n": "",
     "    value_cache_out = TensorScatter <axis: int = 2> (value_cache, v_heads_apart, position)\n": "",
-    "(q_rotated, key_cache_out, value_cache_out, mask)": "(q_rotated, key_cache_out, key_cache_out, mask)",
+    "value_cache_out": "key_cache_out",
 }
-"""What differs where the cached keys are the values too."""
+"""What differs where the cached keys are the values too; what is left of these comes last."""
 
 _IN_CHUNKS = {
     "scale, window, soft_cap": "scale, chunk, soft_cap",
@@ -173,9 +173,9 @@ _WITH_GAINS = {
 """What differs where the elements of queries and keys have gains after the rotation."""
 
 
-def _but(name: str, changes: Mapping[str, str]) -> onnx.FunctionProto:
-    """`CACHED_ATTENTION` by another name, with some of its text changed."""
-    text = _BEGIN % {"name": name, "sinks": ""} + _PLAIN + _END
+def _but(name: str, changes: Mapping[str, str], sinks: bool = False) -> onnx.FunctionProto:
+    """`CACHED_ATTENTION`, or that with sinks, by another name, with some of its text changed."""
+    text = _BEGIN % {"name": name, "sinks": ", sinks" * sinks} + (_WITH_SINKS if sinks else _PLAIN) + _END
     for before, after in changes.items():
         assert text.count(before) == 1, before
         text = text.replace(before, after)
@@ -185,13 +185,14 @@ def _but(name: str, changes: Mapping[str, str]) -> onnx.FunctionProto:
 CACHED_ATTENTION = _but("CachedAttention", {})
 """Rotary embedding, caching and attention of the rows of one sequence."""
 
-CACHED_ATTENTION_WITH_SINKS = onnx.parser.parse_function(
-    _BEGIN % {"name": "CachedAttentionWithSinks", "sinks": ", sinks"} + _WITH_SINKS + _END
-)
+CACHED_ATTENTION_WITH_SINKS = _but("CachedAttentionWithSinks", {}, sinks=True)
 """The same with a logit f32[q_heads] per head that takes part in the softmax and is no position; no soft cap."""
 
 CACHED_ATTENTION_TO_KEYS = _but("CachedAttentionToKeys", _TO_KEYS)
 """The same without values, and without a cache of them: the keys as they are cached are the values."""
+
+CACHED_ATTENTION_TO_KEYS_WITH_SINKS = _but("CachedAttentionToKeysWithSinks", _TO_KEYS, sinks=True)
+"""Both of these."""
 
 CACHED_ATTENTION_IN_CHUNKS = _but("CachedAttentionInChunks", _IN_CHUNKS)
 """The same for rows that see the positions of their own chunk alone."""
@@ -217,6 +218,8 @@ def attention_of(attend: Attend) -> tuple[onnx.FunctionProto, dict[str, Any]]:
         "gains": (CACHED_ATTENTION_WITH_GAINS, attend.gains is not None),
     }
     traits = {name: function for name, (function, has) in functions.items() if has}
+    if {*traits} == {"keys that are values", "sinks"}:
+        traits = {"sinks and keys that are values": CACHED_ATTENTION_TO_KEYS_WITH_SINKS}
     if attend.sinks is not None and attend.soft_cap:
         traits["a soft cap"] = CACHED_ATTENTION
     if len(traits) > 1:

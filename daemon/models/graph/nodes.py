@@ -13,7 +13,7 @@ sums (`motley.daemon.models.cutting.tree`). There is one way for each kind of op
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from onnx import TensorProto
 
@@ -33,6 +33,7 @@ from motley.daemon.models.description.operations import (
     Linear,
     Norm,
     Operation,
+    ReadStreams,
     Recurrence,
     Route,
     Scale,
@@ -41,9 +42,11 @@ from motley.daemon.models.description.operations import (
     SideBySide,
     SoftCap,
     StateSpace,
+    StreamGates,
     Sum,
     Times,
     WholeNorm,
+    WriteStreams,
     Xielu,
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
@@ -52,6 +55,7 @@ from motley.daemon.models.graph.emitter import Emitter
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
+from motley.daemon.models.graph.streams import read_streams, stream_gates, write_streams
 from motley.daemon.models.graph.xielu import XIELU
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
@@ -163,6 +167,8 @@ class Nodes(Emitter):
             case SideBySide(xs, y):
                 self._made[y.name] = self.node("Concat", [*map(self.read, xs)], self.named(y.name), axis=1)
                 self._tell_width(y)
+            case StreamGates() | ReadStreams() | WriteStreams():
+                self._streams(operation)
             case Clip(x, y, low, high):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
             case HeadParts():
@@ -176,12 +182,12 @@ class Nodes(Emitter):
             case Xielu(x, y, bend, fall):
                 self.functions[XIELU.name] = XIELU
                 name, own = self.named(y.name), {"bend": bend, "fall": fall}
-                numbers = [self._number(f"{name}.{called}", w) for called, w in own.items()]
+                numbers = [self._vector(f"{name}.{called}", w) for called, w in own.items()]
                 self._made[y.name] = self.node(XIELU.name, [self.read(x), *numbers], name, domain=DOMAIN)
             case Scale(x, y, by):
                 self._scale(x, y, by)
             case Times(x, w, y):
-                self._make(y, "Mul", [self.read(x), self._number(f"{self.named(y.name)}.by", w)])
+                self._make(y, "Mul", [self.read(x), self._vector(f"{self.named(y.name)}.by", w)])
             case ScaleRows():
                 self._scale_rows(operation)
             case SoftCap(x, y, cap):
@@ -244,9 +250,9 @@ class Nodes(Emitter):
         operator = "LayerNormalization" if norm.centred else "RMSNormalization"
         return self.node(operator, [x, gain, *bias], name, axis=-1, epsilon=norm.epsilon)
 
-    def _number(self, name: str, w: W) -> str:
-        """A weight f32[1]."""
-        return self.weight(Weight(name, (Piece(w.name, range(1)),)))
+    def _vector(self, name: str, w: W) -> str:
+        """A weight f32[N], all of it."""
+        return self.weight(Weight(name, (Piece(w.name, range(w.out.size)),)))
 
     def _gain(self, norm: Norm, width: int) -> str:
         if norm.gain is None:
@@ -331,6 +337,28 @@ class Nodes(Emitter):
         self.crosses(name, whole)
         self.given(join.y, self.node("Reshape", [joined, self.integers((-1, whole))], name))
 
+    def _streams(self, operation: StreamGates | ReadStreams | WriteStreams) -> None:
+        """A node of `motley.plugins.streams`."""
+        y, more = operation.y, {}
+        match operation:
+            case StreamGates(logits=logits, scale=scale, base=base, streams=streams):
+                function = stream_gates(scale.out.size, streams, operation.rounds)
+                own = [
+                    self._vector(f"{self.named(y.name)}.{name}", w) for name, w in (("scale", scale), ("base", base))
+                ]
+                read = [self.read(logits), *own]
+                more = {name: getattr(operation, name) for name in ("epsilon", "written", "least", "rounds")}
+            case ReadStreams(x=x, gates=gates):
+                streams = x.axis.size // y.axis.size
+                function = read_streams(streams)
+                read = [self.read(x), self.floats(*[1 / streams] * streams) if gates is None else self.read(gates)]
+            case WriteStreams(x=x, gates=gates, rows=rows):
+                streams = x.axis.size // rows.axis.size
+                function = write_streams(streams, mixes=gates.axis.size > 2 * streams)
+                read = [self.read(each) for each in (x, gates, rows)]
+        self.functions[function.name] = function
+        self._make(y, function.name, read, domain=DOMAIN, streams=streams, **more)
+
     def _attend(self, attend: Attend) -> None:
         values = [] if attend.v is None else [attend.v]
         caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")[: 1 + len(values)]]
@@ -377,6 +405,8 @@ class Nodes(Emitter):
         up = self.read(gated.up)
         match gated.activation:
             case Activation.SILU:
+                if gated.limits:
+                    gate, up = self._bounded(gate, up, *gated.limits)
                 opened = self.node("Swish", [gate], f"{gate}.swish")
             case Activation.GELU_TANH:
                 opened = self.node("Gelu", [gate], f"{gate}.gelu", approximate="tanh")
@@ -387,12 +417,16 @@ class Nodes(Emitter):
             case Activation.RELU:
                 opened = self.node("Relu", [gate], f"{gate}.relu")
             case Activation.CLAMPED:
-                limit = CLAMPED_LIMIT
-                gate = self.node("Min", [gate, self.floats(limit)], f"{gate}.clamped")
-                up = self.node("Clip", [up, self.floats(-limit), self.floats(limit)], f"{up}.clamped")
+                gate, up = self._bounded(gate, up, CLAMPED_LIMIT, CLAMPED_LIMIT)
                 up = self.node("Add", [up, self.floats(1.0)], f"{up}.plus_one")
                 opened = self.node("Swish", [gate], f"{gate}.swish", alpha=CLAMPED_ALPHA)
         self._made[gated.y.name] = self.node("Mul", [opened, up], name)
+
+    def _bounded(self, gate: str, up: str, most: float, magnitude: float) -> tuple[str, str]:
+        """A gate and up with bounds."""
+        least_of_both = self.node("Min", [gate, self.floats(most)], f"{gate}.clamped")
+        bounds = [self.floats(-magnitude), self.floats(magnitude)]
+        return least_of_both, self.node("Clip", [up, *bounds], f"{up}.clamped")
 
     def is_whole(self, value: Value) -> bool:
         """Whether a value is here as a whole: a partial one may be, if somebody else has summed what it is made of."""
@@ -448,8 +482,8 @@ class Nodes(Emitter):
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def _make(self, y: Value, op: str, inputs: list[str]) -> None:
-        self._made[y.name] = self.node(op, inputs, self.named(y.name))
+    def _make(self, y: Value, op: str, inputs: list[str], **attributes: Any) -> None:
+        self._made[y.name] = self.node(op, inputs, self.named(y.name), **attributes)
         self._tell_width(y)
 
     def _tell_width(self, y: Value) -> None:

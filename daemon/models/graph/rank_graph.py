@@ -197,7 +197,8 @@ class _RankNodes(RankSums):
             self._lower_layer(layer)
         width = self._lower_end(self.read(self.layers[-1].y), embeds, hands)
 
-        beside = sum(layer.given.axis.size for layer in self.layers if layer.given is not None)
+        entering = self.layers[0].x.axis.size
+        entering += sum(layer.given.axis.size for layer in self.layers if layer.given is not None)
         placed, share_bytes = lay_out(self.weights)
         attentions = [layer.attention for layer in self.layers]
         recurrences = [each for layer in self.layers if (each := layer.recurrence) is not None]
@@ -209,7 +210,7 @@ class _RankNodes(RankSums):
             self.nodes,
             f"{model.family} rank {self.rank} of {self.size}",
             inputs=[
-                declared_value("hidden", "T", model.hidden + beside),
+                declared_value("hidden", "T", entering),
                 declared_value("position", 1, kind=TensorProto.INT64),
                 declared_value("rows", "R", kind=TensorProto.INT64),
                 *(
@@ -235,7 +236,7 @@ class _RankNodes(RankSums):
             caches=caches,
             stage=self.stage,
             hidden=model.hidden,
-            beside=beside,
+            beside=entering - model.hidden,
             words=self.words,
             width=width,
             words_per_unit=self.cut.vocabulary_rows,
@@ -264,7 +265,7 @@ class _RankNodes(RankSums):
         """Lower what follows the layers, which end with this residual; how wide a row of the result is, 0: none."""
         if not self.stage.last:
             self.node("Gather", [residual, "rows"], "logits", axis=0)
-            return self.model.hidden
+            return self.layers[-1].y.axis.size
         if self.words or embeds or hands:
             self.given(self.model.head_x, self.node("Gather", [residual, "rows"], self.model.head_x.name, axis=0))
         if embeds:

@@ -165,6 +165,71 @@ extern "C" __global__ void sparse_mixer(const float* x, int x_stride, float* wei
     }
 }
 
+// -- residual streams, see plugins/streams.py --------------------------------------------------------------------------
+
+#define MOST_STREAMS 8
+
+// Of logits of S, 2 S or 2 S + S S columns, how streams are read, written to and mixed. A thread per row.
+extern "C" __global__ void stream_gates(const float* x, int x_stride, const float* scale, const float* base, float* y, int y_stride,
+                                        int rows, int width, int streams, int rounds, float epsilon, float written, float least) {
+    wait_for_previous();
+    const i64 row = thread_number();
+    if (row >= rows) return;
+    const float* from = x + row * x_stride;
+    float *to = y + row * y_stride, mix[MOST_STREAMS][MOST_STREAMS];
+    for (int i = 0; i < width; ++i) {
+        const int part = i / streams;
+        const float raw = from[i] * scale[part < 2 ? part : 2] + base[i];
+        if (part == 0) to[i] = sigmoid_of(raw) + epsilon;
+        else if (part == 1) to[i] = sigmoid_of(raw) * written + least;
+        else mix[part - 2][i % streams] = raw;
+    }
+    if (!rounds) return;
+    for (int n = 0; n < streams; ++n) {
+        float largest = LOWEST, sum = 0;
+        for (int i = 0; i < streams; ++i) largest = fmaxf(largest, mix[n][i]);
+        for (int i = 0; i < streams; ++i) sum += mix[n][i] = expf(mix[n][i] - largest);
+        for (int i = 0; i < streams; ++i) mix[n][i] = mix[n][i] / sum + epsilon;
+    }
+    for (int step = 1; step < 2 * rounds; ++step)  // columns, rows, columns ...
+        for (int n = 0; n < streams; ++n) {
+            float sum = epsilon;
+            for (int i = 0; i < streams; ++i) sum += step % 2 ? mix[i][n] : mix[n][i];
+            for (int i = 0; i < streams; ++i) (step % 2 ? mix[i][n] : mix[n][i]) /= sum;
+        }
+    for (int i = 2 * streams; i < width; ++i) to[i] = mix[i / streams - 2][i % streams];
+}
+
+// y[rows, width]: the sum of streams times their gates
+extern "C" __global__ void read_streams(const float* x, int x_stride, const float* gates, int gates_stride, float* y, int y_stride,
+                                        int rows, int width, int streams) {
+    wait_for_previous();
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    float sum = 0;
+    for (int n = 0; n < streams; ++n) sum += x[row * x_stride + n * width + i] * gates[row * gates_stride + n];
+    y[row * y_stride + i] = sum;
+}
+
+// y: streams x, mixed if there are so many gates, each with what it gets of own[rows, width]
+extern "C" __global__ void write_streams(const float* x, int x_stride, const float* gates, int gates_stride, const float* own,
+                                         int own_stride, float* y, int y_stride, int rows, int width, int streams, int mixes) {
+    wait_for_previous();
+    const i64 row = thread_number() / width, i = thread_number() % width;
+    if (row >= rows) return;
+    const float *from = x + row * x_stride + i, *written = gates + row * gates_stride + streams, *mix = written + streams;
+    const float made = own[row * own_stride + i];
+    float there[MOST_STREAMS];
+    for (int n = 0; n < streams; ++n) there[n] = from[n * width];
+    for (int n = 0; n < streams; ++n) {
+        float sum = mixes ? 0 : there[n];
+        for (int other = 0; mixes && other < streams; ++other) sum += there[other] * mix[other * streams + n];
+        y[row * y_stride + n * width + i] = sum + made * written[n];
+    }
+}
+
+// -- elements at places, sums, groups of experts ---------------------------------------------------------------------------
+
 // y[rows, count]: the elements of x's rows at some places
 extern "C" __global__ void gather(const float* x, int x_stride, const int* where, float* y, int rows, int count) {
     wait_for_previous();

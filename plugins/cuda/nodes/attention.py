@@ -77,7 +77,7 @@ class Operands:
 
     @staticmethod
     def of(node: onnx.NodeProto) -> Operands:
-        names, kinds = list(node.input), 1 if node.op_type == "CachedAttentionToKeys" else 2
+        names, kinds = list(node.input), 1 if node.op_type.startswith("CachedAttentionToKeys") else 2
         rows, caches, rest = names[: 1 + kinds], names[1 + kinds : 1 + 2 * kinds], names[2 + 2 * kinds :]
         return Operands(rows, caches, (rest[0], rest[1]), rest[2:])
 
@@ -170,7 +170,7 @@ class AttentionNodes(Submission):
             *(*integers(self._tokens), *shape, self._turning(node, operands)),
         )
         y = self._result(node, heads * width)
-        sinks = pointer(graph.address(operands.more[0]) if node.op_type == "CachedAttentionWithSinks" else 0)
+        sinks = pointer(graph.address(operands.more[0]) if node.op_type.endswith("WithSinks") else 0)
         numbers = ctypes.c_float(attributes["scale"]), ctypes.c_float(attributes["soft_cap"])
         cut = Tiles.of_rows_apart if self._step.apart else Tiles.of
         tiles, room = cut(heads, kv_heads, width), self._room(heads, width)

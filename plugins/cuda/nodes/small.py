@@ -139,6 +139,31 @@ class SmallNodes(Making):
             "xielu", self._count * x.width, *rows_of(x), *numbers, *rows_of(y), *integers(self._count, x.width)
         )
 
+    def gate_streams(self, node: onnx.NodeProto) -> None:
+        """How residual streams are read, written to and mixed."""
+        graph, rules = self._graph, attributes_of(node)
+        x = graph.values[node.input[0]]
+        y, weights = self._result(node, x.width), [pointer(graph.address(name)) for name in node.input[1:]]
+        size = integers(self._count, x.width, rules["streams"], rules["rounds"])
+        numbers = (ctypes.c_float(rules[name]) for name in ("epsilon", "written", "least"))
+        graph.launch("stream_gates", self._count, *rows_of(x), *weights, *rows_of(y), *size, *numbers)
+
+    def read_streams(self, node: onnx.NodeProto) -> None:
+        """What is read of residual streams, by gates that may be the same for every row."""
+        x, gates = map(self._operand, node.input)
+        streams = attributes_of(node)["streams"]
+        y = self._result(node, x.width // streams)
+        size = integers(self._count, y.width, streams)
+        self._graph.launch("read_streams", self._count * y.width, *rows_of(x), *rows_of(gates), *rows_of(y), *size)
+
+    def write_streams(self, node: onnx.NodeProto) -> None:
+        """Residual streams, each with what it gets of what a block has made."""
+        graph, streams = self._graph, attributes_of(node)["streams"]
+        x, gates, own = (graph.values[name] for name in node.input)
+        y, size = self._result(node, x.width), integers(self._count, own.width, streams, gates.width > 2 * streams)
+        views = (*rows_of(x), *rows_of(gates), *rows_of(own), *rows_of(y))
+        graph.launch("write_streams", self._count * own.width, *views, *size)
+
     def tanh(self, node: onnx.NodeProto) -> None:
         self._map(node, "bounded")
 

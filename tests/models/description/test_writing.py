@@ -281,6 +281,63 @@ def test_experts_of_a_partial_input_are_given_the_sum() -> None:
     assert len(sums(writer)) == 1
 
 
+STREAMS = Axis(Kind.PLAIN, 4 * 48, "hc_mult * hidden_size")
+OF_STREAMS = Value("layers.0.streams", STREAMS)
+GATES = Value("layers.0.gates", Axis(Kind.PLAIN, 8, "gates of streams"))
+
+
+def vector(name: str, size: int) -> W:
+    return W(name, Axis(Kind.PLAIN, size, "numbers"))
+
+
+def gates(writer: Writer, logits: int = 24, scale: int = 3, rounds: int = 2, streams: int = 4) -> Value:
+    made = Value("layers.0.logits", Axis(Kind.PLAIN, logits, "gates of streams"))
+    rules = {"epsilon": 1e-6, "rounds": rounds}
+    return writer.stream_gates("layers.0.y", made, vector("scale", scale), vector("base", logits), streams, **rules)
+
+
+def test_streams_are_made_of_a_row_read_and_written_to() -> None:
+    writer = Writer(X)
+    streams = writer.spread("layers.0.streams", X, STREAMS)
+    row = writer.read_streams("layers.0.mlp.read", streams, GATES, RESIDUAL)
+    after = writer.write_streams(streams, GATES, PARTIAL)
+    assert (streams.axis, row.axis, after.axis) == (STREAMS, RESIDUAL, STREAMS)
+    assert after.name == "layers.0.mlp.residual"
+    assert sums(writer) == [("layers.0.mlp.partial", "layers.0.mlp.reduced")]
+    assert [gates(Writer(X), *own).axis.size for own in ((4, 1, 0), (8, 2, 0), (24, 3, 2))] == [4, 8, 24]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda writer: writer.spread("layers.0.y", X, Axis(Kind.PLAIN, 100, "streams")),
+        lambda writer: writer.spread("layers.0.y", X, RESIDUAL),
+        lambda writer: writer.spread("layers.0.y", SHARDED, STREAMS),
+        lambda writer: writer.read_streams("layers.0.y", OF_STREAMS, None, OTHER),
+        lambda writer: writer.read_streams("layers.0.y", X, None, RESIDUAL),
+        lambda writer: writer.read_streams("layers.0.y", OF_STREAMS, Value("few", Axis(Kind.PLAIN, 3, "3")), RESIDUAL),
+        lambda writer: writer.read_streams("layers.0.y", Value("partial", STREAMS, Placement.PARTIAL), None, RESIDUAL),
+        lambda writer: writer.write_streams(
+            OF_STREAMS, Value("read", Axis(Kind.PLAIN, 4, "4")), Value("layers.0.y", RESIDUAL)
+        ),
+        lambda writer: writer.write_streams(OF_STREAMS, GATES, Value("layers.0.y", OTHER)),
+        lambda writer: gates(writer, logits=23),
+        lambda writer: gates(writer, streams=5),
+        lambda writer: gates(writer, scale=2),
+        lambda writer: gates(writer, rounds=0),
+        lambda writer: gates(writer, logits=8, scale=2),
+    ],
+)
+def test_streams_that_do_not_fit_are_refused_by_name(make: Callable[[Writer], object]) -> None:
+    with pytest.raises(ShardingError, match=r"layers\.0\.|a replicated value is needed"):
+        make(Writer(X))
+
+
+def test_gates_are_bounded_where_they_open_by_silu_alone() -> None:
+    with pytest.raises(ShardingError, match=r"layers\.0\.mlp\.gated: .* is not bounded by \(1\.0, 1\.0\)"):
+        gated_mlp(Writer(X), "layers.0.mlp", X, COLUMNS, usual_names("mlp"), Activation.GELU_TANH, (1.0, 1.0))
+
+
 OWN = W("own", query_axis(Heads(12, 4, 20)), Axis(Kind.PLAIN, 10, "latent"))
 UNLIKE = Value("layers.0.unlike", query_axis(Heads(12, 12, 16)), Placement.SHARDED)
 

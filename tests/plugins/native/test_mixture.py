@@ -15,7 +15,7 @@ from motley.plugins.mixture import I64, Sent, add_mixture, as_terms, deal
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.mixture import GatedExpert, GatedExperts
-from motley.plugins.native.rows import bind_gated
+from motley.plugins.native.rows import ANY, bind_gated
 from tests.plugins.native.native_levels import LEVELS, assert_same, at_all_levels, at_the_end, normal, set_level
 
 POOLS = {threads: Pool(threads) for threads in (1, 3)}
@@ -32,7 +32,14 @@ def matrix(random: np.random.Generator, rows: int, blocks: int, bits: int, more:
 
 
 def experts(
-    count: int, *, width: int = 3, inner: int = 2, bits: int = 4, activation: str = "silu", threads: int = 1
+    count: int,
+    *,
+    width: int = 3,
+    inner: int = 2,
+    bits: int = 4,
+    activation: str = "silu",
+    limits: tuple[float, float] = ANY,
+    threads: int = 1,
 ) -> list[GatedExpert]:
     """Experts of `width` and `inner` blocks, every second one with zero points and biases."""
     random = np.random.default_rng([count, width, inner, bits])
@@ -41,6 +48,7 @@ def experts(
             matrix(random, 64 * inner, width, bits, bool(number % 2), threads),
             activation,
             matrix(random, 32 * width, inner, bits, bool(number % 2), threads),
+            limits,
         )
         for number in range(count)
     ]
@@ -61,7 +69,7 @@ def one_by_one(all_experts: Sequence[GatedExpert], x: F32, chosen: I64, weights:
         gated = np.empty((len(rows), expert.down.columns), np.float32)
         y = np.empty_like(rows)
         expert.gate_up.bind(rows, both)()
-        bind_gated(both, gated, expert.activation)()
+        bind_gated(both, gated, expert.activation, limits=expert.limits)()
         expert.down.bind(gated, y)()
         return y
 
@@ -83,16 +91,25 @@ def choices(random: np.random.Generator, rows: int, count: int, most: int) -> tu
     inner=st.integers(1, 5),
     bits=st.sampled_from((4, 8)),
     activation=st.sampled_from(("silu", "gelu_tanh", "clamped")),
+    limits=st.sampled_from((ANY, (0.5, 0.25))),
     based=st.booleans(),
 )
 def test_the_bits_of_experts_one_by_one(
-    rows: int, count: int, most: int, width: int, inner: int, bits: int, activation: str, based: bool
+    rows: int,
+    count: int,
+    most: int,
+    width: int,
+    inner: int,
+    bits: int,
+    activation: str,
+    limits: tuple[float, float],
+    based: bool,
 ) -> None:
     random = np.random.default_rng([rows, count, most])
     chosen, weights = choices(random, rows, count, min(most, count))
     x = normal(random, rows, 32 * width)
     base = normal(random, rows, 32 * width) if based else None
-    kind: dict[str, Any] = {"width": width, "inner": inner, "bits": bits, "activation": activation}
+    kind: dict[str, Any] = {"width": width, "inner": inner, "bits": bits, "activation": activation, "limits": limits}
     total = at_all_levels(lambda: together(experts(count, **kind), x, chosen, weights, base))
     assert_same(total, one_by_one(experts(count, **kind), x, chosen, weights, base))
     assert_same(total, together(experts(count, threads=3, **kind), x, chosen, weights, base))
@@ -136,7 +153,12 @@ def test_a_choice_that_is_none_of_the_experts(number: int) -> None:
 
 def test_experts_that_differ() -> None:
     one, *_ = experts(1)
-    for other in (experts(1, inner=3), experts(1, bits=8), experts(1, activation="clamped")):
+    for other in (
+        experts(1, inner=3),
+        experts(1, bits=8),
+        experts(1, activation="clamped"),
+        experts(1, limits=(1.0, 1.0)),
+    ):
         with pytest.raises(ValueError, match="as large, quantised and gated as each other"):
             GatedExperts([one, *other])
     with pytest.raises(ValueError, match="as each other"):

@@ -192,6 +192,20 @@ def test_other_gates_at_their_limits(activation: str) -> None:
     assert y[0] == np.inf if activation == "gelu_tanh" else abs(y[0] - 14) < 1e-3
 
 
+@given(columns=st.integers(1, 70), limits=st.tuples(*[st.sampled_from((0.25, 1.5, np.inf))] * 2))
+def test_limits_of_gates_and_ups(columns: int, limits: tuple[float, float]) -> None:
+    gate_up = normal(np.random.default_rng(columns), 2, 2 * columns) * np.float32(2)
+    y = np.empty((2, columns), np.float32)
+
+    def bounded() -> F32:
+        bind_gated(gate_up, y, limits=limits)()
+        return y.copy()
+
+    gate, up = np.split(gate_up, 2, axis=1)
+    within = np.minimum(gate, np.float32(limits[0])), np.clip(up, -np.float32(limits[1]), np.float32(limits[1]))
+    assert_same(at_all_levels(bounded), gated(np.concatenate(within, axis=1)))
+
+
 def silu(gate: F32) -> F64:
     wide = gate.astype(np.float64)
     e = np.exp(-np.abs(wide))

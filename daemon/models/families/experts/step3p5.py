@@ -8,7 +8,7 @@ from __future__ import annotations
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, stacked_parts
 from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
-from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, limits_of_opened, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.windows import FULL, listed_windows, read_window
@@ -77,7 +77,10 @@ def step3p5(keys: Keys) -> Model:
     beside, chosen = keys.size("share_expert_dim"), keys.size("num_experts_per_tok")
     plain, sparse = mlp_axis(keys.size("intermediate_size")), sparse_of(keys, shape.layers)
     scaling = keys.number("moe_router_scaling_factor", 1.0)
-    limits = limits_of(keys, "swiglu_limits", shape.layers), limits_of(keys, "swiglu_limits_shared", shape.layers)
+    limits, limits_shared = (
+        [limits_of_opened(each) for each in limits_of(keys, key, shape.layers)]
+        for key in ("swiglu_limits", "swiglu_limits_shared")
+    )
 
     def layer(number: int) -> Layer:
         window, module = windows[number], f"model.layers.{number}.mlp"
@@ -110,11 +113,13 @@ def step3p5(keys: Keys) -> Model:
                     columns,
                     Routing(chosen, "sigmoid", normalised=True, scaling=scaling, correction=correction),
                     names=_names(number, shape.hidden, columns),
-                    shared=SharedExpert(beside, "shared_experts", gated=False, limit=limits[1][number]),
-                    limit=limits[0][number],
+                    shared=SharedExpert(beside, "shared_experts", gated=False, limits=limits_shared[number]),
+                    limits=limits[number],
                 )
                 if sparse[number]
-                else gated_mlp(writer, f"layers.{number}.mlp", x, plain, usual_names(module), limit=limits[1][number])
+                else gated_mlp(
+                    writer, f"layers.{number}.mlp", x, plain, usual_names(module), limits=limits_shared[number]
+                )
             ),
         )
 

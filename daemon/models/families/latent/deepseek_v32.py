@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from motley.daemon.models.blocks.layers import indexers
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.latent.deepseek_v3 import latent_experts
 from motley.daemon.models.families.latent.glm4_moe_lite import layers_with_experts
@@ -28,6 +29,5 @@ def _indexed(family: str, keys: Keys, epsilon: float) -> Model:
     keys.only("rope_interleave", True)
     keys = keys.filled({"first_k_dense_replace": 3})
     every = latent_experts(family, keys, layers_with_experts(keys), epsilon)
-    indexers = (f"model.layers.{number}.self_attn.indexer." for number in range(len(every.layers)))
     context = min(every.context, keys.size("index_topk", 2048))
-    return replace(every, context=context, ignored=(*every.ignored, *indexers))
+    return replace(every, context=context, ignored=(*every.ignored, *indexers(len(every.layers))))
