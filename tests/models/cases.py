@@ -55,14 +55,14 @@ TELLING = {
     ),
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
     *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe", "cohere", "starcoder2", "phimoe", "apertus"),
-    *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna", "bailing-hybrid"),
+    *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna", "bailing-hybrid", "hy-v4", "glm5-next"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {
     *("llama-biases-odd-sizes", "gemma2", "phi3-longrope", "gpt-oss-mxfp4", "olmoe-clipped-normalised", "hunyuan-moe"),
     *("llama4", "deepseek-v3", "gemma4-experts", "gemma4-given-rows", "qwen3-next", "nemotron-h-latent", "lfm2"),
     "mimo-v2-flash",
-    *("phimoe", "apertus", "laguna"),
+    *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next"),
 }
 """Golden cases that have every kind of operation and of attention together, as test_description.py checks."""
 MADE_OF_OTHERS = {
@@ -197,10 +197,12 @@ def elements_in_files(case: Case) -> int:
     """Elements of all tensors in a case's files that belong to its text part, but for those the model ignores."""
     with open_weights(case.folder) as files:
         shapes = {name: files.tensor(name, ("F32", "F16", "BF16", "U8")).shape for name in files.names()}
+    trunks, names = ("model.", *case.model.prefixes), case.model.ignored
+    ignored = [*names, *(trunk + name.removeprefix("model.") for trunk in trunks for name in names)]
     return sum(
         prod(shape) * (2 if name.endswith("_blocks") else 1)  # a byte is two elements of MXFP4
         for name, shape in shapes.items()
-        if not name.endswith("_scales") and not name.startswith((*OTHER_PARTS, *case.model.ignored))
+        if not name.endswith("_scales") and not name.startswith((*OTHER_PARTS, *ignored))
     )
 
 

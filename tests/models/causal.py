@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from transformers import (
     AutoModelForCausalLM,
+    Glm5NextConfig,
+    Glm5NextForConditionalGeneration,
     Mistral4Config,
     Mistral4ForCausalLM,
     Step3p7Config,
     Step3p7ForConditionalGeneration,
 )
 
+AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
 

@@ -121,6 +121,12 @@ SARVAM_MOE = GLM4_MOE | {"model_type": "sarvam_moe"}
 SARVAM_MLA = GLM4_MOE | _LATENT | {"model_type": "sarvam_mla"}
 AXK1 = GLM4_MOE | _LATENT | {"model_type": "axk1", "n_group": 3, "topk_group": 2}
 MISTRAL4 = GLM4_MOE | _LATENT | {"model_type": "mistral4"}
+HY_V4 = GLM4_MOE | _LATENT | {"model_type": "hy_v4"}
+GLM5_NEXT = (
+    GLM4_MOE
+    | _LATENT
+    | {"model_type": "glm5_next_text", "qk_rope_head_dim": 0, "first_k_dense_replace": 1, "num_hidden_layers": 4}
+)
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

@@ -152,6 +152,12 @@ _LATENT: dict[str, Any] = {
     "routed_scaling_factor": 1.75,
     "first_k_dense_replace": 1,
 }
+_STREAMS: dict[str, Any] = {
+    "hc_mult": 4,
+    "hc_eps": 0.02,  # so large that it is seen where it stands, as the next
+    "rms_norm_eps": 1e-2,
+    "swiglu_limit": 0.5,
+}
 _DELTA: dict[str, Any] = {
     "head_dim": 32,
     "rms_norm_eps": 1e-6,
@@ -1335,6 +1341,58 @@ CASES: dict[str, dict[str, Any]] = {
         "topk_group": 2,
         "rms_norm_eps": 1e-3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "hy-v4": {
+        **_LATENT,
+        **_STREAMS,
+        "model_type": "hy_v4",
+        "pad_token_id": None,
+        "hc_magnitude": 1.5,
+        "first_k_dense_replace": ABSENT,
+        "index_topk": 64,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "glm5-next": {
+        "architectures": ["Glm5NextForConditionalGeneration"],
+        "model_type": "glm5_next",
+        "eos_token_id": 2,
+        "text_config": {
+            **BASE,
+            **_LATENT,
+            **_STREAMS,
+            "model_type": "glm5_next_text",
+            "pad_token_id": None,
+            "num_hidden_layers": 3,
+            "qk_rope_head_dim": 0,
+            "hc_mult": 3,
+            "hc_sinkhorn_iters": 3,
+            "layer_types": ["linear_attention", "deepseek_sparse_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "linear_attn_config": {
+                "head_dim": 16,
+                "num_heads": 4,
+                "short_conv_kernel_size": 3,
+                "gate_lower_bound": -2.0,
+            },
+            "n_group": 2,
+            "topk_group": 1,
+            "index_topk": 64,
+            "index_kpool": 4,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "indexer_types": ["full", "full", "full"],
+            "num_nextn_predict_layers": 0,
+        },
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "out_hidden_size": 64,
+            "projection_intermediate_size": 16,
+            "num_heads": 1,
+            "depth": 1,
+        },
     },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may

@@ -144,8 +144,10 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return noise
         if "norm" in name and "linear_attn" not in name:  # a norm's distance from 1
             return 0.2 * noise
-    if family in ("mimo_v2_flash", "granite_swa", "granitemoe_swa") and name.endswith("sinks"):
+    if family in ("mimo_v2_flash", "granite_swa", "granitemoe_swa", "hy_v4") and name.endswith("sinks"):
         return noise
+    if re.search(r"\.\w*hc\w*\.(hc_)?scale$", name):
+        return 1 + 0.3 * noise
     if name.endswith(("alpha_p", "alpha_n")):
         return 0.5 * noise - 0.5
     if family == "gpt_oss":
@@ -211,6 +213,16 @@ _LING = {
     ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
 }
 """The same of Ling 3, beside what is apart."""
+_HY_V4 = {
+    ".attn_hc.": ".hc_attn_layer.hc_pre.hc_",
+    ".ffn_hc.": ".hc_mlp_layer.hc_pre.hc_",
+    ".hc_head.hc_": ".hc_head.hc_head_",
+    ".self_attn.sinks": ".self_attn.learnable_sink_param",
+    ".self_attn.gate_proj.": ".self_attn.linear_gate.",
+}
+"""The same of Hy4."""
+_GLM5_NEXT = {".attn_hc.": ".hc_attn_", ".ffn_hc.": ".hc_ffn_", ".forget_gate.": "."}
+"""The same of GLM-5.3 Flash."""
 _LAGUNA = {
     ".mlp.gate.e_score_correction_bias": ".mlp.experts.e_score_correction_bias",
     ".mlp.shared_experts.": ".mlp.shared_expert.",
@@ -292,6 +304,16 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
                 name = name.replace(today, published)
             yield name, value
         return
+    if family == "hy_v4":
+        for name, value in weights.items():
+            for today, published in _HY_V4.items():
+                name = name.replace(today, published)
+            yield name, value
+        return
+    if family == "glm5_next":
+        weights = {name: value for name, value in _filters_apart(weights) if not name.startswith("model.visual.")}
+        for today, published in _GLM5_NEXT.items():
+            weights = {name.replace(today, published): value for name, value in weights.items()}
     if family == "lfm3":
         weights = {name.replace(".g_proj.", ".gate_proj."): value for name, value in weights.items()}
     if family in ("olmo_hybrid", "kimi_linear", "bailing_hybrid"):
@@ -334,17 +356,24 @@ _NORMS = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm":
 """What those of OLMo Hybrid call norms of layers that do not attend."""
 
 
-def _apart(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights with the filters of queries, keys and values apart, and modules called as they were published."""
+def _filters_apart(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights with the filters of queries, keys and values apart."""
     for name, value in weights.items():
+        if not name.endswith(".conv1d.weight"):
+            yield name, value
+            continue
+        module = name.removesuffix("conv1d.weight")
+        keys = len(weights[f"{module}q_proj.weight"])
+        for letter, own in zip("qkv", value.split([keys, keys, len(value) - 2 * keys]), strict=True):
+            yield f"{module}{letter}_conv1d.weight", own.contiguous()
+
+
+def _apart(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights with filters apart, and modules called as they were published."""
+    for name, value in _filters_apart(weights):
         layer, _, norm = name.removesuffix(".weight").rpartition(".")
         if f"{layer}.linear_attn.A_log" in weights and norm in _NORMS:
             yield f"{layer}.{_NORMS[norm]}.weight", value
-        elif name.endswith(".conv1d.weight"):
-            module = name.removesuffix("conv1d.weight")
-            keys = len(weights[f"{module}q_proj.weight"])
-            for letter, own in zip("qkv", value.split([keys, keys, len(value) - 2 * keys]), strict=True):
-                yield f"{module}{letter}_conv1d.weight", own.contiguous()
         else:
             published = re.sub(r"\.mlp\.(?=gate\.|experts\.|shared_experts\.)", ".block_sparse_moe.", name)
             yield published.replace(".forget_gate.", "."), value

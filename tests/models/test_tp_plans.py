@@ -27,6 +27,7 @@ CUTS = {
     "rowwise": "columns",
     "packed_rowwise": "columns",
     "rowwise_split_input": "columns",
+    "mla_kv_a_proj": "rows",  # of one head of keys, which every rank has that has query heads
     "replicated_with_grad_allreduce": "nothing",
 }
 SHARED = {
@@ -59,6 +60,13 @@ WHOLE_DELTA = dict.fromkeys(
     ),
     "transformers has the whole of these layers on every rank",
 )
+WHOLE_KIMI_DELTA = {
+    f"layers.*.self_attn.{name}": "transformers has all heads of these layers on every rank"
+    for name in (
+        *("q_proj", "k_proj", "v_proj", "b_proj", "f_b_proj", "g_b_proj"),
+        *("conv1d_q", "conv1d_k", "conv1d_v", "decay", "dt_bias"),
+    )
+}
 TRANSPOSED = {
     "layers.*.feed_forward.experts.gate_up_proj": "files have it transposed, and transformers cuts it as it is there",
     "layers.*.feed_forward.experts.down_proj": "the same",
@@ -75,6 +83,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "qwen3_5_moe": GATHERED,
     "qwen2_moe": SHARED,
     "flex_olmo": WHOLE_NORMS,
+    "glm5_next": WHOLE_KIMI_DELTA,
     "llama4": TRANSPOSED,
     "minimax_m2": WHOLE_NORMS,
     "olmo2": WHOLE_NORMS,

@@ -64,12 +64,14 @@ from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
+from motley.daemon.models.families.latent.hy_v4 import hy_v4
 from motley.daemon.models.families.latent.minicpm3 import minicpm3
 from motley.daemon.models.families.latent.mistral4 import mistral4
 from motley.daemon.models.families.latent.sarvam_mla import sarvam_mla
 from motley.daemon.models.families.latent.youtu import youtu
 from motley.daemon.models.families.recurrent.bailing_hybrid import bailing_hybrid
 from motley.daemon.models.families.recurrent.falcon_h1 import falcon_h1
+from motley.daemon.models.families.recurrent.glm5_next import glm5_next
 from motley.daemon.models.families.recurrent.granitemoehybrid import granitemoehybrid
 from motley.daemon.models.families.recurrent.kimi_linear import kimi_linear
 from motley.daemon.models.families.recurrent.lfm2 import lfm2, lfm2_moe
@@ -112,6 +114,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "glm4_moe_lite": glm4_moe_lite,
     "glm4v_moe_text": glm4_moe,
     "glm4v_text": glm4,
+    "glm5_next_text": glm5_next,
     "glm_moe_dsa": glm_moe_dsa,
     "gpt_oss": gpt_oss,
     "granite": granite,
@@ -126,6 +129,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "hunyuan_vl_text": hunyuan_vl,
     "granitemoehybrid": granitemoehybrid,
     "hy_v3": hy_v3,
+    "hy_v4": hy_v4,
     "hyperclovax": hyperclovax,
     "internlm3": internlm3,
     "iquestcoder": iquestcoder,
@@ -203,6 +207,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "glm46v": ("glm4v_text", "glm4v_moe_text"),
     "glm4v": ("glm4v_text",),
     "glm4v_moe": ("glm4v_moe_text",),
+    "glm5_next": ("glm5_next_text",),
     "glmga": ("glm4v_text", "glm4v_moe_text"),
     "granite4_vision": ("granite4_vision_text", "granite"),
     "granite_speech": ("granite",),

@@ -52,6 +52,7 @@ NOT_TOLD = {
     "glm4_moe_lite",
     "granite_swa",
     "hy_v3",
+    "hy_v4",
     "llama4",
     "mimo_v2_flash",
     "minimax_m3",

@@ -12,7 +12,7 @@ from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.layers import Block, further, model, pre_norm_layer
-from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.mlp import Limits, gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
@@ -74,29 +74,49 @@ def glm4_moe_like(family: str, keys: Keys, theta: float, partial: float, ahead: 
     return model(family, shape, layer, {"main": rope}, context, ignored=ignored)
 
 
-def corrected_experts(keys: Keys, shape: Shape, sparse: list[bool]) -> Callable[[Writer, int, Value], Value]:
-    """What writes a layer's experts by `corrected_routing` where it is `sparse` or after the last one, else its MLP."""
+def corrected_experts(
+    keys: Keys, shape: Shape, sparse: list[bool], limits: Limits | None = None, limits_of_all: Limits | None = None
+) -> Callable[[Writer, int, Value], Value]:
+    """What writes a layer's experts by `corrected_routing` where it is `sparse` or after the last one, else its MLP.
+
+    Args:
+        limits, limits_of_all: see `routed_experts`.
+    """
     keys.only("scoring_func", "sigmoid")
     keys.only("topk_method", "noaux_tc")
-    return routed_experts(keys, shape, sparse, lambda number, count: corrected_routing(keys, number, count))
+    return routed_experts(
+        keys, shape, sparse, lambda number, count: corrected_routing(keys, number, count), limits, limits_of_all
+    )
 
 
 def routed_experts(
-    keys: Keys, shape: Shape, sparse: list[bool], routing: Callable[[int, int], Routing]
+    keys: Keys,
+    shape: Shape,
+    sparse: list[bool],
+    routing: Callable[[int, int], Routing],
+    limits: Limits | None = None,
+    limits_of_all: Limits | None = None,
 ) -> Callable[[Writer, int, Value], Value]:
     """What writes a layer's experts where it is `sparse` or after the last one, else its MLP.
 
     Args:
         routing: how experts are chosen, by the layer's number and how many experts it has.
+        limits: of experts that rows are sent to, see `gated_mlp`.
+        limits_of_all: of MLPs and shared experts, which all rows go through.
     """
     count, columns = expert_count(keys, "n_routed_experts", "num_local_experts"), keys.size("moe_intermediate_size")
     plain, number_shared = mlp_axis(keys.size("intermediate_size")), keys.size("n_shared_experts", 1, least=0)
-    shared = SharedExpert(number_shared * columns, "shared_experts", gated=False) if number_shared else None
+    shared = (
+        SharedExpert(number_shared * columns, "shared_experts", gated=False, limits=limits_of_all)
+        if number_shared
+        else None
+    )
 
     def write(writer: Writer, number: int, x: Value) -> Value:
         if number < len(sparse) and not sparse[number]:
-            return mlp(writer, number, x, plain)
-        return experts(writer, shape, number, x, count, columns, routing(number, count), shared=shared)
+            names = usual_names(f"model.layers.{number}.mlp")
+            return gated_mlp(writer, f"layers.{number}.mlp", x, plain, names, limits=limits_of_all)
+        return experts(writer, shape, number, x, count, columns, routing(number, count), shared=shared, limits=limits)
 
     return write
 

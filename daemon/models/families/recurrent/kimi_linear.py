@@ -72,11 +72,14 @@ def kimi_linear(keys: Keys) -> Model:
 
 
 def kimi_delta_attention(
-    writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int
+    writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int, floor: float = 0.0
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated DeltaNet, from its normalised input to its output projection.
 
     What opens its gates, and how fast each row of a state decays, are products with short rows, which every rank has.
+
+    Args:
+        floor: see `DeltaRule`.
     """
     at, module, key = f"layers.{number}.attention", f"model.layers.{number}.self_attn", heads.key_axis
 
@@ -101,7 +104,17 @@ def kimi_delta_attention(
     (a,) = writer.linear(f"{at}.a", rows[0], matrix("f_b", heads.speed_axis, short))
     (z,) = writer.linear(f"{at}.z", rows[1], matrix("g_b", heads.value_axis, short))
     return delta_net_apart(
-        writer, shape, number, module, (q, k, v, z), (b, a), heads, reach, epsilon=shape.epsilon, squashed=True
+        writer,
+        shape,
+        number,
+        module,
+        (q, k, v, z),
+        (b, a),
+        heads,
+        reach,
+        epsilon=shape.epsilon,
+        squashed=True,
+        floor=floor,
     )
 
 

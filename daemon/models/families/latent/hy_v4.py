@@ -1,0 +1,74 @@
+"""Hy4: residual streams that blocks read and write to, gated latent attention with sinks, and experts with limits.
+
+Each row sees so many positions as an indexer chooses. Up to that many it chooses all, and this is what is computed
+here: the context ends there, and the tensors of the indexers are not used.
+"""
+
+from __future__ import annotations
+
+from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.layers import indexers, model
+from motley.daemon.models.blocks.spelling import also_spelled
+from motley.daemon.models.blocks.streams import read_streams, stream_gates, streamed_layer
+from motley.daemon.models.blocks.windows import INDEXED
+from motley.daemon.models.description.axes import Value
+from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.families.experts.glm4_moe import corrected_experts
+from motley.daemon.models.families.latent.glm4_moe_lite import layers_with_experts
+from motley.daemon.models.keys import Keys
+
+DEFAULTS = {
+    "max_position_embeddings": 262144,
+    "index_topk": 2048,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "routed_scaling_factor": 2.827,
+    "swiglu_limit": 10.0,
+    "rope_interleave": False,
+}
+"""What transformers takes where a config is silent."""
+NAMES = {
+    "attn_hc.": "hc_attn_layer.hc_pre.hc_",
+    "ffn_hc.": "hc_mlp_layer.hc_pre.hc_",
+    "self_attn.sinks": "self_attn.learnable_sink_param",
+    "self_attn.gate_proj.": "self_attn.linear_gate.",
+}
+"""What published files call tensors of a layer."""
+HEAD = {"model.hc_head.hc_": "model.hc_head.hc_head_"}
+"""The same of those behind the layers."""
+
+
+def hy_v4(keys: Keys) -> Model:
+    """Describe a model of type ``hy_v4``."""
+    keys = keys.filled(DEFAULTS)
+    kinds = keys.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or not {*map(str, kinds)} <= {*INDEXED}):
+        raise keys.refusal("layer_types", f"only {' or '.join(INDEXED)} for each layer")
+    keys.only("gating_type", "elementwise")
+    shape, sizes, rope, context = read_latent(keys, 1e-5)
+    streams = read_streams(keys, shape, keys.number("hc_magnitude", 2.0), mixed=False, least=True)
+    limit = keys.number("swiglu_limit")
+    mixture = corrected_experts(keys, shape, layers_with_experts(keys), limits=(limit, limit))
+
+    def end(writer: Writer, x: Value) -> Value:
+        at = f"layers.{shape.layers - 1}.head"
+        gates = stream_gates(writer, shape, streams, at, x, "model.hc_head", 1, "hc_")
+        return writer.read_streams(f"{at}.read", x, gates, shape.residual)
+
+    def layer(number: int) -> Layer:
+        return streamed_layer(
+            shape,
+            streams,
+            number,
+            lambda writer, x: latent_attention(
+                writer, shape, sizes, number, x, gate="gate_proj", gate_of_elements=True, sinks=True
+            ),
+            lambda writer, x: mixture(writer, number, x),
+            end,
+        )
+
+    most, ignored = min(context, keys.size("index_topk")), [*indexers(shape.layers), "model.mtp_layers."]
+    described = model("hy_v4", shape, layer, {"main": rope}, most, ignored=ignored)
+    return also_spelled(described, HEAD, NAMES)

@@ -1,0 +1,170 @@
+"""Configs of families with several residual streams: what they say, both spellings, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motley.daemon.models.cutting.profile import activations, profile
+from motley.daemon.models.description.axes import Heads, RecurrentHeads
+from motley.daemon.models.description.model import Model, expected_shapes, parameters, tensors
+from motley.daemon.models.description.operations import (
+    DeltaRule,
+    Gated,
+    ReadStreams,
+    SideBySide,
+    StreamGates,
+    WriteStreams,
+)
+from motley.daemon.models.description.rope import Rope
+from motley.daemon.models.keys import ConfigError
+from motley.orchestrator.known_models.shapes import SHAPES
+from tests.models.configs import GLM5_NEXT, HY_V4, LLAMA, read, without
+from tests.models.test_reading import attentions
+
+
+def rules(model: Model) -> set[tuple[float, ...]]:
+    """Of the gates of streams: parts, epsilon, written, least, rounds."""
+    found = (each for each in model.operations if isinstance(each, StreamGates))
+    return {(each.scale.out.size, each.epsilon, each.written, each.least, each.rounds) for each in found}
+
+
+def limits(model: Model) -> dict[str, tuple[float, float] | None]:
+    """Of MLPs and experts."""
+    return {each.y.name: each.limits for each in model.operations if isinstance(each, Gated) and ".mlp" in each.y.name}
+
+
+@pytest.mark.parametrize("config", [HY_V4, GLM5_NEXT])
+def test_streams_are_between_layers_alone(config: dict[str, Any], tmp_path: Path) -> None:
+    """Embeddings enter the first layer, and the last ends with what the head reads."""
+    model = read(tmp_path, config | {"hc_mult": 3})
+    assert [layer.x.axis.size for layer in model.layers] == [64, *[3 * 64] * (len(model.layers) - 1)]
+    assert model.layers[-1].y.axis.size == 64
+    assert model.further_streams == profile(model, "fp32", 32).further_streams == 2
+    kinds = [type(each) for each in model.operations]
+    assert kinds.count(SideBySide) == 1
+    assert kinds.count(WriteStreams) == 2 * len(model.layers)
+    assert kinds.count(ReadStreams) == 2 * len(model.layers) + 1
+    wider = read(tmp_path, config | {"hc_mult": 4})
+    assert activations(wider) > activations(model) > activations(read(tmp_path, config | {"hc_mult": 2}))
+
+
+def test_models_of_one_stream_have_no_further_ones(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA).further_streams == 0
+
+
+def test_hy4_s_streams_are_not_mixed(tmp_path: Path) -> None:
+    model = read(tmp_path, HY_V4 | {"hc_magnitude": 3.0, "hc_eps": 1e-3, "swiglu_limit": 7.0})
+    assert rules(model) == {(2, 1e-3, 3.0, 1e-3, 0), (1, 1e-3, 0.0, 0.0, 0)}
+    assert rules(read(tmp_path, HY_V4)) == {(2, 1e-6, 2.0, 1e-6, 0), (1, 1e-6, 0.0, 0.0, 0)}
+    assert model.ropes == {"main": Rope(10000.0, 8)}
+    (attend, *_) = attentions(model)
+    assert (attend.heads, attend.v) == (Heads(4, 1, 40), None)
+    assert attend.sinks is not None
+    opened = [each.gate.name for each in model.operations if isinstance(each, Gated) and "attention" in each.y.name]
+    assert opened == [f"layers.{number}.attention.gate" for number in range(3)]
+    assert expected_shapes(model)["model.layers.0.self_attn.gate_proj.weight"] == (4 * 16, 64)
+    assert limits(model) == {
+        "layers.0.mlp.gated": None,
+        **{f"layers.{number}.mlp.shared.gated": None for number in (1, 2)},
+        **{f"layers.{number}.mlp.experts.{{expert}}.gated": (7.0, 7.0) for number in (1, 2)},
+    }
+
+
+def test_hy4_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
+    assert read(tmp_path, HY_V4 | {"index_topk": 48}).context == 48
+    published = read(tmp_path, HY_V4 | {"layer_types": ["deepseek_sparse_attention"] * 3})
+    assert published == read(tmp_path, HY_V4 | {"layer_types": None})
+    assert published.context == 256
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(published)}
+    assert "model.layers.1.hc_attn_layer.hc_pre.hc_fn" in places["model.layers.1.attn_hc.fn"]
+    assert "model.layers.1.hc_mlp_layer.hc_pre.hc_base" in places["model.layers.1.ffn_hc.base"]
+    assert "model.layers.0.self_attn.learnable_sink_param" in places["model.layers.0.self_attn.sinks"]
+    assert "model.layers.0.self_attn.linear_gate.weight" in places["model.layers.0.self_attn.gate_proj.weight"]
+    assert "model.hc_head.hc_head_scale" in places["model.hc_head.hc_scale"]
+
+
+def test_hy4_preview_has_as_many_parameters_as_its_makers_say(tmp_path: Path) -> None:
+    """Its layers, embeddings and head have 769,907,408,797; those of the 21 indexers are not used."""
+    model = read(tmp_path, SHAPES["hy4-preview"])
+    assert parameters(model) == 769_907_408_797 - 21 * 9_371_904
+
+
+def test_glm_5_3_s_streams_are_mixed(tmp_path: Path) -> None:
+    model = read(tmp_path, GLM5_NEXT | {"hc_sinkhorn_iters": 7, "swiglu_limit": 3.0})
+    assert rules(model) == {(3, 1e-6, 2.0, 0.0, 7)}
+    assert [layer.attention is not None for layer in model.layers] == [False, False, False, True]
+    (attend,) = attentions(model)
+    assert (attend.heads, attend.rope, attend.scale) == (Heads(4, 1, 32), None, 16**-0.5)
+    assert {*limits(model).values()} == {(3.0, 3.0)}
+    deltas = [each for each in model.operations if isinstance(each, DeltaRule)]
+    assert {(each.heads, each.floor, each.squashed) for each in deltas} == {
+        (RecurrentHeads(64, 64, 128, 128), -5.0, True)
+    }
+    last = next(each for each in reversed([*model.layers[-1].operations]) if isinstance(each, ReadStreams))
+    assert last.gates is None
+    assert model.expert_layers == [1, 2, 3]
+    assert read(tmp_path, without(GLM5_NEXT, "first_k_dense_replace")).expert_layers == [3]
+
+
+def test_glm_5_3_is_read_alike_in_both_spellings(tmp_path: Path) -> None:
+    today = GLM5_NEXT | {"linear_head_dim": 16, "linear_num_heads": 4, "linear_conv_kernel_dim": 3, "head_dim": 0}
+    model = read(tmp_path, today | {"linear_lower_bound": -2.0})
+    of = {"head_dim": 16, "num_heads": 4, "short_conv_kernel_size": 3, "gate_lower_bound": -2.0}
+    kinds = [*["linear_attention"] * 3, "deepseek_sparse_attention"]
+    published = GLM5_NEXT | {"linear_attn_config": of, "mhc": True, "mla_use_nope": True, "layer_types": kinds}
+    assert read(tmp_path, published) == model
+    text = read(tmp_path, {"model_type": "glm5_next", "text_config": published, "vision_config": {"depth": 1}})
+    assert replace(text, prefixes=()) == model
+    none = {
+        each.floor
+        for each in read(tmp_path, today | {"linear_lower_bound": None}).operations
+        if isinstance(each, DeltaRule)
+    }
+    assert none == {0.0}
+    safe = read(tmp_path, GLM5_NEXT | {"linear_attn_config": of | {"gate_lower_bound": None}})
+    assert {each.floor for each in safe.operations if isinstance(each, DeltaRule)} == {-5.0}
+    places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(text)}
+    assert "model.layers.1.hc_ffn_fn" in places["model.layers.1.ffn_hc.fn"]
+    assert "model.language_model.layers.1.hc_ffn_fn" in places["model.layers.1.ffn_hc.fn"]
+    assert "model.layers.0.self_attn.forget_gate.f_a_proj.weight" in places["model.layers.0.self_attn.f_a_proj.weight"]
+    assert "model.layers.0.self_attn.forget_gate.A_log[:]" in places["model.layers.0.self_attn.decay"]
+
+
+def test_glm_5_3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
+    model = read(tmp_path, GLM5_NEXT | {"index_topk": 48})
+    assert model.context == 48
+    assert "model.layers.3.self_attn.indexer." in model.ignored
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (HY_V4 | {"hc_mult": 1}, "hc_mult"),
+        (HY_V4 | {"hc_mult": 9}, "hc_mult"),
+        (HY_V4 | {"hc_eps": 0}, "hc_eps"),
+        (HY_V4 | {"hc_magnitude": -1.0}, "hc_magnitude"),
+        (HY_V4 | {"swiglu_limit": 0.0}, "swiglu_limit"),
+        (HY_V4 | {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        (HY_V4 | {"gating_type": "head_wise"}, "gating_type"),
+        (HY_V4 | {"attention_bias": True}, "attention_bias"),
+        (HY_V4 | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        (GLM5_NEXT | {"hc_sinkhorn_iters": 0}, "hc_sinkhorn_iters"),
+        (GLM5_NEXT | {"mhc": False}, "mhc"),
+        (GLM5_NEXT | {"mla_use_nope": False}, "mla_use_nope"),
+        (GLM5_NEXT | {"qk_rope_head_dim": 8}, "qk_rope_head_dim"),
+        (GLM5_NEXT | {"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail"),
+        (GLM5_NEXT | {"index_topk": 40}, "index_topk"),
+        (GLM5_NEXT | {"linear_lower_bound": 1.0}, "linear_lower_bound"),
+        (GLM5_NEXT | {"linear_head_dim": 1024}, "linear_head_dim"),
+        (GLM5_NEXT | {"layer_types": ["linear_attention"] * 4}, "layer_types"),
+        (LLAMA | {"model_type": "deepseek_v4"}, "model_type"),
+        (LLAMA | {"model_type": "qwen4_exp_text"}, "model_type"),
+    ],
+)
+def test_what_cannot_be_is_named(config: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=key):
+        read(tmp_path, config)
