@@ -6,6 +6,8 @@ from transformers import (
     AutoModelForCausalLM,
     Glm5NextConfig,
     Glm5NextForConditionalGeneration,
+    HYV4VLConfig,
+    HYV4VLForConditionalGeneration,
     Mistral4Config,
     Mistral4ForCausalLM,
     Step3p7Config,
@@ -13,6 +15,7 @@ from transformers import (
 )
 
 AutoModelForCausalLM.register(Glm5NextConfig, Glm5NextForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(HYV4VLConfig, HYV4VLForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 AutoModelForCausalLM.register(Step3p7Config, Step3p7ForConditionalGeneration, exist_ok=True)
 

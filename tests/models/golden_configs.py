@@ -1394,6 +1394,31 @@ CASES: dict[str, dict[str, Any]] = {
             "depth": 1,
         },
     },
+    "hy-v4-with-vision": {
+        "architectures": ["HYV4VLForConditionalGeneration"],
+        "model_type": "hy_v4_vl",
+        "eos_token_id": 2,
+        "text_config": {
+            **BASE,
+            **_LATENT,
+            **_STREAMS,
+            "model_type": "hy_v4_vl_text",
+            "pad_token_id": None,
+            "hc_mult": 2,
+            "first_k_dense_replace": ABSENT,
+            "index_topk": 64,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]},
+        },
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "out_hidden_size": 64,
+            "num_attention_heads": 1,
+            "num_hidden_layers": 1,
+        },
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -144,7 +144,7 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
             return noise
         if "norm" in name and "linear_attn" not in name:  # a norm's distance from 1
             return 0.2 * noise
-    if family in ("mimo_v2_flash", "granite_swa", "granitemoe_swa", "hy_v4") and name.endswith("sinks"):
+    if family in ("mimo_v2_flash", "granite_swa", "granitemoe_swa", "hy_v4", "hy_v4_vl") and name.endswith("sinks"):
         return noise
     if re.search(r"\.\w*hc\w*\.(hc_)?scale$", name):
         return 1 + 0.3 * noise
@@ -304,8 +304,11 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
                 name = name.replace(today, published)
             yield name, value
         return
-    if family == "hy_v4":
+    if family in ("hy_v4", "hy_v4_vl"):
         for name, value in weights.items():
+            if name.startswith("model.vision_tower."):
+                continue
+            name = name.replace("model.language_model.", "model.")
             for today, published in _HY_V4.items():
                 name = name.replace(today, published)
             yield name, value

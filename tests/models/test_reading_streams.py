@@ -14,6 +14,7 @@ from motley.daemon.models.description.model import Model, expected_shapes, param
 from motley.daemon.models.description.operations import (
     DeltaRule,
     Gated,
+    Norm,
     ReadStreams,
     SideBySide,
     StreamGates,
@@ -85,6 +86,21 @@ def test_hy4_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> Non
     assert "model.layers.0.self_attn.learnable_sink_param" in places["model.layers.0.self_attn.sinks"]
     assert "model.layers.0.self_attn.linear_gate.weight" in places["model.layers.0.self_attn.gate_proj.weight"]
     assert "model.hc_head.hc_head_scale" in places["model.hc_head.hc_scale"]
+
+
+def test_hy4_s_latent_norms_and_what_turns_together_are_others_where_it_sees(tmp_path: Path) -> None:
+    def latent_epsilons(model: Model) -> set[float]:
+        norms = (each for each in model.operations if isinstance(each, Norm))
+        return {each.epsilon for each in norms if "latent" in each.y.name}
+
+    assert latent_epsilons(read(tmp_path, HY_V4)) == {1e-6}
+    text = HY_V4 | {"model_type": "hy_v4_vl_text", "rope_parameters": {"rope_theta": 500.0, "mrope_section": [2, 1, 1]}}
+    model = read(tmp_path, {"model_type": "hy_v4_vl", "text_config": text, "vision_config": {"hidden_size": 8}})
+    assert latent_epsilons(model) == {1e-5}
+    assert model.ropes == {"main": Rope(500.0, 8)}
+    assert "model.layers.0.self_attn.q_halves_proj.weight" in expected_shapes(model)
+    silent = read(tmp_path, without(text, "moe_intermediate_size"))
+    assert expected_shapes(silent)["model.layers.1.mlp.experts.0.up_proj.weight"] == (2048, 64)
 
 
 def test_hy4_preview_has_as_many_parameters_as_its_makers_say(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ REFUSED: Mapping[str, str] = {
     "hunyuan-moe": "RMSNormalization without a gain, motley.CachedAttentionWithGains",
     "hy-v3": "Sigmoid, Add of a constant, TopK, GatherElements, ReduceSum, Div, Mul without a Swish, motley.Experts",
     "hy-v4": "motley.StreamGatesToWrite, motley.ReadStreams, .*motley.CachedAttentionToKeysWithSinks",
+    "hy-v4-with-vision": "motley.StreamGatesToWrite, motley.ReadStreams, .*motley.CachedAttentionToKeysWithSinks",
     "hyperclovax": "Mul without a Swish",
     "jais2": "LayerNormalization, .*Relu",
     "kimi-linear": "motley.GatedDelta",

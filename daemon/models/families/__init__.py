@@ -64,7 +64,7 @@ from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
-from motley.daemon.models.families.latent.hy_v4 import hy_v4
+from motley.daemon.models.families.latent.hy_v4 import hy_v4, hy_v4_vl
 from motley.daemon.models.families.latent.minicpm3 import minicpm3
 from motley.daemon.models.families.latent.mistral4 import mistral4
 from motley.daemon.models.families.latent.sarvam_mla import sarvam_mla
@@ -130,6 +130,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "granitemoehybrid": granitemoehybrid,
     "hy_v3": hy_v3,
     "hy_v4": hy_v4,
+    "hy_v4_vl_text": hy_v4_vl,
     "hyperclovax": hyperclovax,
     "internlm3": internlm3,
     "iquestcoder": iquestcoder,
@@ -213,6 +214,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "granite_speech": ("granite",),
     "granite_speech_plus": ("granite",),
     "hunyuan_vl": ("hunyuan_vl_text",),
+    "hy_v4_vl": ("hy_v4_vl_text",),
     "hyperclovax_vision_v2": ("hyperclovax",),
     "idefics2": ("mistral",),
     "idefics3": ("llama",),

@@ -6,7 +6,9 @@ here: the context ends there, and the tensors of the indexers are not used.
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from dataclasses import replace
+
+from motley.daemon.models.blocks.latent import EPSILON, latent_attention, read_latent
 from motley.daemon.models.blocks.layers import indexers, model
 from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.streams import read_streams, stream_gates, streamed_layer
@@ -29,6 +31,8 @@ DEFAULTS = {
     "rope_interleave": False,
 }
 """What transformers takes where a config is silent."""
+WITH_VISION = {"moe_intermediate_size": 2048, "rope_interleave": True}
+"""The same of the text of a model that sees, where that is another."""
 NAMES = {
     "attn_hc.": "hc_attn_layer.hc_pre.hc_",
     "ffn_hc.": "hc_mlp_layer.hc_pre.hc_",
@@ -42,12 +46,25 @@ HEAD = {"model.hc_head.hc_": "model.hc_head.hc_head_"}
 
 def hy_v4(keys: Keys) -> Model:
     """Describe a model of type ``hy_v4``."""
+    return _described(keys, EPSILON)
+
+
+def hy_v4_vl(keys: Keys) -> Model:
+    """Describe a model of type ``hy_v4_vl_text``: norms of latent rows have the epsilon of others, and elements that
+    turn together are neighbours."""
+    keys = keys.filled(WITH_VISION)
+    return _described(keys, keys.number("rms_norm_eps", 1e-5))
+
+
+def _described(keys: Keys, epsilon: float) -> Model:
+    """A model of Hy4's layers, and the epsilon of its norms of latent rows."""
     keys = keys.filled(DEFAULTS)
     kinds = keys.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or not {*map(str, kinds)} <= {*INDEXED}):
         raise keys.refusal("layer_types", f"only {' or '.join(INDEXED)} for each layer")
     keys.only("gating_type", "elementwise")
     shape, sizes, rope, context = read_latent(keys, 1e-5)
+    sizes = replace(sizes, epsilon=epsilon)
     streams = read_streams(keys, shape, keys.number("hc_magnitude", 2.0), mixed=False, least=True)
     limit = keys.number("swiglu_limit")
     mixture = corrected_experts(keys, shape, layers_with_experts(keys), limits=(limit, limit))
