@@ -45,6 +45,7 @@ SOAKED = [
     for name in (
         "bailing-hybrid",
         "falcon-h1",
+        "glm5-next",
         "granitemoehybrid",
         "kimi-linear",
         "lfm2-moe",
