@@ -193,6 +193,16 @@ def test_stages_as_they_are_asked_for() -> None:
         Chooser([unknown] * 3, candidates, 512, network(3), stages=2).best()
 
 
+def test_all_residual_streams_go_from_stage_to_stage() -> None:
+    candidates, links = [node(0, 20e9), node(1, 40e9)], network(2)
+    one = Chooser(seven(2), candidates, 512, links, stages=2).best()
+    profiles = seven(2)
+    for profile in profiles:
+        profile.further_streams = 3
+    four = forecast(profiles, candidates, one.plans, links, Workload())
+    assert four.token_s - one.forecast.token_s == pytest.approx(3 * 4 * profiles[0].hidden / 1.2e8)
+
+
 @pytest.mark.parametrize("count", [4, 7])
 def test_nodes_that_are_named_keep_their_order(count: int) -> None:
     candidates = [node(number, (1 + number * 5 % 7) * 10e9) for number in range(count)]
