@@ -318,6 +318,7 @@ class Nodes(Emitter):
         width, first = self.width(linear.x.axis), linear.first
         more = {"heads": width // heads.size, "first": first, "last": first + w.in_.size, "width": width}
         self.node(HEAD_PRODUCTS.name, operands, name, domain=DOMAIN, **more)
+        self.crosses(name, self.width(linear.y.axis))
         self.given(linear.y, name)
 
     def _join(self, join: Join) -> None:

@@ -369,11 +369,12 @@ def test_layers_whose_experts_are_elsewhere_are_of_one_kind(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_rank_with_slots_for_adapters_passes(exact: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama-mqa", "hy-v4", "glm5-next"])
+def test_a_rank_with_slots_for_adapters_passes(name: str, exact: bool, tmp_path: Path) -> None:
     """It is examined without any."""
     for rank in range(3):
         folder = tmp_path / str(rank)
-        graph = share(GOLDEN / "llama-mqa", "fp32", 3, rank, folder, exact=exact, adapters=2)
+        graph = share(GOLDEN / name, "fp32", 3, rank, folder, exact=exact, adapters=2)
         assert any(map(is_adapted, graph.proto.graph.node))
         examine(graph, rank, 3, exact=exact)
 
