@@ -88,6 +88,12 @@ def test_hy4_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> Non
     assert "model.hc_head.hc_head_scale" in places["model.hc_head.hc_scale"]
 
 
+def test_neighbours_turn_together_in_hy4_if_a_config_says_so(tmp_path: Path) -> None:
+    halves = "model.layers.0.self_attn.q_halves_proj.weight"
+    assert halves not in expected_shapes(read(tmp_path, HY_V4))
+    assert halves in expected_shapes(read(tmp_path, HY_V4 | {"rope_interleave": True}))
+
+
 def test_hy4_s_latent_norms_and_what_turns_together_are_others_where_it_sees(tmp_path: Path) -> None:
     def latent_epsilons(model: Model) -> set[float]:
         norms = (each for each in model.operations if isinstance(each, Norm))

@@ -2,6 +2,9 @@
 
 Each row sees so many positions as an indexer chooses. Up to that many it chooses all, and this is what is computed
 here: the context ends there, and the tensors of the indexers are not used.
+
+Elements that turn together are half a head apart, as transformers has it for the text model alone. Other runtimes turn
+neighbours there too, which ``rope_interleave`` in a config asks for; nothing here was compared with published weights.
 """
 
 from __future__ import annotations
