@@ -124,10 +124,11 @@ class SessionRequest:
     cache_tokens: Tokens = 0
     """Tokens that all requests together may have in the KV caches, at least one context; 0: just one."""
     cache_disk_tokens: Tokens = 0
-    """Tokens that they may have besides on every rank's disk; a context may be as long as both together."""
+    """Tokens that they may have besides on every rank's disk; a context may be as long as all together."""
     cache_node_tokens: Tokens = 0
     """Tokens that they may have besides in the memory of nodes with room to spare, which attend to these for the ranks;
-    a context may be as long as both together."""
+    a context may be as long as all together. With tokens on disks too, those come first that cost a step less, as the
+    ranks have measured."""
     cache_format: CacheFormat = "fp32"
     """What keys and values are kept as in the KV caches of every rank."""
     keep_prefixes: StrictBool = False
@@ -251,10 +252,6 @@ class SessionRequest:
         if self.embeddings and self.keep_prefixes:
             raise ContradictionError(
                 "keep_prefixes", "is for answers, and an embedding is made of all of its text: leave it out"
-            )
-        if self.cache_node_tokens and self.cache_disk_tokens:
-            raise ContradictionError(
-                "cache_node_tokens", "and cache_disk_tokens exclude each other: leave one of them out"
             )
         if self.cache_node_tokens and self.wants_parallel:
             raise ContradictionError(

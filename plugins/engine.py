@@ -204,7 +204,8 @@ class CacheBlocks:
         format: one of `CACHE_FORMATS`. Keys and values are rounded when they are written, also for the rows of the step
             that writes them: ``fp16`` to nearest, half to even; ``int8`` to a scale for each token and head and codes,
             as attention.c states it.
-        far: how many blocks there are besides, elsewhere (`FarBlocks`). Their numbers follow. They are only read.
+        far: how many blocks there are besides, elsewhere. Their numbers follow. They are only read.
+        held: how many of these, the last ones, another machine keeps (`BlockHolder`); the others are in `FarBlocks`.
         windowed: how many blocks a layer with a window has in place of all these; 0: it has the same as other layers.
         window: the widest window of such layers, in positions.
         slots: how many sequences can have a recurrent state at a time, where a model has any.
@@ -219,6 +220,17 @@ class CacheBlocks:
     window: int = 0
     slots: int = 1
     snapshots: int = 0
+    held: int = 0
+
+    @property
+    def on_disk(self) -> int:
+        """How many far blocks no other machine keeps."""
+        return self.far - self.held
+
+    @property
+    def first_held(self) -> int:
+        """The number of the first block that another machine keeps, if one does."""
+        return self.count + self.on_disk
 
     @property
     def states(self) -> int:
@@ -276,7 +288,7 @@ class CacheBlocks:
             raise EngineError(
                 f"engine {engine!r} cannot give layers with a window fewer blocks than others; plan the session anew"
             )
-        if self.far and not reads_far_blocks:
+        if self.on_disk and not reads_far_blocks:
             raise EngineError(
                 f"engine {engine!r} cannot keep KV caches on a disk; ask for none there, or for another engine"
             )
@@ -366,9 +378,9 @@ class RankGraph:
     context: int
     """The longest sequence that there will ever be, in tokens."""
     far: FarBlocks | None = None
-    """Where the far ones of `blocks` are; None: there are none, or a `holder` has them."""
+    """Where the far ones of `blocks` are that no other machine keeps; None: there are none."""
     holder: BlockHolder | None = None
-    """Another machine that keeps the far ones of `blocks`; None: there is none."""
+    """Another machine that keeps the others; None: there is none."""
     adapters: int = 0
     """How many slots for adapters there are (`motley.plugins.adapted_engine`), numbered from 1; 0: the graph has no
     Adapted nodes."""

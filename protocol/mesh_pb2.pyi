@@ -757,7 +757,7 @@ class Share(_message.Message):
     def __init__(self, attention_split: _Optional[int] = ..., attention: _Optional[_Union[Range, _Mapping]] = ..., mlp: _Optional[_Union[Range, _Mapping]] = ..., vocabulary: _Optional[_Union[Range, _Mapping]] = ..., quantisation: _Optional[str] = ..., layers: _Optional[_Union[Range, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "cache_holders", "holder_bytes", "windowed_blocks", "window", "keep_prefixes", "loan", "adapters", "adapter_rank", "expert_engine", "embeddings", "one_wave", "snapshots")
+    __slots__ = ("model", "fingerprint", "size", "shares", "context", "engine", "threads", "secret", "tls", "plain", "wire", "hosts", "expert_slices", "group", "engine_options", "cache_blocks", "cache_block_tokens", "sequences", "draft", "far_blocks", "far_blocks_on_disk", "cache_holders", "holder_bytes", "windowed_blocks", "window", "keep_prefixes", "loan", "adapters", "adapter_rank", "expert_engine", "embeddings", "one_wave", "snapshots")
     class EngineOptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -785,6 +785,7 @@ class Assignment(_message.Message):
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     FAR_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAR_BLOCKS_ON_DISK_FIELD_NUMBER: _ClassVar[int]
     CACHE_HOLDERS_FIELD_NUMBER: _ClassVar[int]
     HOLDER_BYTES_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -817,6 +818,7 @@ class Assignment(_message.Message):
     sequences: int
     draft: Assignment
     far_blocks: int
+    far_blocks_on_disk: int
     cache_holders: int
     holder_bytes: int
     windowed_blocks: int
@@ -829,7 +831,7 @@ class Assignment(_message.Message):
     embeddings: str
     one_wave: bool
     snapshots: int
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ..., far_blocks: _Optional[int] = ..., cache_holders: _Optional[int] = ..., holder_bytes: _Optional[int] = ..., windowed_blocks: _Optional[int] = ..., window: _Optional[int] = ..., keep_prefixes: _Optional[bool] = ..., loan: _Optional[_Union[Loan, _Mapping]] = ..., adapters: _Optional[int] = ..., adapter_rank: _Optional[int] = ..., expert_engine: _Optional[str] = ..., embeddings: _Optional[str] = ..., one_wave: _Optional[bool] = ..., snapshots: _Optional[int] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., fingerprint: _Optional[str] = ..., size: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., context: _Optional[int] = ..., engine: _Optional[str] = ..., threads: _Optional[int] = ..., secret: _Optional[bytes] = ..., tls: _Optional[_Union[Credentials, _Mapping]] = ..., plain: _Optional[_Union[Empty, _Mapping]] = ..., wire: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostedExperts, _Mapping]]] = ..., expert_slices: _Optional[int] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., engine_options: _Optional[_Mapping[str, str]] = ..., cache_blocks: _Optional[int] = ..., cache_block_tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., draft: _Optional[_Union[Assignment, _Mapping]] = ..., far_blocks: _Optional[int] = ..., far_blocks_on_disk: _Optional[int] = ..., cache_holders: _Optional[int] = ..., holder_bytes: _Optional[int] = ..., windowed_blocks: _Optional[int] = ..., window: _Optional[int] = ..., keep_prefixes: _Optional[bool] = ..., loan: _Optional[_Union[Loan, _Mapping]] = ..., adapters: _Optional[int] = ..., adapter_rank: _Optional[int] = ..., expert_engine: _Optional[str] = ..., embeddings: _Optional[str] = ..., one_wave: _Optional[bool] = ..., snapshots: _Optional[int] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("host", "member", "slices", "ranks", "secret", "tls")
@@ -990,7 +992,7 @@ class Steps(_message.Message):
     def __init__(self, first: _Optional[int] = ..., compute_ms: _Optional[_Iterable[float]] = ..., wire_ms: _Optional[_Iterable[float]] = ..., wait_ms: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Activity(_message.Message):
-    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts", "far_blocks", "far_blocks_used", "trouble", "windowed_blocks", "windowed_blocks_used", "blocks_on_disk", "adapters", "adapter_loads")
+    __slots__ = ("active", "waiting", "blocks", "blocks_used", "blocks_kept", "block_tokens", "prompt_tokens", "cached_tokens", "generated_tokens", "tried_drafts", "accepted_drafts", "far_blocks", "far_blocks_used", "trouble", "windowed_blocks", "windowed_blocks_used", "blocks_on_disk", "far_tiers", "adapters", "adapter_loads")
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -1008,6 +1010,7 @@ class Activity(_message.Message):
     WINDOWED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WINDOWED_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_ON_DISK_FIELD_NUMBER: _ClassVar[int]
+    FAR_TIERS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LOADS_FIELD_NUMBER: _ClassVar[int]
     active: int
@@ -1027,9 +1030,22 @@ class Activity(_message.Message):
     windowed_blocks: int
     windowed_blocks_used: int
     blocks_on_disk: int
+    far_tiers: _containers.RepeatedCompositeFieldContainer[FarTier]
     adapters: _containers.RepeatedScalarFieldContainer[str]
     adapter_loads: int
-    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., far_blocks: _Optional[int] = ..., far_blocks_used: _Optional[int] = ..., trouble: _Optional[str] = ..., windowed_blocks: _Optional[int] = ..., windowed_blocks_used: _Optional[int] = ..., blocks_on_disk: _Optional[int] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_loads: _Optional[int] = ...) -> None: ...
+    def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., blocks_kept: _Optional[int] = ..., block_tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., tried_drafts: _Optional[int] = ..., accepted_drafts: _Optional[int] = ..., far_blocks: _Optional[int] = ..., far_blocks_used: _Optional[int] = ..., trouble: _Optional[str] = ..., windowed_blocks: _Optional[int] = ..., windowed_blocks_used: _Optional[int] = ..., blocks_on_disk: _Optional[int] = ..., far_tiers: _Optional[_Iterable[_Union[FarTier, _Mapping]]] = ..., adapters: _Optional[_Iterable[str]] = ..., adapter_loads: _Optional[int] = ...) -> None: ...
+
+class FarTier(_message.Message):
+    __slots__ = ("place", "blocks", "blocks_used", "block_ms")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_MS_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    blocks: int
+    blocks_used: int
+    block_ms: float
+    def __init__(self, place: _Optional[str] = ..., blocks: _Optional[int] = ..., blocks_used: _Optional[int] = ..., block_ms: _Optional[float] = ...) -> None: ...
 
 class ExpertReport(_message.Message):
     __slots__ = ("loads", "hosts", "bytes_out", "bytes_in", "version")

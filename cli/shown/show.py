@@ -249,8 +249,8 @@ def activity(session: dict[str, Any]) -> str:
     told = session["activity"]
     if told is None:
         return ""
-    where = "on other nodes" if session["cache_node_tokens"] else "on disk"
-    disk = f"; {told['far_blocks_used']} of {told['far_blocks']} blocks {where} in use" if told["far_blocks"] else ""
+    tiers = ", then ".join(map(_far_tier, told["far_tiers"]))
+    disk = f"; far blocks in use: {tiers}" if tiers else ""
     disk += f"; {told['blocks_on_disk']} kept on disk for the next start" if told["blocks_on_disk"] else ""
     disk += f" ({told['trouble']})" if told["trouble"] else ""
     windows = told["windowed_blocks"]
@@ -261,6 +261,13 @@ def activity(session: dict[str, Any]) -> str:
         f" {told['blocks_used']} of {told['blocks']} blocks in use, {told['blocks_kept']} kept;"
         f" {told['cached_tokens']} of {told['prompt_tokens']} prompt tokens found in caches{guesses}{windowed}{disk}"
     )
+
+
+def _far_tier(tier: dict[str, Any]) -> str:
+    """Far blocks in one place: ``3 of 6 on disk (0.02 ms of a step for each)``."""
+    place = {"disk": "on disk", "nodes": "on other nodes"}[tier["place"]]
+    cost = f" ({tier['block_ms']:.2g} ms of a step for each)" if tier["block_ms"] else ""
+    return f"{tier['blocks_used']} of {tier['blocks']} {place}{cost}"
 
 
 def forecast_line(forecast: dict[str, float]) -> str:

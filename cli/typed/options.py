@@ -145,7 +145,8 @@ CacheNodeTokens = Annotated[
         min=1,
         max=2**31,
         help="Tokens more that may be kept in the memory of nodes with room to spare; --context may be as long as"
-        " --cache-tokens and these together. Default: none.",
+        " --cache-tokens, --cache-disk-tokens and these together. Of disks and nodes, what costs a step less is filled"
+        " first, as measured. Default: none.",
     ),
 ]
 CacheDiskTokens = Annotated[
@@ -153,8 +154,8 @@ CacheDiskTokens = Annotated[
     typer.Option(
         min=1,
         max=2**31,
-        help="Tokens more that may be kept on every rank's disk; --context may be as long as --cache-tokens and these"
-        " together. Default: none.",
+        help="Tokens more that may be kept on every rank's disk; --context may be as long as --cache-tokens,"
+        " --cache-node-tokens and these together. Default: none.",
     ),
 ]
 CacheFormats = Annotated[

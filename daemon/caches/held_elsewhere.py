@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from motley.daemon.caches.wire import (
 )
 from motley.plugins.block_holder import F32, Array, Asked, HeldLayer
 from motley.plugins.engine import CACHE_FORMATS
+from motley.plugins.native.attention import SIGHT
 from motley.protocol.wording import human_bytes
 from motley.transport import Connected, Lost, Message, Messenger, PeerLost
 
@@ -30,6 +32,8 @@ ROOM_S = 300.0
 """It has so many seconds to take its memory, all pages of which it writes to."""
 SILENT_S = 10.0
 """A holder that owes something and says nothing for so many seconds is lost. It says something for every megabyte."""
+TRIES = 3
+"""How often it is measured what asking it takes; the quickest time counts."""
 LOOK_S = 0.1
 """Seconds between two looks whether it is silent for too long."""
 
@@ -107,6 +111,22 @@ class HeldElsewhere:
         self._asked, self._told = (), []
 
     # What it does.
+
+    def block_s(self, blocks: int) -> float:
+        """Measure what a step of a row that uses so many blocks waits for each of them, in seconds: in all layers, one
+        after the other. Infinite: the holder is lost."""
+        numbers = np.arange(blocks, dtype=np.int32)
+        best = math.inf
+        for _ in range(TRIES):
+            began = time.perf_counter()
+            for place, layer in enumerate(self._layers):
+                seen = numbers[layer.first_seen(blocks * SIGHT) // SIGHT :]
+                queries = np.zeros((1, layer.heads, layer.size), np.float32)
+                told = np.empty((len(seen), 1, layer.heads, layer.size + 2), np.float32)
+                self.ask(place, [Asked(blocks * SIGHT, seen, seen, queries, told)] if len(seen) else [])
+                self.take()
+            best = min(best, time.perf_counter() - began)
+        return math.inf if self.lost else best / blocks
 
     def attend(self) -> None:
         """Take note of whether the holder is still there, while nothing is expected of it."""

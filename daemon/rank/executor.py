@@ -45,7 +45,7 @@ from motley.daemon.rank.steps import (
     StepError,
     Stop,
     join,
-    tell_loss,
+    tell_losses,
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
@@ -161,13 +161,14 @@ class Executor:
         vocabulary: range,
         words_per_unit: int,
         stats: Clocks,
-        far: FarPlace | None = None,
+        far: Sequence[FarPlace] = (),
         kept: KeptFile | None = None,
         adapters: Adapters | None = None,
         pass_on: Callable[[F32], None] | None = None,
         keeps_logits: bool = False,
         pooling: str = "",
         handed: HandedRows | None = None,
+        block_s: Sequence[float] = (),
     ) -> None:
         """
         Args:
@@ -177,7 +178,7 @@ class Executor:
             vocabulary: token ids whose logits this rank computes.
             words_per_unit: tokens in a unit of the vocabulary; masses are summed by these first.
             stats: of the collectives that the engine uses.
-            far: where the far ones of the blocks are; None: there are none, or they cannot be lost.
+            far: where the far ones of the blocks are: all places that there are, in the order of the blocks' numbers.
             kept: keeps blocks for another start of the session; None: none are kept. The engine is then one that
                 `keeps_prefixes`.
             adapters: what this rank has of the session's; None: the session has no slots for any.
@@ -189,6 +190,7 @@ class Executor:
                 the session does: the engine gives hidden states in the place of logits. Empty: it is not.
             handed: takes what the engine gives behind the logits, for the model's own head to guess tokens by; None: it
                 gives nothing there.
+            block_s: what a step takes for each block in these places, in seconds, if there are several.
         """
         self._engine = engine
         self._blocks = blocks
@@ -198,6 +200,7 @@ class Executor:
         self._words_per_unit = words_per_unit
         self._stats = stats
         self._far = far
+        self._block_s = block_s
         self.kept = kept
         self._adapters = adapters
         self._pass_on = pass_on
@@ -267,7 +270,7 @@ class Executor:
     @property
     def able(self) -> Able:
         """What this rank is able to do."""
-        return Able(self.most_spans, self.kept.plan if self.kept else 0)
+        return Able(self.most_spans, self.kept.plan if self.kept else 0, self._block_s)
 
     @property
     def most_spans(self) -> int:
@@ -347,7 +350,7 @@ class Executor:
 
     def _step(self, step: Step) -> bytes | None:
         """Some tokens of some sequences; the summaries of the wanted rows in order, None if there are none. If there
-        are far blocks, whether they are lost comes first, see `tell_loss`."""
+        are far blocks, whether they are lost comes first, see `tell_losses`."""
         began, before = time.perf_counter(), self._stats.snapshot()
         tokens = step.tokens.tolist()
         spans = []
@@ -358,8 +361,8 @@ class Executor:
                 sequence.add(plan.blocks, plan.windowed, self._blocks)
             spans.append(sequence.go_on(plan, tokens[at : at + plan.rows]))
             at += plan.rows
-        if self._far:
-            self._far.verify(np.concatenate([p.blocks for p in step.spans]), np.concatenate([s.blocks for s in spans]))
+        for place in self._far:
+            place.verify(np.concatenate([p.blocks for p in step.spans]), np.concatenate([s.blocks for s in spans]))
         try:
             hidden = self._embed(tokens)
         except IndexError as error:
@@ -370,7 +373,7 @@ class Executor:
             self.times.add(len(step.spans), time.perf_counter() - began, before, self._stats.snapshot())
         summaries = (self._pool if self._pooling else self._summarise)(step.spans, results)
         if self._blocks.far:
-            return tell_loss(self._far.lost if self._far else "", join(summaries))
+            return tell_losses([place.lost for place in self._far], join(summaries))
         return join(summaries) if summaries else None
 
     def _embed_by_adapters(self, hidden: F32, tokens: Sequence[int], spans: Sequence[Span]) -> None:

@@ -46,6 +46,9 @@ MOST_BLOCKS = 2**31 - 1
 KEPT_PART = 5
 """Blocks that are kept on the disk may take a part of what shares may take there: so many times less; and so may
 adapters that other nodes have sent."""
+MEASURED = 64
+"""Where far blocks are in several places, it is measured what a step takes that uses so many in one of them, or as many
+as all have."""
 ENGINE_S = 1800.0
 """An engine that is not made and examined after so many seconds hangs: from then on no sign of life is given."""
 
@@ -113,7 +116,7 @@ def load_rank(
         cache: where shares are kept.
         threads: that the engine computes with.
         progress: told how far the loading is; what it raises ends the loading.
-        holder: has the far blocks of its caches; None: they are on this machine's disk, if there are any.
+        holder: has the far blocks of its caches that are not on this machine's disk; None: there are none.
         handed: takes what the model hands its own head, which guesses tokens; None: that does not.
 
     Raises:
@@ -185,7 +188,7 @@ def load_rank(
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
             with signs_of_life(loaded, ENGINE_S):
-                if blocks.far and holder is None:
+                if blocks.on_disk:
                     far = FarFile(cache.folder, blocks, graph.caches)
                     stack.callback(far.close)
                 ask_reference = partial(
@@ -217,6 +220,9 @@ def load_rank(
                     )
                     stack.callback(adapters.close)
                 gate.open(engine, expected, partial(ask_reference, anew=True))
+                places = [place for place in (far, holder) if place is not None]
+                alike = min(blocks.on_disk, blocks.held, MEASURED)
+                block_s = [place.block_s(alike) for place in places] if len(places) > 1 else []
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
             embed: Embed = opened.rows
             if peers.passage and not declared.stage.first:
@@ -229,13 +235,14 @@ def load_rank(
                 declared.words,
                 declared.words_per_unit,
                 peers,
-                holder or far,
+                places,
                 kept,
                 adapters,
                 pass_on=peers.passage.give if peers.passage and not declared.stage.last else None,
                 keeps_logits=peers.passage is not None,
                 pooling=assignment.embeddings,
                 handed=handed,
+                block_s=block_s,
             )
             yield LoadedRank(
                 executor=executor,
@@ -286,10 +293,11 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
             knows their format.
     """
     count, tokens, context = assignment.cache_blocks, assignment.cache_block_tokens, assignment.context
-    far = assignment.far_blocks
+    far, held = assignment.far_blocks, 0
+    if assignment.cache_holders:
+        held = far - min(far, assignment.far_blocks_on_disk)
     if not count or (count + far) * tokens < max(1, context) or count + far > MOST_BLOCKS:
-        where = "on another node" if assignment.cache_holders else "on disk"
-        more = f" and {far} {where}" if far else ""
+        more = f", {far - held} on disk and {held} on another node" if far else ""
         raise ConfigError(
             f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they"
             f" must have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"
@@ -304,7 +312,7 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     if cache_format not in CACHE_FORMATS:
         known = ", ".join(CACHE_FORMATS)
         raise ConfigError(f"KV caches were planned as {cache_format!r}; this node knows {known}. Update its Motley")
-    return CacheBlocks(count, tokens, cache_format, far, windowed, window, max(1, assignment.sequences))
+    return CacheBlocks(count, tokens, cache_format, far, windowed, window, max(1, assignment.sequences), held=held)
 
 
 def share_from_proto(share: pb.Share) -> Share:

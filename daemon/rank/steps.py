@@ -7,7 +7,7 @@ and their collectives in step.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -129,14 +129,17 @@ class Able:
         spans: how many its engine can take in a step, at least one.
         plan: a number for what its kept blocks are for, see `motley.daemon.rank.blocks.kept_file.KeptFile.plan`; 0: it
             keeps none.
+        block_s: seconds that a step takes for each far block that it uses, by the place where these are, if there are
+            several places.
     """
 
     spans: int
     plan: int = 0
+    block_s: Sequence[float] = ()
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _ABLE.pack(7, self.spans, self.plan)
+        return _ABLE.pack(7, self.spans, self.plan) + np.array(self.block_s, "<f8").tobytes()
 
 
 @dataclass(frozen=True)
@@ -325,10 +328,13 @@ def decode(data: bytes) -> Message:
             case 6:
                 return CopyStates(_pairs(data))
             case 7:
-                _, spans, plan = _ABLE.unpack(data)
+                _, spans, plan = _ABLE.unpack_from(data)
+                block_s = tuple(np.frombuffer(data, "<f8", offset=_ABLE.size).tolist())
                 if not spans:
                     raise StepError("an Able of no span")
-                return Able(spans, plan)
+                if not all(seconds >= 0 for seconds in block_s):
+                    raise StepError(f"an Able of {block_s} seconds")
+                return Able(spans, plan, block_s)
             case 8:
                 return Move(_pairs(data))
             case 9:
@@ -382,27 +388,33 @@ def _step(data: bytes) -> Step:
     return Step(spans, numbers[mask_at:], bool(halved))
 
 
-def tell_loss(lost: str, summaries: bytes) -> bytes:
+def tell_losses(losses: Iterable[str], summaries: bytes) -> bytes:
     """What a rank tells of a step if there are far blocks.
 
     Args:
-        lost: why these are lost, so that what was computed may be wrong; empty: they are there.
+        losses: of each place where they are, why they are lost, so that what was computed may be wrong; empty: they are
+            there.
         summaries: as `join` puts them together.
     """
-    return _LENGTH.pack(len(lost.encode())) + lost.encode() + summaries
+    return join([lost.encode() for lost in losses]) + summaries
 
 
-def split_loss(data: bytes) -> tuple[str, bytes]:
-    """The inverse of `tell_loss`.
+def split_losses(data: bytes, places: int) -> tuple[list[str], bytes]:
+    """The inverse of `tell_losses`, where far blocks are in so many places.
 
     Raises:
         StepError: it is shorter than it says, or its words are no text.
     """
+    losses = []
+    at = 0
     try:
-        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-        if end > len(data):
-            raise StepError(f"what is told of a step ends in the middle, after {len(data)} bytes")
-        return data[_LENGTH.size : end].decode(), data[end:]
+        for _ in range(places):
+            start = at + _LENGTH.size
+            at = start + _LENGTH.unpack_from(data, at)[0]
+            if at > len(data):
+                raise StepError(f"what is told of a step ends in the middle, after {len(data)} bytes")
+            losses.append(data[start:at].decode())
+        return losses, data[at:]
     except (struct.error, UnicodeDecodeError) as error:
         raise StepError(f"what is told of a step, {len(data)} bytes, is malformed: {error}") from error
 

@@ -16,7 +16,7 @@ from motley.daemon.rank.guessing.draft_model import DraftModel
 from motley.daemon.rank.guessing.drafting import Drafter
 from motley.daemon.rank.guessing.handed_rows import HandedRows
 from motley.daemon.rank.guessing.own_head import OwnHead
-from motley.daemon.rank.loading import LoadedRank, load_rank, planned_stages
+from motley.daemon.rank.loading import LoadedRank, cache_blocks, load_rank, planned_stages
 from motley.daemon.rank.passage import Passage
 from motley.daemon.rank.peers import Peers
 from motley.daemon.rank.scheduling.request import Request
@@ -182,7 +182,6 @@ class Rank:
             report=lambda: self._report(loaded.executor, list(scheduler.step_ms)),
             tell_steps=lambda: self._tell_steps(loaded.executor),
             draft_model=draft_model,
-            held=self._holder is not None,
             waves=1 if loaded.blocks.far else stages,
             beside=beside,
             adapters=self._assignment.adapters,
@@ -227,12 +226,12 @@ class Rank:
             self._holder.attend()
 
     def _way_to_holder(self, address: str) -> HeldElsewhere:
-        """The way to the holder of this rank's far cache blocks, which is at this address."""
+        """The way to the holder of this rank's far cache blocks which are not on its disk; it is at this address."""
         worker, assignment = self._worker, self._assignment
         messenger = Messenger(
             with_hosts(membership(worker.start)), protection(assignment), listener=None, wrap=worker.wrap
         )
-        return HeldElsewhere(messenger, assignment.size + self._number, address, assignment.far_blocks)
+        return HeldElsewhere(messenger, assignment.size + self._number, address, cache_blocks(assignment).held)
 
     def _reach_hosts(self, loaded: LoadedRank, communicator: Communicator, addresses: Sequence[str]) -> Dispatcher:
         """Meet all expert hosts; those that still load their experts are waited for."""

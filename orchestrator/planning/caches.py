@@ -27,7 +27,7 @@ class Blocks:
         count: how many there are in memory.
         tokens: positions in each.
         on_disk: how many more each rank has on its disk.
-        on_nodes: how many more each rank has on another node.
+        on_nodes: how many more each rank has on another node. Their numbers follow those on its disk.
         windowed: how many a layer with a window has in place of all these; 0: it has the same as other layers.
         window: the widest window of such layers, in positions.
         slots: how many sequences can have a recurrent state; 0: the model has none.

@@ -78,6 +78,7 @@ class Assignments:
             cache_blocks=blocks.count,
             cache_block_tokens=blocks.tokens,
             far_blocks=blocks.on_disk + blocks.on_nodes,
+            far_blocks_on_disk=blocks.on_disk if holders else 0,
             windowed_blocks=blocks.windowed,
             window=blocks.window,
             sequences=blocks.slots or request.sequences,

@@ -52,9 +52,10 @@ def node_gone(workers: Sequence[Worker], reason: str) -> Failure:
 
 
 def caches_lost(leader: Worker, holder: CacheHolder | None) -> Failure:
-    """A request needs caches that a holder kept. None: only the leader misses one, and nobody is to blame."""
+    """A request needs caches that a holder kept. None: only the leader misses one, or a disk has
+    failed, and nobody is to blame."""
     if holder is None:
-        return Failure(code="caches_lost", message=f"{leader} cannot reach a cache holder")
+        return Failure(code="caches_lost", message=f"{leader} has lost cache blocks")
     return Failure(code="caches_lost", message=holder.lost, lost_rank=holder.index + 1)
 
 

@@ -103,7 +103,9 @@ function activityOf(activity) {
       fact("Prompt tokens found in caches", part(activity.cached_tokens, activity.prompt_tokens)),
       fact("Guesses accepted", part(activity.accepted_drafts, activity.tried_drafts)),
       fact("Tokens generated", activity.generated_tokens),
-      activity.far_blocks > 0 && fact("Far blocks in use", part(activity.far_blocks_used, activity.far_blocks)),
+      activity.far_tiers.map(({ place, blocks: there, blocks_used: used, block_ms: cost }, at) => fact(
+        `${at > 0 ? "Then b" : "B"}locks on ${place === "disk" ? "disk" : "other machines"} in use`,
+        joined(part(used, there), cost > 0 && `${cost.toPrecision(2)} ms of a step for each`))),
       activity.blocks_on_disk > 0 && fact("Blocks kept on disk for the next start", activity.blocks_on_disk),
       activity.windowed_blocks > 0
         && fact("Blocks of layers with a window in use", part(activity.windowed_blocks_used, activity.windowed_blocks))),

@@ -49,7 +49,7 @@ from motley.plugins.native.rows import Action
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.exact import PROBE, check_company
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
-from motley.plugins.onnxruntime.held import begin_holder, check_holder
+from motley.plugins.onnxruntime.held import begin_holder, check_holder, move_block
 from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_blocks
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.packing import clear_slot, fill_slot, pack_adapter
@@ -181,17 +181,8 @@ class OnnxRuntimeEngine:
         clear_slot(self._adapts, slot)
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
-        holder, near = self._graph.holder, self._graph.blocks.count
-        if holder is not None:
-            for block, far in pairs:
-                holder.keep(far - near, [blocks[block] for blocks in self._movable.values()])
-                if holder.lost:
-                    raise OSError(f"the node that keeps blocks is lost: {holder.lost}")
-            return
-        assert self._graph.far is not None
-        for name, blocks in self._movable.items():
-            for block, far in pairs:
-                self._graph.far.write(name, far - near, blocks[block])
+        for block, number in pairs:
+            move_block({name: blocks[block] for name, blocks in self._movable.items()}, number, self._graph)
 
     def close(self) -> None:
         self._bound.clear()

@@ -6,12 +6,12 @@ there is room for, they go through each layer's attention a few at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from motley.plugins.block_holder import F32, Asked, BlockHolder, HeldLayer
+from motley.plugins.block_holder import F32, Array, Asked, BlockHolder, HeldLayer
 from motley.plugins.engine import EngineError, RankGraph
 from motley.plugins.native.attention import I32, SIGHT, Attending, Away, SpanRows, Spans
 from motley.plugins.native.rows import Action
@@ -49,15 +49,15 @@ class HeldAttention:
 
     Args:
         holder: has been begun with these layers.
-        near: how many blocks are here; greater numbers are those of the holder, in order.
+        first: the number of the first block that the holder keeps; those that follow are its next ones.
         layers: of the rank, in the order of its graph.
         rows: that a step may have.
         context: the longest sequence, in tokens.
     """
 
-    def __init__(self, holder: BlockHolder, near: int, layers: Sequence[HeldLayer], rows: int, context: int) -> None:
+    def __init__(self, holder: BlockHolder, first: int, layers: Sequence[HeldLayer], rows: int, context: int) -> None:
         self._holder = holder
-        self._near = near
+        self._first = first
         self._layers = layers
         self._each = max(summary_floats(layer.heads, layer.size) for layer in layers)
         self._told = np.zeros(max(ROOM, context // SIGHT * self._each), np.float32)
@@ -104,11 +104,11 @@ class HeldAttention:
         used = 0
         for whole in rows:
             numbers = whole.blocks[: whole.position // SIGHT]
-            stretches = np.flatnonzero(numbers >= self._near).astype(np.int32)
+            stretches = np.flatnonzero(numbers >= self._first).astype(np.int32)
             if not len(stretches):
                 rounds[-1].spans.append(whole)
                 continue
-            blocks, a_row = numbers[stretches] - self._near, len(stretches) * self._each
+            blocks, a_row = numbers[stretches] - self._first, len(stretches) * self._each
             done = 0
             while done < whole.rows:
                 if used and used + a_row > len(self._told):
@@ -158,7 +158,7 @@ def check_holder(graph: RankGraph) -> None:
 
 
 def begin_holder(graph: RankGraph, layers: Sequence[HeldLayer], rows: int) -> HeldAttention | None:
-    """Have another machine make room for the far blocks of layers; None: there is none.
+    """Have another machine make room for the blocks of layers that it is to keep; None: there is none.
 
     Args:
         layers: those whose blocks can be far, in the order of the graph.
@@ -170,4 +170,26 @@ def begin_holder(graph: RankGraph, layers: Sequence[HeldLayer], rows: int) -> He
     if graph.holder is None:
         return None
     graph.holder.begin(layers, graph.blocks.format)
-    return HeldAttention(graph.holder, graph.blocks.count, layers, rows, graph.context)
+    return HeldAttention(graph.holder, graph.blocks.first_held, layers, rows, graph.context)
+
+
+def move_block(arrays: Mapping[str, Array], number: int, graph: RankGraph) -> None:
+    """Copy a block to a far one.
+
+    Args:
+        arrays: what it holds, as `motley.plugins.engine.CacheBlocks.arrays` has it.
+        number: of the far one.
+
+    Raises:
+        OSError: it cannot be written, or its holder is lost.
+    """
+    there_are, far, holder = graph.blocks, graph.far, graph.holder
+    if number < there_are.first_held:
+        assert far is not None
+        for name, values in arrays.items():
+            far.write(name, number - there_are.count, values)
+        return
+    assert holder is not None
+    holder.keep(number - there_are.first_held, [*arrays.values()])
+    if holder.lost:
+        raise OSError(f"the node that keeps blocks is lost: {holder.lost}")

@@ -50,7 +50,7 @@ def step_messages(data: bytes) -> None:
         message = steps.decode(data)
         assert steps.decode(message.encode()).encode() == message.encode()
     with suppress(steps.StepError):
-        steps.split_loss(data)
+        steps.split_losses(data, 2)
 
 
 def requests(data: bytes) -> None:

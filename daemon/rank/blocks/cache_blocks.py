@@ -7,7 +7,8 @@ Blocks that can be found form trees (`motley.daemon.rank.blocks.block_trees`). A
 blocks above it too. So if nobody uses a block, nobody uses those below it either.
 
 Blocks are *near*, in the memory that engines compute in, or *far*: only read. When near ones are used up, what has been
-written is copied to far ones; it stays there until it is dropped.
+written is copied to far ones, tier after tier (`motley.daemon.rank.blocks.far_room`); it stays there until it is
+dropped.
 
 Layers with a window may have their own blocks, which come and go with these: `motley.daemon.rank.blocks.window_blocks`.
 """
@@ -16,14 +17,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from motley.daemon.rank.blocks.block_trees import BlockTrees, Node
+from motley.daemon.rank.blocks.far_room import FarRoom, FarTier, Pairs
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
-
-Pairs = Sequence[tuple[int, int]]
-"""Numbers of blocks: of one, and of the far one that it is copied to."""
 
 
 class Placed(NamedTuple):
@@ -45,62 +45,49 @@ class Placed(NamedTuple):
 class BlockStore:
     """The blocks of a session's KV caches: each is free, used by running sequences, or keeps a prefix that nobody uses.
 
-    Pure: does no I/O, but for what `copy` does, and touches no clock. A call costs as much as the blocks that it is
+    Pure: does no I/O and touches no clock, but for what its far tiers do. A call costs as much as the blocks that it is
     about; `publish` as much as those that are new. Whoever calls keeps the list of blocks of each running sequence:
     those that `find` gave, then those of `take`, in the order of their positions, some renumbered by `move`. And it
     keeps how many of the first of these it has let pass (`let_pass`), of which layers with a window see none any more.
 
     Attributes:
         near: how many near blocks there are.
-        far: how many far ones there are, whose numbers follow.
         tokens: positions in each block.
+        far: the far ones.
     """
 
     def __init__(
-        self,
-        near: int,
-        tokens: int,
-        far: int = 0,
-        copy: Callable[[Pairs], bool] = lambda pairs: True,
-        windows: WindowBlocks | None = None,
+        self, near: int, tokens: int, far: Sequence[FarTier] = (), windows: WindowBlocks | None = None
     ) -> None:
         """
         Args:
             near: how many near blocks there are.
             tokens: positions in each.
-            far: how many far ones there are.
-            copy: has every rank copy near blocks to far ones, one after another. False: that cannot be done now, and
-                near ones are unharmed.
+            far: the tiers of far ones, whose numbers follow those of near ones; those that are to be filled first in
+                front.
             windows: the blocks of layers with a window; None: these have the same as other layers.
 
         Raises:
             ValueError: one of them is not positive.
         """
-        if near < 1 or tokens < 1 or far < 0:
-            besides = f" and {far} far ones" if far else ""
-            raise ValueError(
-                f"there cannot be {near} blocks of {tokens} tokens{besides}; at least one of one token is needed"
-            )
+        if near < 1 or tokens < 1:
+            raise ValueError(f"there cannot be {near} blocks of {tokens} tokens; at least one of one token is needed")
         self.near = near
-        self.far = far
         self.tokens = tokens
-        self._copy = copy
         self._windows = windows
         self._free = [*range(near)][::-1]
-        self._free_far = [*range(near, near + far)][::-1]
+        self.far = FarRoom(far)
         self._alone: set[int] = set()
         """Blocks that one running sequence has and the trees have not."""
         self._trees = BlockTrees()
         """The blocks that can be found."""
         self._unused: OrderedDict[int, None] = OrderedDict()
         """Near ones of them that no sequence has, least recently used first, and each before what it hangs on."""
-        self._unused_far: OrderedDict[int, None] = OrderedDict()
-        """Far ones of them that no sequence has, those that have been unused for longest, or moved, first."""
 
     @property
     def available(self) -> int:
         """How many blocks running sequences do not have: free ones and those that keep prefixes nobody uses."""
-        return self.takeable_near + len(self._free_far) + len(self._unused_far)
+        return self.takeable_near + self.far.free + len(self.far.unused)
 
     @property
     def takeable(self) -> int:
@@ -115,17 +102,12 @@ class BlockStore:
     @property
     def used(self) -> int:
         """How many blocks running sequences have."""
-        return self.near + self.far - self.available
-
-    @property
-    def far_used(self) -> int:
-        """How many far blocks hold something."""
-        return self.far - len(self._free_far)
+        return self.near + self.far.count - self.available
 
     @property
     def cached(self) -> int:
         """How many blocks keep prefixes that nobody uses."""
-        return len(self._unused) + len(self._unused_far)
+        return len(self._unused) + len(self.far.unused)
 
     @property
     def windowed_blocks(self) -> tuple[int, int]:
@@ -238,32 +220,27 @@ class BlockStore:
         Returns:
             The new numbers by the old ones; none if there is no room, or they cannot be copied now.
         """
-        pairs = []
-        for block in blocks:
-            if (far := self._far_place()) is None:
-                break
-            pairs.append((block, far))
-        if not pairs or not self._copy(pairs):
-            self._free_far += (far for _, far in pairs)
-            return {}
-        for block, far in pairs:
-            if block in self._alone:
-                self._alone.remove(block)
-                self._alone.add(far)
-                if self._windows is not None:
-                    self._windows.renumber(block, far)
-            else:
-                self._renumber(block, far)
-            self._free.append(block)
-        return dict(pairs)
+        left, moved = [*blocks], dict[int, int]()
+        goal, able = len(self._free) + len(left), self.far.writable()
+        while able and len(self._free) < goal:
+            for block, far in self._copied(left[len(moved) :], goal, able):
+                moved[block] = far
+                if block in self._alone:
+                    self._alone.remove(block)
+                    self._alone.add(far)
+                    if self._windows is not None:
+                        self._windows.renumber(block, far)
+                else:
+                    self._renumber(block, far)
+        return moved
 
-    def lose_far(self) -> None:
-        """Go on without far blocks. What they hold is lost, and what hangs on it; no running sequence may have one."""
-        while self._unused_far:
-            self._drop_leaf(next(iter(self._unused_far)))
-        assert len(self._free_far) == self.far, "a running sequence has far blocks"
-        self._free_far.clear()
-        self.far = 0
+    def lose_far(self, tier: FarTier) -> None:
+        """Go on without a tier of far blocks. What they hold is lost, and what hangs on it; no running sequence has any
+        of them."""
+        for block in self.far.unused_in(tier):
+            while block in self._trees.nodes:
+                self._drop_leaf(block)
+        self.far.lose(tier)
 
     def publish(self, sequence_tokens: Sequence[int], blocks: Sequence[int], root: int = 0) -> None:
         """Let other sequences find the whole blocks of a running one. To be called when some have become whole.
@@ -430,37 +407,51 @@ class BlockStore:
 
     def _unused_of(self, block: int) -> OrderedDict[int, None]:
         """The unused blocks among which this one belongs."""
-        return self._unused if block < self.near else self._unused_far
+        return self._unused if block < self.near else self.far.unused
 
     def _put_back(self, block: int) -> None:
         """A block holds nothing any more."""
         if self._windows is not None:
             self._windows.drop(block)
-        (self._free if block < self.near else self._free_far).append(block)
+        if block < self.near:
+            self._free.append(block)
+        else:
+            self.far.put_back(block)
 
     def _move_unused(self, count: int) -> None:
         """Have so many near blocks free, of which enough are `takeable`."""
-        pairs = []
+        able = self.far.writable()
         while len(self._free) < count:
-            if not self._free_far:  # whether it is a near one or a far one that becomes free, that helps
-                self._drop_leaf(next(iter(self._unused_far or self._unused)))
-                continue
-            oldest, far = next(iter(self._unused)), self._free_far.pop()
-            del self._unused[oldest]
-            self._renumber(oldest, far)
-            self._unused_far[far] = None
-            self._free.append(oldest)
-            pairs.append((oldest, far))
-        if pairs and not self._copy(pairs):
-            for _, far in pairs:
-                while far in self._trees.nodes:
-                    self._drop_leaf(far)
+            for block, far in self._copied(self._unused, count, able):
+                del self._unused[block]
+                self._renumber(block, far)
+                self.far.unused[far] = None
+            if not able and len(self._free) < count:
+                self._drop_leaf(next(iter(self._unused)))
 
-    def _far_place(self) -> int | None:
-        """A far block that holds nothing, for which unused ones are dropped if need be; None: all are used."""
-        while not self._free_far and self._unused_far:
-            self._drop_leaf(next(iter(self._unused_far)))
-        return self._free_far.pop() if self._free_far else None
+    def _copied(self, blocks: Iterable[int], goal: int, able: list[FarTier]) -> Pairs:
+        """Copy the first of some near blocks to the first tier with room, until so many near ones are free.
+
+        Unused far blocks make room for it. Whether it is a near one or a far one that becomes free, that helps.
+
+        Args:
+            able: tiers that can be copied to; one that cannot is taken out, and all are if there is no room.
+        """
+        while len(self._free) + self.far.free_in(able) < goal and (oldest := self.far.oldest_unused(able)) is not None:
+            self._drop_leaf(oldest)
+        tier = next((tier for tier in able if self.far.free_in([tier])), None)
+        if tier is None:
+            able.clear()
+            return []
+        copied = [*islice(blocks, goal - len(self._free))]
+        pairs = [*zip(copied, self.far.take(tier, len(copied)), strict=False)]
+        if pairs and not tier.copy(pairs):
+            able.remove(tier)
+            for _, far in reversed(pairs):
+                self.far.put_back(far)
+            return []
+        self._free += (block for block, _ in pairs)
+        return pairs
 
     def _drop_leaf(self, block: int) -> None:
         """Drop an unused block, or if anything hangs on it, one of the last blocks of that."""

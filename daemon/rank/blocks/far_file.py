@@ -7,8 +7,12 @@ while it is used.
 
 from __future__ import annotations
 
+import math
 import mmap
+import os
+import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from math import prod
@@ -20,12 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from motley.daemon.machine.files import take_room, write_all
+from motley.daemon.machine.memory import available_memory
 from motley.plugins.engine import CacheBlocks, CacheSpec
 from motley.plugins.native.mapped import Guard
 from motley.protocol.wording import human_bytes
 
 ALIGNED = 64
 """Each array begins at a multiple of so many bytes."""
+SAMPLE = 64 << 20
+"""Bytes that are read to measure how fast a file is read, at most."""
 
 
 class DiskFull(Exception):
@@ -44,6 +51,12 @@ class FarPlace(Protocol):
     def verify(self, new: npt.NDArray[np.int32], used: npt.NDArray[np.int32]) -> None:
         """Look whether blocks are still what was kept: those that a sequence begins with, and of all that a step uses
         some, by turns."""
+        ...
+
+    def block_s(self, blocks: int) -> float:
+        """Measure what a step that uses so many blocks takes for each of them, in seconds; infinite: there are none. To
+        be called before any is kept there."""
+        ...
 
 
 class FarFile:
@@ -68,8 +81,8 @@ class FarFile:
         """Where each array begins, what shape it has in all blocks, and its type."""
         size = 0
         for name, (shape, dtype) in blocks.arrays(blocks.movable(caches)).items():
-            self._places[name] = size, (blocks.far, *shape), np.dtype(dtype)
-            size += -(-prod((blocks.far, *shape)) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
+            self._places[name] = size, (blocks.on_disk, *shape), np.dtype(dtype)
+            size += -(-prod((blocks.on_disk, *shape)) * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
         self.size = size
         """Bytes of the file."""
         with ExitStack() as stack:
@@ -80,7 +93,7 @@ class FarFile:
                 mapped = mmap.mmap(file.fileno(), max(1, size), access=mmap.ACCESS_READ)
             except OSError as error:
                 raise DiskFull(
-                    f"{human_bytes(size)} for {blocks.far * blocks.tokens} tokens of KV caches cannot be taken in"
+                    f"{human_bytes(size)} for {blocks.on_disk * blocks.tokens} tokens of KV caches cannot be taken in"
                     f" {folder}: {error}. Make room there, or ask for fewer tokens on disk"
                 ) from error
             stack.pop_all()
@@ -88,8 +101,8 @@ class FarFile:
         self._folder = folder
         self._guard = Guard(mapped)
         self._bytes = np.frombuffer(mapped, np.uint8)
-        self._near = blocks.count
-        self._sums = {name: np.zeros(blocks.far, np.uint32) for name in self._places}
+        self._numbers = range(blocks.count, blocks.first_held)
+        self._sums = {name: np.zeros(blocks.on_disk, np.uint32) for name in self._places}
         """Of each array of each block, as it was written."""
         self._latest = -1
         """The block that was verified by turns."""
@@ -108,16 +121,35 @@ class FarFile:
         millisecond for a megabyte. What is found shows in `lost`.
 
         Args:
-            new, used: numbers of blocks; near ones among them are left out.
+            new, used: numbers of blocks; those that are elsewhere are left out.
         """
-        due = {*(new[new >= self._near] - self._near).tolist()}
-        if len(far := used[used >= self._near] - self._near):
+        due = {*self._own(new).tolist()}
+        if len(far := self._own(used)):
             later = far[far > self._latest]
             self._latest = int(later.min() if len(later) else far.min())
             due.add(self._latest)
         self._damaged |= any(
             crc32(self.read(name)[number]) != sums[number] for number in due for name, sums in self._sums.items()
         )
+
+    def block_s(self, blocks: int) -> float:
+        """Measure what a step that uses so many blocks takes to read each of them, in seconds; infinite: it cannot.
+
+        They are read as they will be: from the system's cache of files if the whole file has room there, else, where
+        the system lets us, from the disk.
+        """
+        sample = min(self.size, SAMPLE)
+        try:
+            self._file.seek(0)
+            write_all(self._file, memoryview(bytes(sample)))
+            if sys.platform == "linux" and self.size > available_memory():
+                os.fsync(self._file.fileno())
+                os.posix_fadvise(self._file.fileno(), 0, sample, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            return math.inf
+        began = time.perf_counter()
+        self._bytes[:sample].max()
+        return (time.perf_counter() - began) * self.size / len(self._numbers) / sample
 
     def read(self, name: str) -> npt.NDArray[Any]:
         start, shape, dtype = self._places[name]
@@ -128,6 +160,10 @@ class FarFile:
         self._file.seek(start + number * values.nbytes)
         write_all(self._file, values.data.cast("B"))
         self._sums[name][number] = crc32(values.data)
+
+    def _own(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Those of some blocks that are in the file, counted from its first."""
+        return numbers[(numbers >= self._numbers.start) & (numbers < self._numbers.stop)] - self._numbers.start
 
     def close(self) -> None:
         """Give up the file. What was read of it stays valid while it is held."""

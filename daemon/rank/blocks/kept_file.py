@@ -55,7 +55,7 @@ def plan_key(assignment: pb.Assignment, rank: int, share: str) -> str:
     plan.CopyFrom(assignment)
     for irrelevant in (
         *("secret", "tls", "plain", "hosts", "draft", "sequences"),
-        *("far_blocks", "cache_holders", "holder_bytes", "keep_prefixes", "loan"),
+        *("far_blocks", "far_blocks_on_disk", "cache_holders", "holder_bytes", "keep_prefixes", "loan"),
     ):
         plan.ClearField(irrelevant)
     plan.model.ClearField("source")  # the fingerprint tells what the files are

@@ -8,10 +8,11 @@ begins with a copy of it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from motley.daemon.rank.blocks.block_trees import Node
-from motley.daemon.rank.blocks.cache_blocks import BlockStore, Pairs
+from motley.daemon.rank.blocks.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.far_room import FarTier
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 
 
@@ -25,13 +26,12 @@ class StateBlockStore(BlockStore):
         self,
         near: int,
         tokens: int,
-        far: int = 0,
-        copy: Callable[[Pairs], bool] = lambda pairs: True,
+        far: Sequence[FarTier] = (),
         windows: WindowBlocks | None = None,
         places: range = range(0),
     ) -> None:
         """`places`: the numbers of those that states can be remembered in; the others as `BlockStore`."""
-        super().__init__(near, tokens, far, copy, windows)
+        super().__init__(near, tokens, far, windows)
         self._free_places = [*places]
         self._remembered: OrderedDict[Node, int] = OrderedDict()
         """The places of the states after blocks that can be found, least recently used first."""

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from motley.daemon.rank.adapters.table import NONE, AdapterTable
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.far_room import FarTier
 from motley.daemon.rank.guessing.drafting import Drafting
 from motley.daemon.rank.guessing.drafts import MOST, how_many
 from motley.daemon.rank.kept_states import KeptStates
@@ -128,8 +129,8 @@ class Schedule:
             blocks=self._store.used + self._store.available,
             blocks_used=self._store.used,
             blocks_kept=self._store.cached,
-            far_blocks=self._store.far,
-            far_blocks_used=self._store.far_used,
+            far_blocks=self._store.far.count,
+            far_blocks_used=self._store.far.count - self._store.far.free,
             windowed_blocks=windowed,
             windowed_blocks_used=windowed_used,
             block_tokens=self._store.tokens,
@@ -168,7 +169,12 @@ class Schedule:
         """A step is under way: its requests are left alone until it has been computed."""
         self._under_way.update(part.request for part in plan.parts)
 
-    def lose_far(self) -> list[int]:
+    @property
+    def far_used(self) -> dict[FarTier, int]:
+        """How many far blocks hold something, by tier, those that are filled first in front."""
+        return self._store.far.used
+
+    def lose_far(self, tier: FarTier) -> list[int]:
         """Go on without far blocks, whose contents are lost: requests that have any step back. A step that was to be
         computed then has not been; recurrent states may have been changed by it, so there all requests step back.
 
@@ -176,13 +182,13 @@ class Schedule:
             The slots of these requests, to be closed.
         """
         self._under_way.clear()
-        near = self._store.near
-        lost = [request for request in self.active if self._states or any(block >= near for block in request.blocks)]
+        gone = tier.numbers
+        lost = [request for request in self.active if self._states or any(block in gone for block in request.blocks)]
         slots = [request.slot for request in lost]
         for request in lost:
             self._release(request, broken=True)
             self.add(request)
-        self._store.lose_far()
+        self._store.lose_far(tier)
         self._full = False
         return slots
 
@@ -253,7 +259,7 @@ class Schedule:
         Args:
             holding: all requests that have blocks.
         """
-        if not self._store.far:
+        if not self._store.far.count:
             return
         written = (
             (place, block)
@@ -286,7 +292,7 @@ class Schedule:
                 if self._under_way:
                     return False
                 if len(self.active) == 1:
-                    assert self._store.far, "there are blocks for a request alone"
+                    assert self._store.far.count, "there are blocks for a request alone"
                     break
                 self._step_back(self.active[-1], plan)
         return True

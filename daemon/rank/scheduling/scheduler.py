@@ -73,7 +73,6 @@ class Scheduler:
         recurrent: whether the model keeps states of sequences, so that one can begin with what is in the caches only
             where these are remembered.
         embeds: whether texts are embedded, each from its first token on, in the place of being answered.
-        held: whether other machines keep the far ones of the blocks.
         adapters: slots for them that every rank has.
         report: called after each request, to tell where this rank's time went.
         tell_steps: called now and then while there are requests, to tell the same of the latest steps.
@@ -97,7 +96,6 @@ class Scheduler:
     report: Callable[[], None]
     tell_steps: Callable[[], None]
     draft_model: Drafter[Request] | None = None
-    held: bool = False
     waves: int = 1
     beside: int = 0
     adapters: int = 0
@@ -116,7 +114,7 @@ class Scheduler:
         """There is one once the followers have told what they are able to do."""
         self._activity_due = 0.0
         """From when on the daemon is to be told what is under way."""
-        self._far = FarCaches(self.held, self._ranks.told)
+        self._far = FarCaches(self.blocks, self._ranks.told)
         self._kept: KeptPrefixes | None = None
         """There are such once there is a schedule, if the session keeps prefixes."""
         self._under_way: deque[UnderWay] = deque()
@@ -281,12 +279,12 @@ class Scheduler:
             able = self._ranks.abilities()
             blocks = self.blocks
             windows = WindowBlocks(blocks.windowed, blocks.window, blocks.tokens) if blocks.windowed else None
-            sizes = blocks.count, blocks.tokens, blocks.far
-            store, states = BlockStore(*sizes, self._far.copy, windows), None
+            sizes = blocks.count, blocks.tokens, self._far.in_order([each.block_s for each in able])
+            store, states = BlockStore(*sizes, windows), None
             if self.recurrent or self.embeds:
                 remembered = 0 if self.embeds else blocks.snapshots
                 places = range(blocks.slots, blocks.slots + remembered)
-                store = StateBlockStore(*sizes, self._far.copy, windows, places)
+                store = StateBlockStore(*sizes, windows, places)
                 states = KeptStates(store)
             pace = Pace(self.max_rows, self.halves)
             sequences = min(self.sequences, self.max_rows, *([blocks.slots] if self.recurrent else []))
@@ -336,7 +334,7 @@ class Scheduler:
         if self._under_way and (len(self._under_way) >= self.waves or not (plan.parts and heard)):
             self._finish(schedule)
         elif self._far.losing:
-            self._go_on_near(schedule)
+            self._go_on_without(schedule)
 
     def _finish(self, schedule: Schedule) -> None:
         """Wait for the first step that is under way, and settle on the tokens that it decides."""
@@ -345,7 +343,7 @@ class Scheduler:
         if self.blocks.far:
             told = self._far.summaries(told)
         if self._far.losing:
-            self._go_on_near(schedule)
+            self._go_on_without(schedule)
             return
         self._computed(schedule, step)
         deciding = [part for part in step.plan.parts if part.wanted]
@@ -369,30 +367,31 @@ class Scheduler:
         while self._under_way:
             self._finish(self._made_schedule())
 
-    def _go_on_near(self, schedule: Schedule) -> None:
-        """Go on without far blocks, which are lost: what was computed with them is computed again."""
-        self._far.lose()
-        for slot in schedule.lose_far():
-            self._ranks.do(Close(slot))
+    def _go_on_without(self, schedule: Schedule) -> None:
+        """Go on without far blocks that are lost: what was computed with them is computed again."""
+        for tier in self._far.lose():
+            for slot in schedule.lose_far(tier):
+                self._ranks.do(Close(slot))
         for client in list(self._clients.values()):
             self._shorten(client)
 
     def _shorten(self, client: Client) -> None:
-        """Once far blocks are lost, let a request have no more tokens than near ones hold: with the last of these it
+        """Once far blocks are lost, let a request have no more tokens than the others hold: with the last of these it
         ends or, where other machines may keep caches, breaks off; or now, if it has as many."""
-        request, room = client.request, self.blocks.count * self.blocks.tokens
+        request, room = client.request, (self.blocks.count + self._far.room) * self.blocks.tokens
         if not self._far.lost or request.longest <= room:
             return
         if len(request.tokens) >= room:
             self._break_off(client)
         else:
-            request.longest, client.decode.max_tokens, client.cut_short = room, room - request.prompt, self.held
+            request.longest, client.decode.max_tokens = room, room - request.prompt
+            client.cut_short = self.blocks.held > 0
 
     def _break_off(self, client: Client) -> None:
         """End a request that has more tokens than caches of which a part is lost have room for."""
         message = (
             f"its {len(client.request.tokens)} tokens and what follows them have no room without caches that are lost"
-            f" ({self._far.lost}). Start the session anew"
+            f" ({self._far.why_lost}). Start the session anew"
         )
         self._end(client)
         self._refuse(client.decode, message, "caches_lost")
@@ -495,6 +494,7 @@ class Scheduler:
     def _activity(self) -> pb.Activity:
         activity = self._made_schedule().activity
         activity.trouble = "; ".join(filter(None, (self._far.trouble, self._kept.trouble if self._kept else "")))
+        activity.far_tiers.extend(self._far.activity(self._made_schedule().far_used))
         activity.blocks_on_disk = self._kept.count if self._kept else 0
         table = self._made_schedule().adapters
         activity.adapters.extend(table.loaded)

@@ -25,7 +25,7 @@ from motley.orchestrator.sessions.session import Session, State
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.usual_sampling import usual
 from motley.orchestrator.workers import CacheHolder, Rank, Worker, decode_steps
-from motley.protocol.mesh_pb2 import Timing
+from motley.protocol.mesh_pb2 import Activity, FarTier, Timing
 
 UNSERVABLE = 422
 """A model that a node cannot describe."""
@@ -190,8 +190,11 @@ def _activity_json(session: Session) -> dict[str, Any] | None:
     activity = session.activity
     if activity is None or session.state is not State.READY:
         return None
-    told = {field.name: getattr(activity, field.name) for field in activity.DESCRIPTOR.fields}
-    return {**told, "adapters": list(activity.adapters)}
+    return {**_fields(activity), "adapters": list(activity.adapters), "far_tiers": [*map(_fields, activity.far_tiers)]}
+
+
+def _fields(message: Activity | FarTier) -> dict[str, Any]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
 def _worker_json(worker: Worker) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def caches_of(request: SessionRequest, profile: ModelProfile) -> Caches:
     tokens = request.cache_tokens or context
     on_disk, on_nodes = request.cache_disk_tokens, request.cache_node_tokens
     if tokens + on_disk + on_nodes < context:
-        besides = f" and {on_disk} on disk" if on_disk else f" and {on_nodes} on other nodes" if on_nodes else ""
+        besides = f" and {on_disk} on disk" if on_disk else ""
+        besides += f" and {on_nodes} on other nodes" if on_nodes else ""
         raise refusal(
             "invalid_request",
             f"caches of {tokens} tokens{besides} were asked for; one sequence may have {context} (the context): ask for"

@@ -12,19 +12,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.rank.executor import Executor
-from motley.daemon.rank.steps import Close, More, Move, Moved, Open, Renumber, SpanPlan, Step, StepError, decode
+from motley.daemon.rank.steps import (
+    Close,
+    More,
+    Move,
+    Moved,
+    Open,
+    Renumber,
+    SpanPlan,
+    Step,
+    StepError,
+    decode,
+    split,
+    split_losses,
+)
 from motley.daemon.sampling.parameters import SamplingError
 from motley.plugins.engine import F32, CacheBlocks, Span
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.stats import Stats
 
 SAMPLING = pb.Sampling(top_p=1.0, repetition_penalty=1.0).SerializeToString()
-BLOCKS = CacheBlocks(count=10, tokens=4, far=4)
+BLOCKS = CacheBlocks(count=10, tokens=4, far=4, held=1)
 CONTEXT = 12
 
 
 class Engine:
     """Remembers what it was asked; its logits are zero."""
+
+    most_spans = 16
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -39,6 +54,20 @@ class Engine:
         assert len(hidden) == sum(span.rows for span in spans)
         self.spans = list(spans)
         return np.zeros((sum(span.wanted for span in spans), 64), np.float32)
+
+
+class Far:
+    """A place where far blocks are; remembers which were to be verified."""
+
+    def __init__(self, lost: str = "") -> None:
+        self.lost = lost
+        self.verified: list[tuple[list[int], list[int]]] = []
+
+    def verify(self, new: Any, used: Any) -> None:
+        self.verified.append((new.tolist(), used.tolist()))
+
+    def block_s(self, blocks: int) -> float:
+        raise AssertionError("it is measured on loading")
 
 
 def a_rank(engine: Engine | None = None, blocks: CacheBlocks = BLOCKS) -> Executor:
@@ -122,20 +151,22 @@ def test_blocks_are_added_to_those_that_a_sequence_has() -> None:
 
 
 def test_far_blocks_are_verified_when_a_sequence_begins_with_them_and_while_it_uses_them() -> None:
-    class Far:
-        lost, verified = "", list[tuple[list[int], list[int]]]()
-
-        def verify(self, new: Any, used: Any) -> None:
-            self.verified.append((new.tolist(), used.tolist()))
+    """And of each place it is told whether they are lost."""
 
     def embed(ids: Sequence[int]) -> F32:
         return np.zeros((len(ids), 4), np.float32)
 
-    rank = Executor(cast(Any, Engine()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1), Far())
+    places = Far(), Far("a power cut")
+    rank = Executor(cast(Any, Engine()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1), places, block_s=(1.0, 0.5))
+    assert rank.able.block_s == (1.0, 0.5)
     rank.execute(Open(0, 9, SAMPLING, ints(*range(9))))
     rank.execute(Step([SpanPlan(0, 8, 1, 0, 0, ints(11, 12, 3))], ints(8)))
-    rank.execute(Step([SpanPlan(0, 9, 1, 1, 1, ints())], ints(7)))
-    assert Far.verified == [([11, 12, 3], [11, 12, 3]), ([], [11, 12, 3])]
+    told = rank.execute(Step([SpanPlan(0, 9, 1, 1, 1, ints())], ints(7)))
+    assert told is not None
+    losses, summaries = split_losses(told, 2)
+    assert (losses, len(split(summaries, 1))) == (["", "a power cut"], 1)
+    for place in places:
+        assert place.verified == [([11, 12, 3], [11, 12, 3]), ([], [11, 12, 3])]
 
 
 @pytest.mark.parametrize("blocks", [ints(14), ints(-1), ints(0, 1, 2, 3)], ids=["beyond", "below", "too many"])

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from motley.daemon.rank.blocks import far_caches
+from motley.daemon.rank.blocks import far_room
 from motley.daemon.rank.blocks.kept_file import KeptFile
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.guessing import drafts
@@ -67,6 +67,9 @@ def handed_after(tokens: Sequence[int]) -> float:
     return float(hash(tuple(token % 1000 for token in tokens)) % 10**6)
 
 
+NEVER = 1 << 30
+
+
 @dataclass
 class Engine:
     """Logits of `vocabulary` that depend on the tokens of a sequence, as it finds them in its blocks."""
@@ -79,8 +82,8 @@ class Engine:
     """How many of the last tokens of a sequence the logits depend on: few, and greedy texts repeat themselves."""
     unwritable: Collection[int]
     """Which of the moves, by number, find a disk that cannot be written to."""
-    holder: Holder | None = None
-    """Has the far blocks."""
+    places: Sequence[Place] = ()
+    """Where the far blocks are."""
     slots: Mapping[int, int] = field(default_factory=dict)
     """The number of the adapter in each slot, above 0."""
     recurrent: bool = False
@@ -114,12 +117,14 @@ class Engine:
 
     def move(self, pairs: Sequence[tuple[int, int]]) -> None:
         self.moves += 1
-        if self.holder is not None and self.holder.lost:
-            raise OSError(self.holder.lost)
+        (place,) = [place for place in self.places if pairs[0][1] in place.numbers]
+        if place.lost:
+            raise OSError(place.lost)
         for block, far in pairs:
-            assert block < self.blocks.count <= far
+            assert block < self.blocks.count
+            assert far in place.numbers, "blocks move to one place at a time"
             self.held[far] = self.held[block]
-            if self.moves in self.unwritable:
+            if self.moves in self.unwritable and far < self.blocks.first_held:
                 self.held[far] = -2
                 raise OSError("no disk")
 
@@ -129,10 +134,11 @@ class Engine:
         self.steps.append(list(spans))
         if self.given is not None:
             self.given.fill(np.nan)
-        if self.holder is not None and len(self.steps) > self.holder.steps and not self.holder.lost:
-            self.holder.lost = "a power cut"
-            self.states = {at: state for at, state in self.states.items() if at >= self.blocks.slots}
-            self.held[self.blocks.count :] = 7
+        for place in self.places:
+            if len(self.steps) > place.steps and not place.lost:
+                place.lost = "a power cut"
+                self.states = {at: state for at, state in self.states.items() if at >= self.blocks.slots}
+                self.held[place.numbers.start : place.numbers.stop] = 7
         written: list[tuple[int, int]] = []
         logits: list[F32] = []
         rows = iter(hidden[:, 0].astype(int).tolist())
@@ -149,7 +155,8 @@ class Engine:
             end = span.position + span.rows
             tokens = self.held[span.blocks].reshape(-1)[:end].tolist()
             assert not {-1, -2} & {*tokens}
-            lost = self.holder is not None and self.holder.lost and span.position and span.slot not in self.states
+            gone = any(place.lost for place in self.places)
+            lost = gone and span.position and span.slot not in self.states
             if self.recurrent and not lost:  # else the step counts for nothing
                 self._recur(span, tokens)
             for position in range(span.position, end) if self.blocks.windowed else ():
@@ -187,14 +194,22 @@ class Engine:
 
 
 @dataclass
-class Holder:
-    """Another machine that keeps far blocks, until so many steps have been computed."""
+class Place:
+    """A disk or another machine that keeps far blocks, until so many steps have been computed."""
 
+    numbers: range
     steps: int
     lost: str = ""
 
     def verify(self, new: object, used: object) -> None:
         """It is relied upon."""
+
+
+def places_of(blocks: CacheBlocks, lost_after: Sequence[int]) -> list[Place]:
+    """Where the far blocks of a rank are, and after how many steps each of these is lost; others never are."""
+    numbers = range(blocks.count, blocks.first_held), range(blocks.first_held, blocks.count + blocks.far)
+    steps = [*lost_after, NEVER, NEVER]
+    return [Place(own, after) for own, after in zip(filter(None, numbers), steps, strict=False)]
 
 
 class Followers:
@@ -277,8 +292,9 @@ class Session:
         draft: a draft model, if there is one.
         unwritable: see `Engine.unwritable`, of the last rank.
         kept: the files in which each rank keeps blocks between two sessions; empty: none are kept.
-        lost_after: steps after which the far blocks of the last rank are lost; None: never.
-        held: whether another machine keeps them; else each rank has them on its disk.
+        lost_after: steps after which the far blocks of the last rank are lost, by the places where they are; empty:
+            never.
+        block_s: what each rank has measured that a block costs in each place; empty: there is one place.
         waves: steps that may be under way at a time.
         adapted: what each rank has of adapters; empty: there are no slots for any.
         slots: for adapters.
@@ -297,9 +313,9 @@ class Session:
         sequences: int = 64,
         draft: Draft | None = None,
         unwritable: Collection[int] = (),
-        lost_after: int | None = None,
+        lost_after: Sequence[int] = (),
         kept: Sequence[KeptFile] = (),
-        held: bool = False,
+        block_s: Sequence[Sequence[float]] = (),
         waves: int = 1,
         adapted: Sequence[Any] = (),
         slots: int = 0,
@@ -308,9 +324,8 @@ class Session:
         own_head: tuple[OwnHead, HandedRows] | None = None,
     ) -> None:
         last = len(most) - 1
-        holders = [
-            None if lost_after is None else Holder(lost_after if rank == last else 1 << 30) for rank in range(len(most))
-        ]
+        if blocks.on_disk and blocks.held:
+            block_s = block_s or [(1.0, 2.0)] * len(most)
         cuts = [VOCABULARY * rank // len(most) // BLOCK * BLOCK for rank in range(len(most) + 1)]
         self.engines = [
             Engine(
@@ -320,7 +335,7 @@ class Session:
                 broken,
                 memory,
                 unwritable if rank == last else (),
-                holders[rank],
+                places_of(blocks, lost_after if rank == last else ()),
                 adapted[rank].slots if adapted else {},
                 recurrent,
                 hands=own_head is not None and rank == 0,
@@ -336,14 +351,15 @@ class Session:
                 engine.vocabulary,
                 BLOCK,
                 Stats(),
-                cast(Any, engine.holder),
+                cast(Any, engine.places),
                 file,
                 own,
+                block_s=measured or (),
                 keeps_logits=waves > 1,
                 pooling=pooling,
                 handed=own_head[1] if own_head and engine.hands else None,
             )
-            for engine, file, own in zip_longest(self.engines, kept, adapted)
+            for engine, file, own, measured in zip_longest(self.engines, kept, adapted, block_s)
         ]
         self.followers = Followers(executors[1:], told_of_steps)
         communicator = cast(Communicator, self.followers)
@@ -373,7 +389,6 @@ class Session:
             report=lambda: None,
             tell_steps=lambda: None,
             draft_model=draft.model if draft else own_head[0] if own_head else None,
-            held=held,
             waves=waves,
             adapters=slots,
             recurrent=recurrent,
@@ -515,6 +530,7 @@ sampling = st.fixed_dictionaries(
 
 
 FAR = (
+    CacheBlocks(3, 4, far=12, held=7),
     CacheBlocks(1, 4, far=14),
     CacheBlocks(3, 7, far=6),
     CacheBlocks(8, 4, far=8),
@@ -551,21 +567,25 @@ def drawn_requests(data: st.DataObject, number: int) -> list[wp.Decode]:
             CacheBlocks(9, 7, far=20),
             CacheBlocks(60, 1, far=60),
             CacheBlocks(16, 4, far=16, windowed=4, window=9),
+            CacheBlocks(16, 4, far=16, held=4),
+            CacheBlocks(16, 4, far=16, held=12, windowed=4, window=9),
+            CacheBlocks(16, 4, far=2, held=1),
         )
     ),
     st.integers(1, 12),
-    st.integers(0, 60),
+    st.lists(st.integers(0, 60), min_size=2, max_size=2),
     st.booleans(),
 )
 def test_a_machine_or_a_disk_that_keeps_blocks_and_is_lost_shows_in_no_text(
-    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: int, held: bool
+    data: st.DataObject, most: tuple[int, ...], blocks: CacheBlocks, number: int, lost_after: list[int], backwards: bool
 ) -> None:
     """Whatever was computed with what it had is computed again."""
     requests = drawn_requests(data, number)
     memory = data.draw(st.sampled_from((2, LONGEST)))
     slots, snapshots = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 3))
     recurrent, blocks = data.draw(st.booleans()), replace(blocks, slots=slots, snapshots=snapshots)
-    session = Session(most, blocks, lost_after=lost_after, memory=memory, held=held, recurrent=recurrent)
+    costs = [(2.0, 1.0) if backwards else (1.0, 2.0)] * len(most) if 0 < blocks.held < blocks.far else ()
+    session = Session(most, blocks, lost_after=lost_after, memory=memory, block_s=costs, recurrent=recurrent)
     arrivals = {each.request_id: data.draw(st.integers(0, 40)) for each in requests}
     session.run(requests, arrivals)
     assert_as_alone(session, requests, most=most, blocks=blocks, memory=session.engines[0].memory)
@@ -580,7 +600,7 @@ def test_embeddings_are_of_whole_texts_whoever_else_is_asked(
     requests = drawn_requests(data, data.draw(st.integers(1, 8)))
     for asked in requests:
         asked.max_tokens = 0
-    lost_after = data.draw(st.none() | st.integers(0, 20)) if blocks.far else None
+    lost_after = data.draw(st.lists(st.integers(0, 20), max_size=2)) if blocks.far else ()
     session = Session(most, blocks, pooling=pooling, lost_after=lost_after)
     holds = [(start, asked.request_id, held) for asked in requests[::2] for start, held in ((2, True), (5, False))]
     session.run(requests, {each.request_id: data.draw(st.integers(0, 9)) for each in requests}, holds=holds)
@@ -603,13 +623,19 @@ def test_an_embedding_that_is_not_finite_is_refused() -> None:
     assert session.embeddings.keys() == {"good"}
 
 
-@given(st.data(), st.sampled_from(((16,), (2, 128, 16))), st.integers(1, 6), st.integers(0, 60), st.booleans())
+@given(
+    st.data(),
+    st.sampled_from(((16,), (2, 128, 16))),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 60), min_size=2, max_size=2),
+    st.sampled_from((0, 12, 20)),
+)
 def test_without_what_kept_blocks_texts_are_as_long_as_the_others_hold(
-    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: int, held: bool
+    data: st.DataObject, most: tuple[int, ...], number: int, lost_after: list[int], held: int
 ) -> None:
     """Those that would be longer are the beginning of that, and are told why they break off there."""
-    requests, blocks = drawn_requests(data, number), CacheBlocks(4, 5, far=20)
-    session = Session(most, blocks, lost_after=lost_after, held=held)
+    requests, blocks = drawn_requests(data, number), CacheBlocks(4, 5, far=20, held=held)
+    session = Session(most, blocks, lost_after=lost_after)
     session.run(requests)
     for each in requests:
         text, end = alone(each, most=most, blocks=blocks)
@@ -629,7 +655,7 @@ def test_without_what_kept_blocks_texts_are_as_long_as_the_others_hold(
 
 def test_a_machine_that_is_lost_while_blocks_move_is_done_without() -> None:
     """When nothing can be computed without moving them."""
-    session = Session((16, 16), CacheBlocks(16, 4, far=16), lost_after=4, held=True)
+    session = Session((16, 16), CacheBlocks(16, 4, far=16, held=16), lost_after=[4])
     requests = [request(str(number), [number] * 20, 30) for number in range(8)]
     session.run(requests)
     assert_as_alone(session, requests, most=(16, 16))
@@ -707,11 +733,11 @@ def test_a_request_is_answered_as_if_it_were_alone(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "Drafting", Eager)
-        patch.setattr(far_caches, "RETRY_S", 0.0)
+        patch.setattr(far_room, "RETRY_S", 0.0)
         on_and_off = [each for at, name in holds for each in ((at, name, True), (at + 20, name, False))]
         session.run(requests, arrivals, cancels, sorted(on_and_off))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(far_caches, "RETRY_S", 0.0)
+        patch.setattr(far_room, "RETRY_S", 0.0)
         patch.setattr(drafts.Lookup, "guess", lambda self, tokens, most: [])
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 
@@ -806,7 +832,7 @@ def test_a_prefix_that_fills_all_near_blocks_can_be_gone_on_with() -> None:
 
 
 def test_a_request_waits_while_the_disk_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far_caches, "RETRY_S", 0.0)
+    monkeypatch.setattr(far_room, "RETRY_S", 0.0)
     monkeypatch.setattr(scheduler, "ACTIVITY_S", 0.0)
     asked = request("long", range(40), 20)
     session = Session((16, 16), CacheBlocks(3, 5, far=9), unwritable=range(2, 9))

@@ -92,7 +92,7 @@ adapters = st.one_of(
 )
 messages = st.one_of(
     adapters,
-    st.builds(Able, st.integers(1, 2**32 - 1), whats),
+    st.builds(Able, st.integers(1, 2**32 - 1), whats, st.lists(st.floats(0), max_size=3).map(tuple)),
     st.builds(Keep, kept),
     st.builds(Restore, kept),
     st.builds(Restored, st.lists(st.integers(0, 255), max_size=9).map(tuple)),

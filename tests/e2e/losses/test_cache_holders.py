@@ -1,8 +1,10 @@
-"""Caches on nodes that are no ranks: a context that the ranks' memory has no room for, and the loss of such a node."""
+"""Caches on nodes that are no ranks, and on disks beside these: a context that the ranks' memory has no room for, and
+the loss of such a node."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,12 @@ async def until(client: Client, path: str, wanted: Callable[[dict[str, Any]], bo
             await asyncio.sleep(0.02)
 
 
+def all_are_used(told: dict[str, Any]) -> bool:
+    """Whether there are blocks in all places that a session has for far ones."""
+    activity = told["activity"]
+    return activity is not None and all(tier["blocks_used"] for tier in activity["far_tiers"])
+
+
 @pytest.mark.parametrize(
     ("exact", "cache_format"),
     [
@@ -70,8 +78,10 @@ async def test_a_context_four_times_what_ranks_have_room_for_is_answered_to_the_
         "shares": [3, 2],
     }
     found = []
+    on_nodes = {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR}
+    on_both = {"cache_tokens": NEAR, "cache_disk_tokens": NEAR, "cache_node_tokens": 2 * NEAR}
     async with Client(there.url) as client:
-        for caches in ({}, {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR}):
+        for caches in ({}, on_nodes, on_both):
             session = await there.session(**same, **caches)
             whole = (await answer_of(client, max_tokens=1))["usage"]["prompt_tokens"]
             assert NEAR < whole < 3 * NEAR
@@ -82,20 +92,30 @@ async def test_a_context_four_times_what_ranks_have_room_for_is_answered_to_the_
                     ("c", 0, "ready"),
                     ("c", 1, "ready"),
                 ]
-                assert sum(own["bytes"] for own in holders) >= 3 * NEAR * 4 * 64
+                assert sum(own["bytes"] for own in holders) >= caches["cache_node_tokens"] * 4 * 64
                 told = (await client.call("GET", f"/api/sessions/{session['id']}"))["activity"]
-                assert told["far_blocks_used"] >= 3
+                assert told["far_blocks_used"] == told["far_blocks"] == 3
                 _, out, _ = await in_thread("status", "--url", there.url)
                 assert "c (caches of rank 1)" in out
+                tiers = {tier["place"]: tier for tier in told["far_tiers"]}
+                costs = [tier["block_ms"] for tier in told["far_tiers"]]
+                if caches is on_both:
+                    assert (tiers["disk"]["blocks"], tiers["nodes"]["blocks"]) == (1, 2)
+                    assert 0 < costs[0] <= costs[1], "what costs a step less is filled first"
+                    assert re.search(
+                        r"far blocks in use: \d of \d on [^;]* ms of a step for each\), then \d of \d on", out
+                    )
+                else:
+                    assert (costs, tiers["nodes"]["blocks"]) == ([0], 3)
             await client.call("DELETE", f"/api/sessions/{session['id']}")
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 async def test_what_cannot_be_kept_elsewhere_is_refused_by_name(there: Mesh) -> None:
     caches = {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR, "context": 4 * NEAR}
     for asked, why in (
         ({"engine": "reference"}, "engine 'reference' of node 'a' cannot keep KV caches on another node.*onnxruntime"),
-        ({"cache_disk_tokens": NEAR}, "exclude each other"),
+        ({"cache_disk_tokens": 10, "cache_node_tokens": 10}, "of 128 tokens and 10 on disk and 10 on other nodes were"),
         ({"cache_node_tokens": 2**30}, "no other node has room for the far cache blocks of rank 0"),
         ({"cache_node_tokens": 10}, "caches of 128 tokens and 10 on other nodes were asked for"),
     ):
@@ -103,19 +123,20 @@ async def test_what_cannot_be_kept_elsewhere_is_refused_by_name(there: Mesh) -> 
             await there.session(**{"nodes": ["a"], **caches, **asked})
 
 
-@pytest.mark.soak
-async def test_the_node_that_keeps_caches_is_killed_and_no_text_changes(tmp_path: Path) -> None:
-    """Those who had tokens there compute them again, as far as the others have room; the session goes on."""
+@pytest.mark.parametrize("on_disk", [pytest.param(0, marks=pytest.mark.soak), 2 * NEAR])
+async def test_the_node_that_keeps_caches_is_killed_and_no_text_changes(on_disk: int, tmp_path: Path) -> None:
+    """Those who had tokens there compute them again, as far as the others have room; the session goes on, with the disk
+    if there is one."""
     asked = [{"prompt": f"{name}:\n{PROMPT}"[:500], "max_tokens": 100} for name in ("ROMEO", "KING", "DUKE", "NURSE")]
     async with mesh(tmp_path, "a", "b", "far") as there, Client(there.url) as client:
-        near = {"nodes": ["a", "b"], "shares": [3, 2], "context": 2 * NEAR, "cache_tokens": 2 * NEAR}
+        near = {"nodes": ["a", "b"], "shares": [3, 2], "context": 3 * NEAR, "cache_tokens": 3 * NEAR}
         session = await there.session(**near)
         alone = [(await answer_of(client, **each))["choices"] for each in asked]
         await client.call("DELETE", f"/api/sessions/{session['id']}")
-        session = await there.session(**near, cache_node_tokens=6 * NEAR)
+        session = await there.session(**near, cache_disk_tokens=on_disk, cache_node_tokens=6 * NEAR)
         where = f"/api/sessions/{session['id']}"
         answers = [asyncio.create_task(answer_of(client, **each)) for each in asked]
-        await until(client, where, lambda told: bool((told["activity"] or {}).get("far_blocks_used")))
+        await until(client, where, all_are_used)
         assert not all(answer.done() for answer in answers)
         for process in there.nodes["far"].family():
             process.send_signal(signal.SIGKILL)
@@ -123,11 +144,15 @@ async def test_the_node_that_keeps_caches_is_killed_and_no_text_changes(tmp_path
         assert (await answer_of(client, **asked[0]))["choices"] == alone[0]
         told = await until(client, where, lambda told: all(own["lost"] for own in told["cache_holders"]))
         assert told["state"] == "ready"
-        assert told["activity"]["far_blocks"] == 0
+        assert told["activity"]["far_blocks"] == on_disk // 128
+        assert [tier["place"] for tier in told["activity"]["far_tiers"]] == ["disk"] * bool(on_disk)
         assert "far cache blocks are lost" in told["activity"]["trouble"]
 
 
-async def test_an_answer_that_needs_caches_that_are_lost_has_them_computed_again_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_disk", [0, pytest.param(NEAR, marks=pytest.mark.soak)])
+async def test_an_answer_that_needs_caches_that_are_lost_has_them_computed_again_elsewhere(
+    on_disk: int, tmp_path: Path
+) -> None:
     """While it is streamed: it has more tokens than the rank has room for, and goes on. Without recovery it is told."""
     async with mesh(tmp_path, "a", "far", "farther") as there, Client(there.url) as client:
         plan = {"nodes": ["a"], "quantisation": "int8", "context": 4 * NEAR}
@@ -138,8 +163,8 @@ async def test_an_answer_that_needs_caches_that_are_lost_has_them_computed_again
         assert len(whole["tokens"]) == 100
         await client.call("DELETE", f"/api/sessions/{session['id']}")
         for recover in (True, False):
-            caches = {"cache_tokens": NEAR, "cache_node_tokens": 3 * NEAR, "recover": recover}
-            session = await there.session(**plan, **caches)
+            caches = {"cache_tokens": NEAR, "cache_disk_tokens": on_disk, "cache_node_tokens": 3 * NEAR - on_disk}
+            session = await there.session(**plan, **caches, recover=recover)
             where = f"/api/sessions/{session['id']}"
             keeper = session["cache_holders"][0]["node"]
 

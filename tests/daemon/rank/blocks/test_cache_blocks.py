@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, pairwise
 from math import log2
 from types import FrameType
 from typing import Any
@@ -13,8 +15,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from motley.daemon.rank.blocks import cache_blocks
+from motley.daemon.rank.blocks import cache_blocks, far_room
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.far_room import FarTier
 
 Prefix = tuple[int, tuple[int, ...]]
 """A root, and tokens from the first of a sequence."""
@@ -54,13 +57,15 @@ class Blocks(RuleBasedStateMachine):
 
     def begin_anew(self, store: BlockStore) -> None:
         self.store, self.size = store, store.tokens
-        self.count = store.near + store.far
+        self.count = store.near + store.far.count
         self.sequences: list[Running] = []
         self.kept: dict[Prefix, int] = {}
         """The block in which each prefix ends that can be found."""
         self.stamps: dict[Prefix, tuple[int, int]] = {}
         """When each was last given back, and how far from its end."""
         self.written: dict[int, Written] = {}
+        self.gone: set[int] = set()
+        """Blocks that there are no more."""
         self.clock = 0
 
     def prefix(self, sequence: Running, index: int) -> Prefix:
@@ -77,9 +82,8 @@ class Blocks(RuleBasedStateMachine):
         return sorted(self.kept.keys() - used - inner, key=lambda prefix: self.stamps[prefix])
 
     def free(self) -> set[int]:
-        return (
-            set(range(self.count)) - {*self.kept.values()} - {block for one in self.sequences for block in one.blocks}
-        )
+        used = {block for one in self.sequences for block in one.blocks}
+        return {*range(self.count)} - self.gone - {*self.kept.values()} - used
 
     def common(self, prefix: Prefix, tokens: list[int], root: int, whole: int) -> int:
         """How many tokens to be found are in the last block of a prefix, if that comes after `whole` ones of them."""
@@ -182,11 +186,15 @@ class Blocks(RuleBasedStateMachine):
     @rule(sequence=consumes(running))
     def give_back_broken(self, sequence: Running) -> None:
         """It ends, and nobody is to find what it has computed, as far as nobody else needs it."""
+        self.step_back_broken(sequence)
+        self.sequences.remove(sequence)
+
+    def step_back_broken(self, sequence: Running) -> None:
         self.store.give_back_broken(sequence.blocks, sequence.root)
         self.clock += 1
-        self.sequences.remove(sequence)
-        for index in reversed(range(sequence.shared)):
-            prefix = self.prefix(sequence, index)
+        shared = [self.prefix(sequence, index) for index in range(sequence.shared)]
+        sequence.blocks, sequence.computed, sequence.shared = [], 0, 0
+        for prefix in reversed(shared):
             self.stamps[prefix] = (self.clock, -len(prefix[1]))
             if prefix in self.leaves():
                 del self.kept[prefix]
@@ -208,7 +216,7 @@ class Blocks(RuleBasedStateMachine):
         used = {block for one in self.sequences for block in one.blocks}
         assert self.store.used == len(used)
         assert self.store.cached == len(self.kept.keys() - self.in_use())
-        assert self.store.available == self.count - len(used)
+        assert self.store.available == self.count - len(self.gone) - len(used)
         assert len(self.free()) == self.store.available - self.store.cached
 
     @invariant()
@@ -227,32 +235,76 @@ class Blocks(RuleBasedStateMachine):
         for one in [*getattr(self, "sequences", [])]:
             self.give_back(one, 0)
         if hasattr(self, "store"):
-            assert self.store.available == self.count
+            assert self.store.available == self.count - len(self.gone)
             assert {*(self.store.take(self.store.near) or [])} == {*range(self.store.near)}
 
 
 class FarBlocks(Blocks):
-    """The same with far blocks. What is dropped is not foretold, but that it was right to drop it."""
+    """The same with tiers of far blocks. What is dropped is not foretold, but that it was right to drop it."""
 
-    @initialize(near=st.integers(1, 4), size=st.integers(1, 2), far=st.integers(1, 6))
-    def open(self, near: int, size: int, far: int) -> None:  # type: ignore[override]
-        self.begin_anew(BlockStore(near, size, far, self.copy))
-        self.fails = False
-        self.copied: list[tuple[int, int]] = []
+    @initialize(
+        near=st.integers(1, 4),
+        size=st.integers(1, 2),
+        far=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+        backwards=st.booleans(),
+        patience=st.sampled_from((0.0, 1e9)),
+    )
+    def open(  # type: ignore[override]
+        self, near: int, size: int, far: list[int], backwards: bool, patience: float
+    ) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(far_room, "RETRY_S", patience)
+        ends = [near, *accumulate(far, initial=near)][1:]
+        self.tiers = [FarTier(range(*own), "", partial(self.copy, range(*own))) for own in pairwise(ends)]
+        if backwards:
+            self.tiers.reverse()
+        self.begin_anew(BlockStore(near, size, self.tiers))
+        self.failing: set[FarTier] = set()
 
-    @rule(fails=st.booleans())
-    def fail(self, fails: bool) -> None:
-        self.fails = fails
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """Some cannot be written to for a while; they, and others, are asked again."""
+        self.failing = data.draw(st.sets(st.sampled_from(self.tiers))) if self.tiers else set()
+        for tier in self.tiers:
+            tier._due = 0.0
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> bool:
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """A tier is lost: those that have blocks there step back, and nothing else is forgotten that could be kept."""
+        if not self.tiers or data.draw(st.integers(0, 5)):
+            return
+        tier = data.draw(st.sampled_from(self.tiers))
+        for one in [*self.sequences]:
+            if any(block in tier.numbers for block in one.blocks):
+                self.step_back_broken(one)
+        self.settle()
+        kept = {prefix for prefix, block in self.kept.items() if block not in tier.numbers}
+        self.store.lose_far(tier)
+        self.tiers.remove(tier)
+        self.failing.discard(tier)
+        self.gone |= {*tier.numbers}
+        assert not self.settle() & {prefix for prefix in kept if self.prefixes_of(prefix) <= kept}
+        assert not {*self.kept.values()} & {*tier.numbers}
+
+    def prefixes_of(self, prefix: Prefix) -> set[Prefix]:
+        """What a prefix hangs on."""
+        root, tokens = prefix
+        return {(root, tokens[:end]) for end in range(self.size, len(tokens), self.size)}
+
+    def copy(self, numbers: range, pairs: Sequence[tuple[int, int]]) -> str:
+        tier = next(tier for tier in self.tiers if tier.numbers == numbers)
         for block, far in pairs:
-            assert block < self.store.near <= far
+            assert block < self.store.near
+            assert far in numbers
             held = self.written[block]
             self.written[far] = Written(held.before, [*held.tokens])
-            if self.fails:
+            if tier in self.failing:
                 self.written[far] = Written((-1, ()))
-                return False
-        return True
+                return "no disk"
+        earlier = self.tiers[: self.tiers.index(tier)]
+        filled = [other for other in earlier if self.store.far.free_in([other]) and other.is_writable]
+        assert not [other for other in filled if other not in self.failing], "another one is to be filled first"
+        return ""
 
     def settle(self) -> set[Prefix]:
         """Find out where what can be found is now; which prefixes have been dropped."""
@@ -268,6 +320,11 @@ class FarBlocks(Blocks):
             walk(node, (root, ()))
         dropped, self.kept = self.kept.keys() - found.keys(), found
         return {*dropped}
+
+    def teardown(self) -> None:
+        super().teardown()
+        if hasattr(self, "patch"):
+            self.patch.undo()
 
     def take(self, count: int) -> list[int] | None:
         takeable = sum(block < self.store.near for block in self.free()) + len(
@@ -286,7 +343,7 @@ class FarBlocks(Blocks):
         if taken is not None:
             assert len({*taken}) == len(taken) == count
             assert all(block < self.store.near for block in taken)
-            assert self.fails or not dropped or not self.store._free_far or places == 0
+            assert self.failing or not dropped or not self.store.far.free or places == 0
         return taken
 
     @rule(sequence=Blocks.running, count=st.integers(1, 4))
@@ -294,15 +351,14 @@ class FarBlocks(Blocks):
         """Blocks of a running sequence that are written in full go far."""
         whole = [block for block in sequence.blocks[: sequence.computed // self.size] if block < self.store.near]
         used = self.in_use()
+        able = [tier for tier in self.tiers if tier.is_writable and tier not in self.failing]
         free, unused = (
-            sum(block >= self.store.near for block in blocks)
+            sum(any(block in tier.numbers for tier in able) for block in blocks)
             for blocks in (self.free(), [self.kept[prefix] for prefix in self.kept.keys() - used])
         )
         moved = self.store.move(whole[:count])
         assert len(moved) <= count
-        if self.fails:
-            assert not moved
-        elif whole:
+        if whole:
             assert min(len(whole), count, free) <= len(moved) <= min(len(whole), count, free + unused)
         for one in self.sequences:
             one.blocks[:] = [moved.get(block, block) for block in one.blocks]
@@ -544,9 +600,14 @@ def test_work_grows_with_the_blocks_of_a_call_and_not_with_what_is_kept() -> Non
     assert many(2000) == pytest.approx(many(100), rel=0.25)
 
 
+def a_disk(numbers: range) -> FarTier:
+    """Far blocks that can always be written."""
+    return FarTier(numbers, "disk", lambda pairs: "")
+
+
 def test_a_far_block_is_shared_but_not_written_on() -> None:
     """The last block of a conversation that has gone far is computed again, since it would be gone on with."""
-    store = BlockStore(2, 4, far=2)
+    store = BlockStore(2, 4, [a_disk(range(2, 4))])
     run(store, range(6))
     run(store, range(100, 108))
     blocks, found = store.find([*range(6), 50])
@@ -554,7 +615,7 @@ def test_a_far_block_is_shared_but_not_written_on() -> None:
 
 
 def test_the_end_of_a_text_is_dropped_before_its_beginning_that_is_far() -> None:
-    store = BlockStore(4, 2, far=1)
+    store = BlockStore(4, 2, [a_disk(range(4, 5))])
     blocks = store.take(4)
     assert blocks is not None
     store.publish(range(8), blocks)
@@ -564,3 +625,35 @@ def test_the_end_of_a_text_is_dropped_before_its_beginning_that_is_far() -> None
     assert store.take(2) is not None, "one was free"
     found, tokens = store.find([*range(8), 9])
     assert (found, tokens) == ([4, *blocks[1:3]], 6)
+
+
+def test_tiers_are_filled_one_after_the_other_and_one_that_fails_is_passed_over() -> None:
+    """Until it is asked again; prefixes that have moved there before are still found."""
+    trouble = [""]
+    first, second = FarTier(range(6, 10), "nodes", lambda pairs: trouble[0]), a_disk(range(4, 6))
+    store = BlockStore(4, 2, [first, second])
+    for number in range(3):
+        run(store, range(10 * number, 10 * number + 4))
+    assert store.far.used == {first: 2, second: 0}
+    trouble[0] = "no link"
+    run(store, range(30, 34))
+    assert store.far.used == {first: 2, second: 2}
+    assert store.cached == 8, "nothing is dropped"
+    run(store, range(40, 44))
+    assert store.far.used == {first: 2, second: 2}, "unused ones there make room"
+    assert store.find([*range(4), 9]) == ([7, 6], 4)
+    assert store.find([*range(10, 14), 9]) == ([], 0)
+
+
+def test_what_hangs_on_a_tier_that_is_lost_is_dropped_and_nothing_else() -> None:
+    first, second = a_disk(range(4, 5)), a_disk(range(5, 9))
+    store = BlockStore(4, 2, [first, second])
+    blocks = store.take(4)
+    assert blocks is not None
+    store.publish(range(8), blocks)
+    moved = store.move(blocks[1:3])
+    assert [*moved.values()] == [4, 5], "the second of them, then the third"
+    store.give_back(range(8), [moved.get(block, block) for block in blocks])
+    store.lose_far(first)
+    assert (store.far.count, store.cached) == (4, 1)
+    assert store.find([*range(8), 9]) == (blocks[:1], 2)

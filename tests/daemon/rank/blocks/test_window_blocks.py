@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from motley.daemon.rank.blocks.cache_blocks import BlockStore
+from motley.daemon.rank.blocks.far_room import FarTier
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 
 SIZE, WINDOW = 4, 6
 
 
 def a_store(near: int, windowed: int, far: int = 0) -> BlockStore:
-    return BlockStore(near, SIZE, far, windows=WindowBlocks(windowed, WINDOW, SIZE))
+    tiers = [FarTier(range(near, near + far), "disk", lambda pairs: "")] if far else []
+    return BlockStore(near, SIZE, tiers, WindowBlocks(windowed, WINDOW, SIZE))
 
 
 def run(store: BlockStore, tokens: list[int]) -> int:
