@@ -297,7 +297,8 @@ def cache_blocks(assignment: pb.Assignment) -> CacheBlocks:
     if assignment.cache_holders:
         held = far - min(far, assignment.far_blocks_on_disk)
     if not count or (count + far) * tokens < max(1, context) or count + far > MOST_BLOCKS:
-        more = f", {far - held} on disk and {held} on another node" if far else ""
+        more = f" and {far - held} on disk" if far > held else ""
+        more += f" and {held} on another node" if held else ""
         raise ConfigError(
             f"KV caches of {count} blocks of {tokens} tokens{more} were planned for a context of {context}: they"
             f" must have room for it, in {MOST_BLOCKS} blocks at most. Plan the session anew"

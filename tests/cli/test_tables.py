@@ -92,28 +92,26 @@ def test_what_a_session_does_is_a_line() -> None:
     told = {"active": 1, "waiting": 2, "blocks": 64, "blocks_used": 12, "blocks_kept": 4}
     told |= {"prompt_tokens": 70, "cached_tokens": 32, "tried_drafts": 0, "accepted_drafts": 0}
     told |= {"far_blocks": 0, "far_blocks_used": 0, "trouble": "", "windowed_blocks": 0, "windowed_blocks_used": 0}
-    told |= {"blocks_on_disk": 0}
+    told |= {"blocks_on_disk": 0, "far_tiers": []}
     line = "1 request under way, 2 waiting; 12 of 64 blocks in use, 4 kept; 32 of 70 prompt tokens found in caches"
-    assert activity({"activity": told, "cache_node_tokens": 0}) == line
+    assert activity({"activity": told}) == line
     guessed = told | {"tried_drafts": 5, "accepted_drafts": 3}
-    assert activity({"activity": guessed, "cache_node_tokens": 0}) == f"{line}; 3 of 5 guesses accepted"
-    on_disk = told | {"far_blocks": 30, "far_blocks_used": 7, "trouble": "rank 1: no disk"}
-    assert (
-        activity({"activity": on_disk, "cache_node_tokens": 0})
-        == f"{line}; 7 of 30 blocks on disk in use (rank 1: no disk)"
+    assert activity({"activity": guessed}) == f"{line}; 3 of 5 guesses accepted"
+    disk, nodes = (
+        {"place": place, "blocks": 30, "blocks_used": used, "block_ms": 0.0}
+        for place, used in (("disk", 7), ("nodes", 5))
     )
-    on_nodes = told | {"far_blocks": 30, "far_blocks_used": 7}
-    assert activity({"activity": on_nodes, "cache_node_tokens": 9}) == f"{line}; 7 of 30 blocks on other nodes in use"
+    on_disk = told | {"far_tiers": [disk], "trouble": "rank 1: no disk"}
+    assert activity({"activity": on_disk}) == f"{line}; far blocks in use: 7 of 30 on disk (rank 1: no disk)"
+    both = told | {"far_tiers": [nodes | {"block_ms": 0.0213}, disk | {"block_ms": 1.5}]}
+    assert activity({"activity": both}) == (
+        f"{line}; far blocks in use: 5 of 30 on other nodes (0.021 ms of a step for each), then 7 of 30 on disk"
+        " (1.5 ms of a step for each)"
+    )
     kept = told | {"blocks_on_disk": 8, "trouble": "rank 1: no disk"}
-    assert (
-        activity({"activity": kept, "cache_node_tokens": 0})
-        == f"{line}; 8 kept on disk for the next start (rank 1: no disk)"
-    )
+    assert activity({"activity": kept}) == f"{line}; 8 kept on disk for the next start (rank 1: no disk)"
     windowed = told | {"windowed_blocks": 25, "windowed_blocks_used": 3}
-    assert (
-        activity({"activity": windowed, "cache_node_tokens": 0})
-        == f"{line}; layers with a window: 3 of 25 blocks in use"
-    )
+    assert activity({"activity": windowed}) == f"{line}; layers with a window: 3 of 25 blocks in use"
     assert activity({"activity": None}) == "", "nobody has asked it anything"
 
 

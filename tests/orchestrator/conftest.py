@@ -243,7 +243,7 @@ class ScriptedNode:
         await self.send(rank=RankEvent(session=command.session, epoch=command.epoch, rank=command.rank, **body))
 
     async def obey(self, command: RankCommand) -> None:
-        """What a healthy rank worker or expert host does."""
+        """What a healthy rank worker, expert host or cache holder does."""
         match command.WhichOneof("body"):
             case "assign":
                 await self.event(command, listening=f"127.0.0.1:{5000 + command.rank}")
@@ -251,7 +251,7 @@ class ScriptedNode:
                 await self.event(command, loading=Loading(done_bytes=50, total_bytes=100))
                 await self.event(command, loading=Loading(done_bytes=100, total_bytes=100))
                 assign = self._assigned(command)
-                if command.rank >= assign.size:
+                if command.rank >= assign.size and not assign.cache_holders:
                     host = assign.group.host if assign.HasField("group") else command.rank - assign.size
                     await self.event(command, hosted=hosted(assign.hosts[host], assign))
                 await self.event(command, ready=Ready(share_bytes=100, rss_bytes=300, load_s=0.5))

@@ -57,6 +57,26 @@ async def test_what_cannot_be_is_refused_when_it_is_planned(
     assert not node.commands
 
 
+async def test_disks_and_other_nodes_may_have_some_both(mesh: Any, new_node: Any, motley: Motley) -> None:
+    """In blocks of a stretch each; holders are asked for theirs alone, and the command line gives and tells both."""
+    node, box = able(new_node()), able(new_node("box"))
+    for each in (node, box):
+        each.capabilities.engines[0].asks_block_holders = True
+        await mesh.join(each)
+    where = {"context": 1000, "cache_tokens": 250, "cache_disk_tokens": 300, "cache_node_tokens": 500}
+    wanted = [f"--{name.replace('_', '-')}={tokens}" for name, tokens in where.items()]
+    status, _, err = await motley("run", "bard", "Hi", "--nodes", "pc", *wanted)
+    assert status == 0, err
+    order, to_holder = (
+        next(command.assign for command in each.commands if command.WhichOneof("body") == "assign")
+        for each in (node, box)
+    )
+    assert (order.cache_blocks, order.cache_block_tokens, order.far_blocks, order.far_blocks_on_disk) == (2, 128, 7, 3)
+    alone = await mesh.serve(name="alone", nodes=["pc"], **{**where, "cache_tokens": 1000, "cache_disk_tokens": 0})
+    assert to_holder.holder_bytes == alone["cache_holders"][0]["bytes"] > 0
+    assert "context 1000, 250 tokens in caches, 300 on disk, 500 on other nodes, ready" in (await motley("status"))[1]
+
+
 async def test_the_command_line_gives_and_tells_it(mesh: Any, new_node: Any, motley: Motley) -> None:
     await mesh.join(able(new_node()))
     wanted = ("--context", "250", "--cache-tokens", "60", "--cache-disk-tokens", "190")

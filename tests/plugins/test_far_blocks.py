@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import os
 from dataclasses import replace
 from functools import partial
@@ -122,6 +124,29 @@ def test_the_file_is_nobody_elses_and_its_room_is_taken(tmp_path: Path) -> None:
     assert not file.read("key_cache.3").any()
     file.close()
     assert not [*(tmp_path / "new").iterdir()]
+
+
+def test_what_reading_a_block_costs_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the system's cache of files, or from the disk where that has no room for the file; what is measured leaves
+    no trace of damage, and a disk that cannot be written to is the last choice."""
+    file = FarFile(tmp_path, CacheBlocks(2, 32, far=40, held=10), [CacheSpec(3, 2, 64)])
+    assert file.size == 30 * 32 * 2 * 2 * 64 * 4, "what another machine keeps is not here"
+    for room in (1 << 40, 0):
+        monkeypatch.setattr("motley.daemon.rank.blocks.far_file.available_memory", lambda room=room: room)
+        assert 0 < file.block_s(10) < 1
+    values = np.ones((2, 32, 64), np.float32)
+    for name in ("key_cache.3", "value_cache.3"):
+        file.write(name, 0, values)
+    both = np.array([2, 2 + 30, 2 + 39], np.int32)
+    file.verify(both, both)
+    assert file.lost == ""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("motley.daemon.rank.blocks.far_file.write_all", full)
+    assert file.block_s(10) == math.inf
+    file.close()
 
 
 def test_what_a_disk_has_damaged_is_told(tmp_path: Path) -> None:

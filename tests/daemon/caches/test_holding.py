@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -151,6 +152,17 @@ def question(told: Any = None) -> Asked:
         np.ones((1, layer.heads, layer.size), np.float32),
         np.full(shape, np.nan, np.float32) if told is None else told,
     )
+
+
+def test_what_asking_for_a_block_costs_is_measured() -> None:
+    """In all layers, whatever they see; a lost holder is the last choice."""
+    with session() as (elsewhere, holder):
+        elsewhere.begin(LAYERS, "fp32")
+        assert 0 < elsewhere.block_s(COUNT) < 1
+        assert not elsewhere.lost
+        holder.close()
+        elsewhere.attend()
+        assert elsewhere.block_s(COUNT) == math.inf
 
 
 def test_a_lost_holder_tells_zeros_and_is_told_nothing_more() -> None:

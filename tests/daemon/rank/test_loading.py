@@ -311,6 +311,16 @@ def test_prefixes_that_a_disk_has_no_room_for_are_refused(
         pass
 
 
+def test_blocks_on_another_node_follow_those_on_the_disk() -> None:
+    """An orchestrator that does not know that there can be both means that all are there."""
+    order = assignment(CASE, "fp32")
+    order.far_blocks, order.cache_holders = 9, 1
+    assert (cache_blocks(order).on_disk, cache_blocks(order).held) == (0, 9)
+    order.far_blocks_on_disk = 4
+    there_are = cache_blocks(order)
+    assert (there_are.on_disk, there_are.held, there_are.first_held) == (4, 5, there_are.count + 4)
+
+
 @pytest.mark.parametrize(("blocks", "far"), [(0, 100), (1, CASE.model.context // 32 - 2)])
 def test_caches_without_room_for_a_context_are_refused(blocks: int, far: int) -> None:
     order = assignment(CASE, "fp32")

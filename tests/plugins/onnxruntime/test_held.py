@@ -50,18 +50,20 @@ class Holder:
             self.summaries.answer(own.queries, own.position, table, own.stretches, own.told)
 
 
-def attend(case: Case, pool: Pool, room: int, monkeypatch: pytest.MonkeyPatch) -> tuple[F32, Holder]:
-    """The result of a case whose stretches before its rows are all with a holder, and what that was asked."""
+def attend(case: Case, pool: Pool, room: int, monkeypatch: pytest.MonkeyPatch, on_disk: int = 0) -> tuple[F32, Holder]:
+    """The result of a case whose stretches before its rows are with a holder, but for the first, which are on a disk;
+    and what the holder was asked."""
     monkeypatch.setattr(held, "ROOM", room)
     blocks = Blocks.of([case], SIGHT, order=3).with_far()
-    here = [np.ascontiguousarray(cache[: blocks.near]) for cache in blocks.caches]
-    keys, key_scales, values, value_scales = (np.ascontiguousarray(cache[blocks.near :]) for cache in blocks.caches)
+    first = blocks.near + on_disk
+    here = [np.ascontiguousarray(cache[:first]) for cache in blocks.caches]
+    keys, key_scales, values, value_scales = (np.ascontiguousarray(cache[first:]) for cache in blocks.caches)
     scaled = case.format is np.int8
     layer = HeldLayer(case.heads, case.kv_heads, case.size, case.window, case.soft_cap, case.chunked)
     holder = Holder(
         Summaries(Layer(*layer), keys, values, key_scales if scaled else None, value_scales if scaled else None, pool)
     )
-    attention = HeldAttention(holder, blocks.near, [layer], len(case.qkv), case.capacity)
+    attention = HeldAttention(holder, first, [layer], len(case.qkv), case.capacity)
     spans = Spans(len(case.qkv), 1)
     attention.set(spans, blocks.spans())
     y = np.full((len(case.qkv), case.heads * case.size), np.nan, np.float32)
@@ -72,21 +74,21 @@ def attend(case: Case, pool: Pool, room: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize(("window", "chunked"), [(0, False), (150, False), (300, False), (300, True), (550, True)])
-@pytest.mark.parametrize("room", [1, 3000, 1 << 20])
+@pytest.mark.parametrize(("room", "on_disk"), [(1, 0), (3000, 0), (1 << 20, 0), (1 << 20, 2)])
 def test_a_step_is_told_a_few_rows_at_a_time(
-    room: int, window: int, chunked: bool, format: Format, monkeypatch: pytest.MonkeyPatch
+    room: int, on_disk: int, window: int, chunked: bool, format: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit; nothing is asked of stretches that no row sees."""
     case = Case.random(2, 3, 16, 600, 530, 8, window=window, rows=40, format=format)
     case = replace(case, soft_cap=5.0, chunked=chunked)
     with closing(Pool(1)) as pool:
-        y, holder = attend(case, pool, room, monkeypatch)
+        y, holder = attend(case, pool, room, monkeypatch, on_disk)
     assert_same(y, case.result())
     first = {0: 0, 150: 381, 300: 300 if chunked else 231, 550: 0}[window] // SIGHT
     if window == 550:
         return  # later rows are of the next chunk, and ask for nothing
     assert len(holder.calls) == {1: 40, 3000: 7, 1 << 20: 1}[room]
-    assert holder.calls[0][0].stretches.tolist() == [*range(first, 4)]
+    assert holder.calls[0][0].stretches.tolist() == [*range(max(first, on_disk), 4)]
     assert sum(len(own.queries) for call in holder.calls for own in call) == 40
 
 
