@@ -16,6 +16,7 @@ from motley.protocol.mesh_pb2 import (
     Describe,
     Described,
     Failure,
+    FarTier,
     GpuUser,
     Heartbeat,
     Loading,
@@ -218,9 +219,10 @@ async def test_what_a_session_does_is_told_once_somebody_has_asked_it(mesh: Any,
     counted = {"prompt_tokens": 70, "cached_tokens": 64, "generated_tokens": 8, "tried_drafts": 4, "accepted_drafts": 0}
     counted |= {"far_blocks": 4, "far_blocks_used": 2, "trouble": "rank 0: no disk"}
     counted |= {"windowed_blocks": 6, "windowed_blocks_used": 1, "blocks_on_disk": 7}
-    await node.event(ready, activity=Activity(**told, **counted))
+    tiers = [{"place": "nodes", "blocks": 4, "blocks_used": 2, "block_ms": 0.5}]
+    await node.event(ready, activity=Activity(**told, **counted, far_tiers=[FarTier(**tier) for tier in tiers]))
     body = await mesh.poll(f"/api/sessions/{session['id']}", lambda body: body["activity"])
-    assert body["activity"] == {**told, **counted, "adapters": [], "adapter_loads": 0}
+    assert body["activity"] == {**told, **counted, "far_tiers": tiers, "adapters": [], "adapter_loads": 0}
 
 
 async def test_a_session_comes_up_while_the_client_polls(mesh: Any, new_node: Any) -> None:
