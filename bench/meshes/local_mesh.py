@@ -55,8 +55,9 @@ class MeshSpec:
     Attributes:
         weights: relative speed of each rank; their number is the number of ranks.
         cache_tokens: what all sequences together may have in the caches in memory; at least what the context has that
-            disks have no room for, which it is if less.
+            there is no room for elsewhere, which it is if less.
         disk_tokens: what they may have besides on the disk of every rank.
+        node_tokens: what they may have besides in the memory of a cache holder of every rank, across the network.
         cache_format: what keys and values are kept as: "fp32", "fp16" or "int8".
         engines: of each rank; empty: all have `engine`.
         pin: one core per rank, in order, where there are enough.
@@ -82,6 +83,7 @@ class MeshSpec:
     context: int = 1024
     cache_tokens: int = 0
     disk_tokens: int = 0
+    node_tokens: int = 0
     cache_format: str = SessionRequest.cache_format
     engine: str = "onnxruntime"
     engines: Sequence[str] = ()
@@ -103,7 +105,12 @@ class MeshSpec:
     @property
     def memory_tokens(self) -> int:
         """What all sequences together may have in the caches in memory."""
-        return max(self.context - self.disk_tokens, self.cache_tokens)
+        return max(self.context - self.disk_tokens - self.node_tokens, self.cache_tokens)
+
+    @property
+    def caches(self) -> Caches:
+        """What the caches hold."""
+        return Caches(self.context, self.memory_tokens, self.disk_tokens, self.node_tokens)
 
 
 class LocalMesh:
@@ -248,10 +255,10 @@ class LocalMesh:
         self.profile = profile
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
-        caches, engine = Caches(spec.context, spec.memory_tokens, spec.disk_tokens), spec.engine
+        engine, holders = spec.engine, size if spec.node_tokens else 0
         whole, windows = has_whole_caches(engine), keeps_windows(engine)
         setup = Setup(engine, spec.quantisation, on_gpu=False, has_whole_caches=whole, keeps_windows=windows)
-        blocks = blocks_of(caches, profile, [setup])
+        blocks = blocks_of(spec.caches, profile, [setup])
         self.plans = staged_plans(spec.stages, with_blocks(profile, blocks), candidates, blocks.room)
         assignment = pb.Assignment(
             model=model,
@@ -263,7 +270,10 @@ class LocalMesh:
             cache_block_tokens=blocks.tokens,
             windowed_blocks=blocks.windowed,
             window=blocks.window,
-            far_blocks=blocks.on_disk,
+            far_blocks=blocks.on_disk + blocks.on_nodes,
+            far_blocks_on_disk=blocks.on_disk if holders else 0,
+            cache_holders=holders,
+            holder_bytes=plenty,
             sequences=blocks.slots or SessionRequest.sequences,
             one_wave=spec.one_wave,
             engine=spec.engine,
@@ -277,7 +287,7 @@ class LocalMesh:
         )
         if spec.draft_model or spec.own_head:
             assignment.draft.CopyFrom(await self._draft(spec.draft_model))
-        workers = size + len(spec.hosts)
+        workers = size + len(spec.hosts) + holders
         pin = spec.pin and spec.threads == 1 and workers <= usable_cores()
         cache = ShareCache(spec.cache)
         for rank in range(workers):
@@ -316,8 +326,7 @@ class LocalMesh:
         model = pb.ModelSpec(source=source, quantisation=spec.quantisation, block=spec.block, ahead=draft is None)
         profile = (await asyncio.to_thread(describe, model, None, str(spec.model) if draft else "")).profile
         setup = Setup(spec.engine, spec.quantisation, on_gpu=False, has_whole_caches=has_whole_caches(spec.engine))
-        caches = Caches(spec.context, spec.memory_tokens, spec.disk_tokens)
-        return plan_draft(model, profile, setup, caches).assignment()
+        return plan_draft(model, profile, setup, spec.caches).assignment()
 
     def _entry(self, rank: int) -> Sequence[str]:
         """The module that a worker runs, and its arguments: the network, and who is on the same machine."""
@@ -326,6 +335,8 @@ class LocalMesh:
             return ("motley.daemon.worker.process",)
         size = len(self.spec.weights)
         near = rank + size if rank < size else rank - size  # there may be none; hosts have no links to each other
+        if self.spec.node_tokens:
+            near = 2 * size  # nobody: cache holders are on other machines
         return ("motley.bench.meshes.rank_over_link", self.spec.link or "none", str(near), str(fraction))
 
     def _send(self, rank: int, **body: Any) -> None:

@@ -1,4 +1,4 @@
-"""`motley bench caches`: what it costs to have a part of a long context on disks."""
+"""`motley bench caches`: what it costs to have a part of a long context on disks or other nodes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ def caches(
     memory: Annotated[
         int, typer.Option(min=1, help="Tokens that memory has room for; the others are on the disk of every rank.")
     ] = 256,
+    nodes: Annotated[
+        int, typer.Option(min=0, help="Tokens of those others that are on other nodes: in processes across --link.")
+    ] = 0,
     tokens: Annotated[int, typer.Option(min=2, max=4000, help="Tokens of the answer.")] = 32,
     quant: Quant = Quantisation.INT4,
     link: Link = "none",
@@ -32,7 +35,7 @@ def caches(
     cache_format: CacheFormats = None,
     as_json: AsJson = False,
 ) -> None:
-    """How fast a long context is read and continued with a part of its caches on disks, against all in memory."""
+    """How fast a long context is read and continued with a part of its caches elsewhere, against all in memory."""
     from motley.bench.measurements.speed.far_caches import measure_far_caches
     from motley.bench.meshes.local_mesh import MeshSpec
     from motley.daemon.models.files import open_model
@@ -46,7 +49,9 @@ def caches(
     if tokens >= context:
         raise CliError(f"--tokens {tokens} leaves no room for a prompt in --context {context}")
     if memory >= context:
-        raise CliError(f"--memory {memory} has room for all of --context {context}: nothing would be on disks")
+        raise CliError(f"--memory {memory} has room for all of --context {context}: nothing would be elsewhere")
+    if memory + nodes > context:
+        raise CliError(f"--nodes {nodes} are more than --context {context} has beside --memory {memory}")
     spec = MeshSpec(
         model=folder,
         weights=[1.0] * ranks,
@@ -59,13 +64,17 @@ def caches(
         link=parse_link(link),
     )
     with loading_bars() as progress:
-        measured = run(measure_far_caches(spec, memory, tokens, vocabulary, progress.advance_to))
+        measured = run(measure_far_caches(spec, memory, nodes, tokens, vocabulary, progress.advance_to))
     if as_json:
         print(json.dumps(asdict(measured)))
         return
     rows = [
-        [f"{own.memory_tokens}", f"{own.disk_tokens}", f"{own.prompt_tokens_per_s:.0f}", f"{own.ms_per_token:.2f}"]
-        for own in (measured.in_memory, measured.on_disk)
+        [
+            *map(str, (own.memory_tokens, own.disk_tokens, own.node_tokens)),
+            f"{own.prompt_tokens_per_s:.0f}",
+            f"{own.ms_per_token:.2f}",
+        ]
+        for own in (measured.in_memory, measured.elsewhere)
     ]
     title = f"a context of {context} tokens, {'the same text' if measured.same_text else 'not the same text'}"
-    results.print(table(["tokens in memory", "on disks", "prompt tokens/s", "ms/token"], rows, title=title))
+    results.print(table(["tokens in memory", "on disks", "on nodes", "prompt tokens/s", "ms/token"], rows, title=title))
