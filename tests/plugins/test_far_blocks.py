@@ -134,6 +134,9 @@ def test_what_reading_a_block_costs_is_measured(tmp_path: Path, monkeypatch: pyt
     for room in (1 << 40, 0):
         monkeypatch.setattr("motley.daemon.rank.blocks.far_file.available_memory", lambda room=room: room)
         assert 0 < file.block_s(10) < 1
+    nothing = FarFile(tmp_path, CacheBlocks(2, 32, far=40, held=10), [])
+    assert nothing.block_s(10) == 0, "of a rank without heads"
+    nothing.close()
     values = np.ones((2, 32, 64), np.float32)
     for name in ("key_cache.3", "value_cache.3"):
         file.write(name, 0, values)
