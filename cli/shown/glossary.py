@@ -35,6 +35,10 @@ def of_sessions(sessions: Sequence[dict[str, Any]]) -> list[str]:
         )
     if doing:
         lines.append("caches: what ranks keep of texts, in blocks; kept: for other texts that begin alike")
+    if any(activity["far_tiers"] for activity in doing):
+        lines.append(
+            "far blocks: what ranks have no memory for; of disks and nodes, what costs a step less is filled first"
+        )
     if any(activity["tried_drafts"] for activity in doing):
         lines.append("guesses: of next tokens; those that are right save time, others change nothing")
     return lines

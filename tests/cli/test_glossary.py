@@ -14,18 +14,28 @@ def session(**changed: Any) -> dict[str, Any]:
 def test_only_what_is_shown_is_explained() -> None:
     assert of_sessions([]) == []
     assert [line.partition(":")[0] for line in of_sessions([session()])] == ["context"], "it has no plan yet"
-    doing = {"tried_drafts": 0}
+    doing = {"tried_drafts": 0, "far_tiers": []}
     rank = {"timing": None}
     made = session(ranks=[rank], activity=doing)
     assert [line.partition(":")[0] for line in of_sessions([made])] == ["context", "rank", "caches"]
     busy = session(
         ranks=[{"timing": {"wait_ms": 1.0}}],
         hosts=[{}],
-        activity={"tried_drafts": 3},
+        activity={"tried_drafts": 3, "far_tiers": [{}]},
         forecast={},
         quantisation="stored",
     )
     told = [line.partition(":")[0] for line in of_sessions([made, busy])]
-    assert told == ["context", "stored", "rank", "experts", "step", "compute, wire, wait", "caches", "guesses"]
+    assert told == [
+        "context",
+        "stored",
+        "rank",
+        "experts",
+        "step",
+        "compute, wire, wait",
+        "caches",
+        "far blocks",
+        "guesses",
+    ]
     assert of_nodes([]) == []
     assert [len(of_nodes([{"speeds": speeds}])) for speeds in ([], [{}])] == [1, 2]
