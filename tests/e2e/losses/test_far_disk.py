@@ -29,7 +29,7 @@ async def test_a_disk_that_cannot_be_read_any_more_shows_in_no_text(node: str, o
         session = await there.session(**PLAN)
         alone = [(await answer_of(client, **each))["choices"] for each in ASKED]
         await client.call("DELETE", f"/api/sessions/{session['id']}")
-        session = await there.session(**PLAN, cache_disk_tokens=NEAR, cache_node_tokens=on_nodes)
+        session = await there.session(**PLAN, cache_disk_tokens=3 * NEAR - on_nodes, cache_node_tokens=on_nodes)
         where = f"/api/sessions/{session['id']}"
         answers = [asyncio.create_task(answer_of(client, **each)) for each in ASKED]
         await until(client, where, all_are_used)
