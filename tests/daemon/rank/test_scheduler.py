@@ -775,6 +775,26 @@ def test_a_text_is_four_times_as_long_as_the_near_blocks(most: tuple[int, ...]) 
     assert len(session.said(Open)) == len(most) - 1, "it has never stepped back"
 
 
+@pytest.mark.parametrize(
+    ("block_s", "filled"),
+    [([(1.0, 2.0), (1.0, 9.0)], ["disk", "nodes"]), ([(1.0, 2.0), (5.0, 4.0)], ["nodes", "disk"])],
+)
+def test_what_costs_the_slowest_rank_least_is_filled_first(block_s: Any, filled: list[str]) -> None:
+    session = Session((16, 16), CacheBlocks(3, 5, far=9, held=5), block_s=block_s)
+    asked = request("long", range(25), 5)
+    session.run([asked])
+    assert (session.texts["long"], session.ends["long"]) == alone(asked)
+    first, second = session.activities[-1].far_tiers
+    assert ([first.place, second.place], first.blocks_used, second.blocks_used) == (filled, 3, 0)
+    assert first.block_ms < second.block_ms
+
+
+def test_a_rank_that_has_not_measured_every_place_is_named() -> None:
+    session = Session((16, 16), CacheBlocks(3, 5, far=9, held=5), block_s=[(1.0, 2.0), (1.0,)])
+    with pytest.raises(StepError, match="rank 1 has measured 1 of 2 places"):
+        session.run([request("any", [1], 5)])
+
+
 def test_without_places_for_states_nothing_is_found_and_slots_bound_who_is_under_way() -> None:
     requests = [request(str(number), [*range(30)], 10) for number in range(4)]
     session = Session((16, 16), replace(BLOCKS, slots=2), recurrent=True)
