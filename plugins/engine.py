@@ -81,6 +81,10 @@ class EngineMemoryError(EngineError):
     """The device that an engine computes on has too little memory for what was asked."""
 
 
+class EngineLostError(EngineError):
+    """The device that an engine computes on is there no more for this process; another one may open it anew."""
+
+
 ROW_TILE = 16
 """Kernels take rows by twos or fours, and may round a last odd row otherwise. If a step is cut at a multiple of this
 number, every row meets the same kernel as in the whole step."""

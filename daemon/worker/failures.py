@@ -17,7 +17,7 @@ from motley.daemon.sampling.summary import SummaryError
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound
 from motley.daemon.weights.share_file import ShareFileError
-from motley.plugins.engine import EngineError, EngineMemoryError
+from motley.plugins.engine import EngineError, EngineLostError, EngineMemoryError
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import PeerLost, PeerTimeout, TransportError
 
@@ -55,6 +55,8 @@ def failure_of(error: Exception) -> pb.Failure:
             return pb.Failure(code="wrong_results", message=str(error))
         case EngineMemoryError():
             return pb.Failure(code="out_of_memory", message=str(error))
+        case EngineLostError():
+            return pb.Failure(code="device_lost", message=str(error))
         case EngineError():
             return pb.Failure(code="engine_error", message=str(error))
         case MemoryError():

@@ -50,6 +50,7 @@ _STATUS = {
     "peer_timeout": 503,
     "worker_died": 503,
     "device_leased": 503,
+    "device_lost": 503,
     "out_of_memory": 503,  # a machine's free memory is what its other programs leave: it may be another time
     "timed_out": 504,
 }

@@ -91,7 +91,7 @@ CLEAR_S = 1.0
 not free, so the plan does without its node if it can."""
 
 ENGINE_FAILURES = (
-    *("engine_error", "wrong_results", "insufficient_memory", "out_of_memory"),
+    *("engine_error", "device_lost", "wrong_results", "insufficient_memory", "out_of_memory"),
     *("internal_error", "worker_died", "timed_out"),
 )
 """What ranks fail with where another engine may do better."""

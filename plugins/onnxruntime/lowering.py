@@ -157,10 +157,8 @@ class Lowering:
             yield self._gated(node, *self._gates[node.output[0]])
         elif node.output[0] in self._absorbed:
             return  # made by the gate or the norm that reads it
-        elif node.op_type == "Add" and any(
-            self._residual_add(reader) is node for reader in self._readers.get(node.output[0], ())
-        ):
-            return  # made by the normalisation that reads it
+        elif self._is_made_by_norm(node):
+            return
         elif node.op_type == "Swish":
             alpha = attributes_of(node).get("alpha", 1.0)
             yield helper.make_node("QuickGelu", node.input, node.output, domain=MICROSOFT, alpha=alpha)
@@ -271,6 +269,12 @@ class Lowering:
         if add is None or any(name in self._initializers for name in add.input):
             return None
         return add if self._readers[add.output[0]][0] is node else None
+
+    def _is_made_by_norm(self, node: NodeProto) -> bool:
+        """Whether `node` is such an addition."""
+        return node.op_type == "Add" and any(
+            self._residual_add(reader) is node for reader in self._readers.get(node.output[0], ())
+        )
 
     def _scaled(self, value: str) -> tuple[str, float] | None:
         """What a value is a number times, if nobody else reads it, and that number."""

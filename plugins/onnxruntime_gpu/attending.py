@@ -13,10 +13,12 @@ from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS, AttentionSessions, Heads, mask_session
-from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, upload
+from motley.plugins.onnxruntime_gpu.device import CAPTURED_ROWS, Action, Gpu, Mirror, carry_out, upload
 from motley.plugins.onnxruntime_gpu.groups import Group, Piece, Pieces, slots_of
 from motley.plugins.segments import Kernel
 
+CAPTURED_BYTES = 1 << 26
+"""So much of the GPU's memory the captures of a group may keep, over its layers: the keys and values that they read."""
 GROUPS_KEPT = 4
 """Shapes of groups whose places are kept for a number of rows; the one not used for longest goes first."""
 
@@ -26,8 +28,8 @@ class Attention:
     """A layer's attention: its sessions, and the names of what it reads and makes.
 
     Attributes:
-        queries: turned, f32[T, heads * d].
-        y: what it makes, f32[T, heads * d].
+        queries: turned, f32[T, 1, heads * d].
+        y: what it makes, f32[T, kv_heads, 1, heads / kv_heads, d].
         keys: the layer's cache of keys.
         values: the same of values.
         window: positions that a row sees; 0: all.
@@ -197,7 +199,7 @@ class Attending:
         }
         tables = {name: table.there for name, table in rows.tables.items()}
         written = {f"{name}.out": cache for name, cache in self.caches.items()}
-        return {ORDER: self._device.array(np.arange(rows.count)[None]), **slots, **tables, **self.caches, **written}
+        return {ORDER: self._device.array(np.arange(rows.count)[:, None]), **slots, **tables, **self.caches, **written}
 
     def begin(self, rows: StepRows, spans: Sequence[tuple[int, Span]]) -> None:
         """Prepare what goes up for a step: the rotary tables of its rows, their slots, and its groups.
@@ -223,7 +225,7 @@ class Attending:
             if placed != kept.groups or in_order != kept.in_order:
                 kept.groups = []  # none of them, should what follows fail
                 for layer in kept.layers:
-                    layer.actions[:] = [self._attend(group, layer, in_order) for group in placed]
+                    layer.actions[:] = [self._attend(group, layer, in_order, len(kept.layers)) for group in placed]
                 kept.groups, kept.in_order, changed = placed, in_order, True
         if changed:
             groups_now = [group for kept in rows.windows.values() for group in kept.groups]
@@ -257,18 +259,17 @@ class Attending:
         nothing = (blocks.windowed if own else blocks.count) * blocks.tokens
         return Pieces(blocks.tokens, self._most_heads, nothing, window, own)
 
-    def _attend(self, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
-        """What has a group attend in one layer."""
+    def _attend(self, group: _GroupPlaces, layer: _Layer, in_order: bool, layers: int) -> Action:
+        """What has a group attend in one layer of so many."""
         key = layer.attention.y, in_order
         if key not in group.runs:
-            group.runs[key] = self._bind_attend(group, layer, in_order)
+            group.runs[key] = self._bind_attend(group, layer, in_order, layers)
         return group.runs[key]
 
-    def _bind_attend(self, group: _GroupPlaces, layer: _Layer, in_order: bool) -> Action:
+    def _bind_attend(self, group: _GroupPlaces, layer: _Layer, in_order: bool, layers: int) -> Action:
         attention, y, sessions = layer.attention, layer.y, layer.attention.sessions
         inputs = {
             "queries": layer.queries,
-            "rows": group.rows.there,
             "slots": group.slots.there,
             "mask": group.mask,
             "keys": self.caches[attention.keys],
@@ -276,6 +277,11 @@ class Attending:
         }
         if attention.sinks is not None:
             inputs["sinks"] = attention.sinks
+        if in_order and group.rows.host.shape[1] == 1:
+            kept = 4 * group.slots.host.size * self.caches[attention.keys].shape()[1] * np.float32().nbytes
+            captured = layers * kept <= CAPTURED_BYTES and len(group.rows.host) <= CAPTURED_ROWS
+            return self._device.bind(sessions.attend_tokens, inputs, {"y": y}, captured)
+        inputs["rows"] = group.rows.there
         if in_order:
             return self._device.bind(sessions.attend, inputs, {"y": y})
         return self._device.bind(sessions.attend_some, inputs | {"y.before": y, "places": group.places.there}, {"y": y})
@@ -299,7 +305,7 @@ class Attending:
         positions = device.mirror(np.zeros((pieces, count), np.float32))
         known = device.array(np.arange(seen, dtype=np.float32))
         mask = device.empty((pieces, 1, 1, count, seen))
-        make = device.bind(self._masks[window], {"positions": positions.there, "seen": known}, {"mask": mask})
+        make = device.bind(self._masks[window], {"positions": positions.there, "seen": known}, {"mask": mask}, True)
         return _GroupPlaces(
             pieces=(),
             in_order=False,

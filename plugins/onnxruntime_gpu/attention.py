@@ -22,7 +22,7 @@ from motley.plugins.onnxruntime_gpu.device import Gpu, declared
 from motley.plugins.segments import ATTEND
 
 ORDER = "step.order"
-"""What nodes read: i64[1, T], the numbers of the rows."""
+"""What nodes read: i64[T, 1], the numbers of the rows."""
 SLOTS, WINDOW_SLOTS = "step.slots", "step.slots.windowed"
 """The same: i64[T, 1], where the rows' keys and values go; in layers with a window, the latter."""
 NEVER = np.float32(-3e38)
@@ -51,6 +51,11 @@ class Heads:
     soft_cap: float
     sinks: bool
 
+    @property
+    def group(self) -> int:
+        """Queries of a row that have the same key."""
+        return self.heads // self.kv_heads
+
     @classmethod
     def of(cls, node: NodeProto) -> Heads:
         """Those of a `motley.plugins.segments.ATTENTION` or `ATTEND`."""
@@ -70,28 +75,36 @@ class AttentionSessions:
     """The sessions for attentions of some `Heads`.
 
     Attributes:
-        attend: (queries f32[T, heads * d], rows, slots, mask f32[S, 1, 1, R, C], keys, values) -> y f32[S * R,
-            heads * d], if the group is the whole step and its rows are in their order.
-        attend_some: the same with y f32[T, heads * d] and places i64[S, R, 1], which are `rows`, as more operands:
-            those of its rows are written in place.
+        attend: (queries f32[T, 1, heads * d], rows, slots, mask f32[S, 1, 1, R, C], keys, values) -> y f32[S * R,
+            kv_heads, 1, heads / kv_heads, d], if the group is the whole step and its rows are in their order.
+        attend_tokens: the same if its pieces have a row each, without `rows`. Its runs may be captured.
+        attend_some: as `attend`, with y and places i64[S, R, 1], which are `rows`, as more operands: those of its rows
+            are written in place.
     """
 
     def __init__(self, device: Gpu, heads: Heads) -> None:
         self.heads = heads
-        self.attend = self._attend(device, whole=True)
-        self.attend_some = self._attend(device, whole=False)
+        self.attend = self._attend(device)
+        self.attend_tokens = self._attend(device, tokens=True)
+        self.attend_some = self._attend(device, some=True)
 
-    def _attend(self, device: Gpu, whole: bool) -> ort.InferenceSession:
+    def _attend(self, device: Gpu, tokens: bool = False, some: bool = False) -> ort.InferenceSession:
         h = self.heads
-        group = h.heads // h.kv_heads
+        group = h.group
         constants = Constants()
         node = helper.make_node
-        by_head = constants.i64([0, 0, h.kv_heads, group, h.width])
         by_kv_head = constants.i64([0, 0, h.kv_heads, 1, h.width])
-        nodes = [
-            node("Gather", ["queries", "rows"], ["q"], axis=0),  # [S, R, heads * d]
-            node("Reshape", ["q", by_head], ["q.apart"]),
-            node("Transpose", ["q.apart"], ["q.turned"], perm=[0, 2, 3, 1, 4]),  # [S, kv_heads, group, R, d]
+        if tokens:  # where R is 1, heads of a group take the place of rows, and nothing has to be turned
+            alike, asking = 1, group
+            nodes = [node("Reshape", ["queries", constants.i64([-1, h.kv_heads, 1, group, h.width])], ["q.turned"])]
+        else:
+            alike, asking = group, 1
+            nodes = [
+                node("Gather", ["queries", "rows"], ["q"], axis=0),  # [S, R, 1, heads * d]
+                node("Reshape", ["q", constants.i64([0, 0, h.kv_heads, group, h.width])], ["q.apart"]),
+                node("Transpose", ["q.apart"], ["q.turned"], perm=[0, 2, 3, 1, 4]),  # [S, kv_heads, group, R, d]
+            ]
+        nodes += [
             node("Gather", ["keys", "slots"], ["k"], axis=0),  # [S, C, kv_heads * d]
             node("Reshape", ["k", by_kv_head], ["k.apart"]),
             node("Transpose", ["k.apart"], ["k.turned"], perm=[0, 2, 3, 4, 1]),  # [S, kv_heads, 1, d, C]
@@ -116,7 +129,7 @@ class AttentionSessions:
             nodes += [
                 node("Slice", [scores, zero, one, last], ["any"]),
                 node("Mul", ["any", constants.f32(0.0)], ["zeros"]),
-                node("Reshape", ["sinks", constants.i64([1, h.kv_heads, group, 1, 1])], ["sinks.apart"]),
+                node("Reshape", ["sinks", constants.i64([1, h.kv_heads, alike, asking, 1])], ["sinks.apart"]),
                 node("Add", ["zeros", "sinks.apart"], ["sink.column"]),
                 node("Concat", ["seen", "sink.column"], ["with.sinks"], axis=4),
                 node("Softmax", ["with.sinks"], ["odds"], axis=4),
@@ -124,30 +137,32 @@ class AttentionSessions:
             ]
         else:
             nodes.append(node("Softmax", ["seen"], ["weights"], axis=4))
-        nodes += [
-            node("MatMul", ["weights", "v.turned"], ["sums"]),  # [S, kv_heads, group, R, d]
-            node("Transpose", ["sums"], ["sums.back"], perm=[0, 3, 1, 2, 4]),
-        ]
-        width = h.heads * h.width
+        nodes.append(node("MatMul", ["weights", "v.turned"], ["y" if tokens else "sums"]))
+        if not tokens:
+            nodes.append(node("Transpose", ["sums"], ["sums.back"], perm=[0, 3, 1, 2, 4]))  # [S, R, kv_heads, group, d]
         inputs = [
-            declared("queries", np.float32, ["T", width]),
-            declared("rows", np.int64, ["S", "R"]),
+            declared("queries", np.float32, ["T", 1, h.heads * h.width]),
             declared("slots", np.int64, ["S", "C"]),
             declared("mask", np.float32, ["S", 1, 1, "R", "C"]),
             declared("keys", np.float32, ["P", h.kv_heads * h.width]),
             declared("values", np.float32, ["P", h.kv_heads * h.width]),
         ]
+        if not tokens:
+            inputs.append(declared("rows", np.int64, ["S", "R"]))
         if h.sinks:
             inputs.append(declared("sinks", np.float32, [h.heads]))
-        if whole:
-            nodes.append(node("Reshape", ["sums.back", constants.i64([-1, width])], ["y"]))
-        else:
+        if some:
             nodes += [
-                node("Reshape", ["sums.back", constants.i64([0, 0, width])], ["made"]),
+                node("Reshape", ["sums.back", constants.i64([0, 0, h.kv_heads, 1, group, h.width])], ["made"]),
                 node("ScatterND", ["y.before", "places", "made"], ["y"]),
             ]
-            inputs += [declared("y.before", np.float32, ["T", width]), declared("places", np.int64, ["S", "R", 1])]
-        return device.session(nodes, inputs, [declared("y", np.float32)], constants.tensors)
+            inputs += [
+                declared("y.before", np.float32, ["T", h.kv_heads, 1, group, h.width]),
+                declared("places", np.int64, ["S", "R", 1]),
+            ]
+        elif not tokens:
+            nodes.append(node("Reshape", ["sums.back", constants.i64([-1, h.kv_heads, 1, group, h.width])], ["y"]))
+        return device.session(nodes, inputs, [declared("y", np.float32)], constants.tensors, captured=tokens)
 
 
 def mask_session(device: Gpu, window: int) -> ort.InferenceSession:
@@ -168,12 +183,15 @@ def mask_session(device: Gpu, window: int) -> ort.InferenceSession:
             node("Where", ["near", "causal", never], ["mask"]),
         ]
     inputs = [declared("positions", np.float32, ["S", "R"]), declared("seen", np.float32, ["C"])]
-    return device.session(nodes, inputs, [declared("mask", np.float32)], constants.tensors)
+    return device.session(nodes, inputs, [declared("mask", np.float32)], constants.tensors, captured=True)
 
 
 def with_writing(node: NodeProto, constants: Constants) -> Iterator[NodeProto]:
     """A `motley.plugins.segments.ATTENTION` as what turns its rows and writes their keys and values, in place, and an
-    `ATTEND`."""
+    `ATTEND`, whose queries are f32[T, 1, heads * d] and whose result is f32[T, kv_heads, 1, heads / kv_heads, d].
+
+    So they have these shapes where a kernel has made them: runs that are captured must not end with a change of shape.
+    """
     heads = Heads.of(node)
     qkv, keys, values, lengths, cos, sin, *sinks = node.input
     y, keys_out, values_out = node.output
@@ -181,34 +199,28 @@ def with_writing(node: NodeProto, constants: Constants) -> Iterator[NodeProto]:
     queries, own_keys, own_values = (f"{y}.{each}" for each in ("queries", "keys", "values"))
     turned = f"{own_keys}.turned" if heads.rotary else own_keys
     before = f"{queries}.before" if heads.rotary else queries
-    widths = [heads.heads * heads.width, heads.kv_heads * heads.width, heads.kv_heads * heads.width]
-    yield helper.make_node("Split", [qkv, constants.i64(widths)], [before, own_keys, own_values], axis=1)
+    width = heads.kv_heads * heads.width
+    widths = [heads.heads * heads.width, width, width]
+    yield helper.make_node("Reshape", [qkv, constants.i64([-1, 1, sum(widths)])], [f"{y}.rows"])
+    yield helper.make_node("Split", [f"{y}.rows", constants.i64(widths)], [before, own_keys, own_values], axis=2)
     if heads.rotary:
-        yield from _turning(heads, before, heads.heads, cos, sin, queries, constants)
-        yield from _turning(heads, own_keys, heads.kv_heads, cos, sin, turned, constants)
-    yield helper.make_node("ScatterND", [keys, slots, turned], [keys_out])
-    yield helper.make_node("ScatterND", [values, slots, own_values], [values_out])
+        for x, count, result in ((before, heads.heads, queries), (own_keys, heads.kv_heads, turned)):
+            yield helper.make_node(
+                "RotaryEmbedding",
+                [x, cos, sin, ORDER],
+                [result],
+                num_heads=count,
+                rotary_embedding_dim=0 if heads.rotary == heads.width else heads.rotary,
+            )
+    for x, cache, written in ((turned, keys, keys_out), (own_values, values, values_out)):
+        yield helper.make_node("Reshape", [x, constants.i64([-1, width])], [f"{x}.flat"])
+        yield helper.make_node("ScatterND", [cache, slots, f"{x}.flat"], [written])
     attend = helper.make_node(
-        ATTEND, [queries, keys, values, lengths, cos, sin, *sinks], [y], name=node.name, domain=DOMAIN
+        ATTEND, [queries, keys, values, lengths, cos, sin, *sinks], [f"{y}.apart"], name=node.name, domain=DOMAIN
     )
     attend.attribute.extend(node.attribute)
     yield attend
-
-
-def _turning(
-    heads: Heads, x: str, count: int, cos: str, sin: str, result: str, constants: Constants
-) -> Iterator[NodeProto]:
-    """What turns `count` heads of each row of x."""
-    yield helper.make_node("Reshape", [x, constants.i64([1, -1, count, heads.width])], [f"{x}.rows"])
-    yield helper.make_node("Transpose", [f"{x}.rows"], [f"{x}.heads"], perm=[0, 2, 1, 3])
-    yield helper.make_node(
-        "RotaryEmbedding",
-        [f"{x}.heads", cos, sin, ORDER],
-        [f"{x}.rotated"],
-        rotary_embedding_dim=0 if heads.rotary == heads.width else heads.rotary,
-    )
-    yield helper.make_node("Transpose", [f"{x}.rotated"], [f"{x}.back"], perm=[0, 2, 1, 3])
-    yield helper.make_node("Reshape", [f"{x}.back", constants.i64([-1, count * heads.width])], [result])
+    yield helper.make_node("Reshape", [f"{y}.apart", constants.i64([-1, widths[0]])], [y])
 
 
 @dataclass(frozen=True)

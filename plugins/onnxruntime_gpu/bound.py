@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnxruntime as ort
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto, ValueInfoProto
 
 from motley.plugins.engine import F32
 from motley.plugins.latest import Latest
@@ -19,6 +19,20 @@ from motley.plugins.segments import ROWS, Mixture, Reduction, Segment
 
 HEADS_KEPT = 4
 """Numbers of logits for which the head stays bound to a stretch of rows; the one not used for longest goes first."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value [T, *shape] that crosses segments."""
+
+    shape: tuple[int, ...]
+    kind: int = TensorProto.FLOAT
+
+    @classmethod
+    def declared(cls, value: ValueInfoProto) -> Crossing:
+        """One of a graph's values [T, width]."""
+        tensor = value.type.tensor_type
+        return cls((tensor.shape.dim[1].dim_value,), tensor.elem_type)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +18,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from motley.plugins.engine import EngineError, EngineMemoryError
+from motley.plugins.engine import EngineError, EngineLostError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.onnxruntime_gpu.preference import takes_software
 from motley.plugins.onnxruntime_gpu.providers import Provider
@@ -28,6 +31,17 @@ Place: TypeAlias = Any
 """Where a value is: an array of the host, or an `ort.OrtValue` in the GPU's memory."""
 Action: TypeAlias = Callable[[], None]
 """Computes or copies what it was bound to; `carry_out` calls it."""
+CAPTURED_ROWS = 8
+"""So many rows at most are worth a capture, which keeps what its run makes on the way: of each layer as much again."""
+VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
+"""Operators whose result the provider copies where it is bound to a place. Copies are no part of a capture."""
+_GRAPH = "gpu_graph_id"
+"""The setting of a run that tells the runtime which capture it is."""
+_NO_GRAPH = "-1"
+"""Its value for a run that is no capture."""
+_graph_numbers = count(1)
+_dropped: deque[tuple[weakref.WeakMethod[Callable[[int], None]], int]] = deque()
+"""Captures that nobody runs any more, by what lets go of them; finalisers add to it at any time."""
 _one_at_a_time = threading.Lock()
 """WebGPU's provider has one queue of commands for all sessions of a process, which two threads must not use at once."""
 
@@ -88,6 +102,10 @@ def carry_out(lists: Iterable[Iterable[Action]]) -> None:
         Exception: whatever the runtime raises.
     """
     with _one_at_a_time:
+        while _dropped:
+            release, graph = _dropped.popleft()
+            if (let_go := release()) is not None:
+                let_go(graph)
         for actions in lists:
             for action in actions:
                 action()
@@ -107,6 +125,15 @@ class Gpu:
         self.provider = provider
         self._device = found[0]
         self._settings = provider.settings()
+        self._capturing = weakref.WeakSet[ort.InferenceSession]()
+        # An array opens the GPU too, for the whole process, but without the settings: so a session has to come first.
+        ends = [declared(name, np.float32, [1]) for name in ("x", "y")]
+        try:
+            self._opening = self.session([helper.make_node("Neg", ["x"], ["y"])], ends[:1], ends[1:])
+        except EngineError as error:
+            raise EngineError(
+                f"engine {provider.engine!r} cannot open the GPU ({error.__cause__}); it needs {provider.driver}"
+            ) from error
 
     def session(
         self,
@@ -115,11 +142,14 @@ class Gpu:
         outputs: Sequence[onnx.ValueInfoProto],
         initializers: Sequence[TensorProto] = (),
         folder: str = "",
+        captured: bool = False,
     ) -> ort.InferenceSession:
         """Make a session for a graph, which must run on the GPU as a whole.
 
         Args:
             initializers: may lie in a file of `folder`.
+            captured: whether runs may be captured, if graph and provider allow it. A run that is being captured
+                computes the graph twice, so it must not add to what it reads.
 
         Raises:
             EngineError: the provider lacks something that the graph has, or the driver does.
@@ -136,13 +166,23 @@ class Gpu:
         if folder:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-        options.add_provider_for_devices([self._device], self._settings)
+        made = {name: node.op_type for node in nodes for name in node.output}
+        captured = (
+            captured and bool(self.provider.capturing) and VIEWS.isdisjoint(made[output.name] for output in outputs)
+        )
+        options.enable_mem_pattern = not captured
+        options.add_provider_for_devices(
+            [self._device], self._settings | ({self.provider.capturing: "1"} if captured else {})
+        )
         with _one_at_a_time:
             try:
-                return ort.InferenceSession(model.SerializeToString(), options)
+                session = ort.InferenceSession(model.SerializeToString(), options)
             except Exception as error:  # the runtime's own classes share no other base
                 kinds = ", ".join(sorted({node.op_type for node in nodes}))
                 raise self._told(error, f"cannot prepare a part of the graph ({kinds})") from error
+        if captured:
+            self._capturing.add(session)
+        return session
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> ort.OrtValue:
         """An array in the GPU's memory, of zeros.
@@ -183,6 +223,7 @@ class Gpu:
         session: ort.InferenceSession,
         inputs: Mapping[str, ort.OrtValue],
         outputs: Mapping[str, Place],
+        captured: bool = False,
     ) -> Action:
         """Bind a session to places of its values.
 
@@ -190,11 +231,14 @@ class Gpu:
             inputs: in the GPU's memory.
             outputs: arrays of the host have their values when a run returns; it does not wait for others. They may be
                 the inputs, where the operator that makes them works in place.
+            captured: the first run is captured, and the others repeat its commands, if the session allows that and no
+                output is an array of the host. A capture keeps what is made on the way in the GPU's memory.
 
         Returns:
             What runs the session. It keeps no array of the host alive.
         """
         binding = session.io_binding()
+        places = outputs.values()
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         for name, place in outputs.items():
@@ -202,7 +246,15 @@ class Gpu:
                 binding.bind_output(name, "cpu", 0, place.dtype.type, place.shape, place.ctypes.data)
             else:
                 binding.bind_ortvalue_output(name, place)
-        return partial(session.run_with_iobinding, binding)
+        if session not in self._capturing:
+            return partial(session.run_with_iobinding, binding)
+        graph = next(_graph_numbers) if captured and not any(isinstance(each, np.ndarray) for each in places) else None
+        options = ort.RunOptions()
+        options.add_run_config_entry(_GRAPH, _NO_GRAPH if graph is None else str(graph))
+        run = partial(session.run_with_iobinding, binding, options)
+        if graph is not None:  # of its own, as a capture repeats what it was bound to
+            weakref.finalize(run, _dropped.append, (weakref.WeakMethod(session.release_captured_graph), graph))
+        return run
 
     def _told(self, error: Exception, what: str) -> EngineError:
         """The error to raise for one of the runtime."""
@@ -215,11 +267,18 @@ def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None 
 
 
 def told(error: Exception, engine: str, what: str) -> EngineError:
-    """The error of an engine to raise for one of the runtime: `EngineMemoryError` where memory is what lacked."""
+    """The error of an engine to raise for one of the runtime: of the kind of what was lacking."""
     words = str(error)
+    if _LOST.search(words):
+        return EngineLostError(
+            f"engine {engine!r} has lost its GPU: its driver was reset, or it was taken away. If it happens again,"
+            f" see the driver's reason in the system's log, or use engine 'onnxruntime' (it {what}: {words})"
+        )
     kind = EngineMemoryError if _LACKS_MEMORY.search(words) else EngineError
     return kind(f"engine {engine!r} {what}: {words}")
 
 
 _LACKS_MEMORY = re.compile("memory|max buffer size|invalid buffer", re.IGNORECASE)
 """How providers say so. WebGPU's logs that there is no room for a buffer, and then fails as the buffer is invalid."""
+_LOST = re.compile("device.{0,3} (is|was) lost|DEVICE_LOST", re.IGNORECASE)
+"""How WebGPU's says that."""

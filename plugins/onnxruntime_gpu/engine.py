@@ -41,20 +41,30 @@ from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
 from motley.plugins.nodes import SPARSE_MIXER, reads
-from motley.plugins.onnxruntime.sessions import Crossing
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
 from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS
 from motley.plugins.onnxruntime_gpu.bound import (
     Bound,
     Chunk,
+    Crossing,
     Head,
     Part,
     names_on_host,
     needed,
     products_in_place,
 )
-from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, Place, carry_out, download, told, upload
+from motley.plugins.onnxruntime_gpu.device import (
+    CAPTURED_ROWS,
+    Action,
+    Gpu,
+    Mirror,
+    Place,
+    carry_out,
+    download,
+    told,
+    upload,
+)
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.measuring import measure_speed
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
@@ -133,7 +143,7 @@ class WebGpuEngine:
         outputs = [output.name for output in graph.proto.graph.output]
         segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
-        self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing(1, TensorProto.INT64))
+        self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing((1,), TensorProto.INT64))
         self._on_host = names_on_host(segments)
         self._attending = Attending(self._device, graph)
         self._adapting = Adapting(self._device, name, graph)
@@ -143,7 +153,7 @@ class WebGpuEngine:
         self._numbers = buffer_numbers(segments, self._kind)
         """The number of the buffer of each value that crosses segments."""
         self._host = {
-            (self._kind(name), number): np.zeros((options.max_rows, self._kind(name)[0].width), self._dtype(name))
+            (self._kind(name), number): np.zeros((options.max_rows, *self._kind(name)[0].shape), self._dtype(name))
             for name, number in self._numbers.items()
             if name in self._on_host
         }
@@ -210,7 +220,8 @@ class WebGpuEngine:
             return Part(segment, zeros=zeros, attention=attention, adapt=adapt)
         read = {name for node in nodes for name in reads(node)}
         inputs = [name for name in segment.inputs if name in read]
-        session = self._session(nodes, list(map(self._declared, inputs)), list(map(self._declared, outputs)))
+        ends = list(map(self._declared, inputs)), list(map(self._declared, outputs))
+        session = self._session(nodes, *ends, captured=True)
         read_back = [name for name in outputs if name in self._on_host]
         return Part(segment, session, inputs, outputs, read_back, zeros, attention, adapt)
 
@@ -219,23 +230,28 @@ class WebGpuEngine:
         return self._session(unadapted(graph.node), graph.input, graph.output)
 
     def _session(
-        self, nodes: Sequence[NodeProto], inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto]
+        self,
+        nodes: Sequence[NodeProto],
+        inputs: Sequence[ValueInfoProto],
+        outputs: Sequence[ValueInfoProto],
+        captured: bool = False,
     ) -> ort.InferenceSession:
         """A session with the weights that its nodes read."""
         read = dict.fromkeys(chain.from_iterable(map(reads, nodes)))
         weights = [self._initializers[name] for name in read if name in self._initializers]
-        return self._device.session(nodes, inputs, outputs, weights, str(self._graph.share_file.parent))
+        return self._device.session(nodes, inputs, outputs, weights, str(self._graph.share_file.parent), captured)
 
     def _attention(self, then: Kernel) -> Attention:
         sinks = self._weight(then.node.input[6]) if len(then.node.input) > 6 else None
         attention = self._attending.add(then, sinks)
         heads = attention.sessions.heads
-        self._crossing |= dict.fromkeys((attention.queries, attention.y), Crossing(heads.width * heads.heads))
+        self._crossing[attention.queries] = Crossing((1, heads.heads * heads.width))
+        self._crossing[attention.y] = Crossing((heads.kv_heads, 1, heads.group, heads.width))
         return attention
 
     def _adapt(self, then: Kernel) -> Adapt:
         adapt, widths = self._adapting.add(then)
-        self._crossing |= {name: Crossing(width) for name, width in widths.items()}
+        self._crossing |= {name: Crossing((width,)) for name, width in widths.items()}
         return adapt
 
     def _weight(self, name: str) -> Array:
@@ -247,8 +263,8 @@ class WebGpuEngine:
             share.close()
 
     def _kind(self, name: str) -> tuple[Crossing, bool]:
-        """What values must have in common to share a buffer: how wide they are, and whether the host has them."""
-        return self._crossing.get(name, Crossing(self._graph.hidden)), name in self._on_host
+        """What values must have in common to share a buffer: their shape, and whether the host has them."""
+        return self._crossing.get(name, Crossing((self._graph.hidden,))), name in self._on_host
 
     def _dtype(self, name: str) -> np.dtype[Any]:
         return np.dtype(np.int64 if name == ROWS else helper.tensor_dtype_to_np_dtype(self._kind(name)[0].kind))
@@ -269,7 +285,7 @@ class WebGpuEngine:
             kind = self._kind(name)
             if (kind, number) not in made:
                 host, count = self._host.get((kind, number)), rows.stop - rows.start
-                shape = count, kind[0].width
+                shape = count, *kind[0].shape
                 made[kind, number] = self._device.empty(shape) if host is None else self._device.mirror(host[rows])
         found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
         mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
@@ -280,9 +296,9 @@ class WebGpuEngine:
         steps = self._bound_layers(places, mirrors, of_rows, adapted, alone)
         return Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
 
-    def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place]) -> Action:
+    def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place], captured: bool) -> Action:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))
-        return self._device.bind(session, inputs, outputs)
+        return self._device.bind(session, inputs, outputs, captured)
 
     def _bound_layers(
         self,
@@ -331,11 +347,12 @@ class WebGpuEngine:
         actions: list[Action] = [*first, *(partial(mirrors[name].host.fill, 0) for name in part.zeros)]
         if read_here := [mirrors[name] for name in part.zeros if name != summed]:
             actions.append(upload(read_here))
+        captured = rows.count <= CAPTURED_ROWS
         if part.session is not None:
-            # A sum goes to the host with the run that makes it: nothing else reads it.
-            here: dict[str, Place] = {summed: mirrors[summed].host} if summed in part.read else {}
-            actions.append(self._bind(part, part.session, {**places, **here}))
-        if back := [mirrors[name] for name in part.read if name != total]:
+            # A sum goes to the host with the run that makes it: nothing else reads it. A captured run cannot do that.
+            here: dict[str, Place] = {summed: mirrors[summed].host} if summed in part.read and not captured else {}
+            actions.append(self._bind(part, part.session, {**places, **here}, captured))
+        if back := [mirrors[name] for name in part.read if name != total or (captured and summed)]:
             actions.append(download(back))
         lists: list[Sequence[Action]] = [actions]
         if part.attention is not None:
@@ -421,21 +438,22 @@ class WebGpuEngine:
 
     def _new_head(self, chunk: Chunk, logits: slice, wanted: Array) -> Head:
         rows, adapted = self._device.mirror(wanted), self._adapting.rows()
+        captured = chunk.rows.count <= CAPTURED_ROWS
         places: dict[str, Place] = {**chunk.places, ROWS: rows.there, "logits": self._logits[logits]}
         adapts = [part.adapt for part in self._head if part.adapt is not None]
         made = [*(name for part in self._head for name in part.outputs), *(each.y for each in adapts)]
         to_host: list[Mirror] = []
         for name in made:
             if name != "logits":
-                places[name] = self._device.empty((len(wanted), self._kind(name)[0].width))
-            elif any(each.y == name for each in adapts):
+                places[name] = self._device.empty((len(wanted), *self._kind(name)[0].shape))
+            elif captured or any(each.y == name for each in adapts):
                 to_host.append(self._device.mirror(self._logits[logits]))
                 places[name] = to_host[0].there
         places |= products_in_place(self._head, places)
         actions: list[Sequence[Action]] = []
         for part in self._head:
             if part.session is not None:
-                actions.append([self._bind(part, part.session, places)])
+                actions.append([self._bind(part, part.session, places, captured)])
             if part.adapt is not None:
                 actions.append(self._adapting.actions(adapted, part.adapt, places))
         if to_host:

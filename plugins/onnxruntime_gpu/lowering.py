@@ -7,6 +7,8 @@ in the graph                                 in the runtime
 ``Split`` -> ``CachedAttention``             what turns rows and writes their keys and values, and
                                              `motley.plugins.segments.ATTEND`, see
                                              `motley.plugins.onnxruntime_gpu.attention`
+``Add`` -> ``RMSNormalization`` of rows      ``SkipSimplifiedLayerNormalization``: one kernel for two
+``Swish``                                    ``QuickGelu``, the same: the runtime makes four kernels of it
 ===========================================  =========================================================
 
 All else stays as it is.
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import NodeProto, helper
 
+from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime.lowering import MICROSOFT, Lowered, Lowering
 from motley.plugins.onnxruntime_gpu.attention import Constants, with_writing
 from motley.plugins.onnxruntime_gpu.providers import Provider
@@ -46,6 +49,26 @@ class _DeviceLowering(Lowering):
         return helper.make_node(
             "MatMulNBits", inputs, [y], domain=MICROSOFT, K=columns, N=rows, bits=bits, block_size=block
         )
+
+    def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
+        if not self.fuses_products:
+            yield from super()._lower(node)
+        elif node.op_type == "Swish":
+            alpha = attributes_of(node).get("alpha", 1.0)
+            yield helper.make_node("QuickGelu", node.input, node.output, domain=MICROSOFT, alpha=alpha)
+        elif node.op_type == "RMSNormalization" and (add := self._residual_add(node)):
+            yield helper.make_node(
+                "SkipSimplifiedLayerNormalization",
+                [*add.input, node.input[1]],
+                [node.output[0], "", "", add.output[0]],
+                domain=MICROSOFT,
+                epsilon=attributes_of(node)["epsilon"],
+            )
+        elif not self._is_made_by_norm(node):
+            yield from super()._lower(node)
+
+    def _residual_add(self, node: NodeProto) -> NodeProto | None:
+        return super()._residual_add(node) if node.op_type == "RMSNormalization" else None
 
     def _attention(self, node: NodeProto) -> Iterator[NodeProto]:
         for made in super()._attention(node):

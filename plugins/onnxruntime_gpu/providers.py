@@ -24,7 +24,9 @@ class Provider:
         memory: what the runtime calls the memory of its devices.
         has_products: whether it has the runtime's own product with quantised matrices, ``MatMulNBits``; else it gets
             that as the standard's ``DequantizeLinear`` and ``Gemm``.
-        settings: gives those that a session is made with.
+        settings: gives those that the GPU is opened with.
+        capturing: the setting that, being 1, has a session keep the commands of a run and repeat them; empty: there is
+            none, or none that has been tried.
     """
 
     engine: str
@@ -34,6 +36,7 @@ class Provider:
     memory: str
     has_products: bool
     settings: Callable[[], dict[str, str]] = dict
+    capturing: str = ""
 
 
 WEBGPU = Provider(
@@ -45,6 +48,7 @@ WEBGPU = Provider(
     memory="webgpu",
     has_products=True,
     settings=provider_settings,
+    capturing="enableGraphCapture",
 )
 CUDA = Provider(
     engine="onnxruntime-cuda",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from motley.cli.reaching.client import Client
 from tests.conftest import SHARED_MESH
 from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh, motley
 from tests.software_gpu import ALLOWED, ALLOWED_BY_PROVIDER, show_software_gpu
+from tests.vulkan_layer import LOST, layer_environment
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:\nLook, good sir, you are", "max_tokens": 8, "temperature": 0}
 SHORT = {"context": 64, "shares": [1, 1]}
@@ -130,3 +132,24 @@ async def test_a_device_that_is_not_there_is_refused_with_what_to_install() -> N
     measured = ("bench", "device", "--quant", "int4", "--tokens", "1")
     status, out, _ = await motley(*measured, VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent")
     assert (status, "processor" in out) == (0, True), "without a GPU the processor is measured"
+
+
+async def test_an_answer_goes_on_when_the_gpu_is_lost(gpu_mesh: Mesh, client: Client, tmp_path: Path) -> None:
+    """Vulkan says so in the middle of it, and again to whoever opens that GPU anew."""
+    lost = tmp_path / "lost"
+    await gpu_mesh.join("losing", **{ALLOWED: "1", LOST: str(lost), **layer_environment(tmp_path)})
+    alone = await gpu_mesh.session(nodes=["cpu"], context=64)
+    body = {**GREEDY, "max_tokens": 40, "ignore_eos": True}
+    expected = (await client.call("POST", "/v1/completions", body))["choices"][0]["text"]
+    await client.call("DELETE", f"/api/sessions/{alone['id']}")
+    session = await gpu_mesh.session(nodes=["cpu", "webgpu@losing"], **SHORT)
+    pieces = []
+    async for event in client.stream("/v1/completions", body):
+        pieces += [choice["text"] for choice in event["choices"]]
+        if len(pieces) == 3:
+            lost.touch()
+    assert "".join(pieces) == expected
+    anew = await client.call("GET", f"/api/sessions/{session['id']}")
+    assert anew["state"] == "ready"
+    (loss, *_) = anew["losses"]
+    assert (loss["node"], loss["code"]) == ("losing", "device_lost")

@@ -45,9 +45,9 @@ class Traffic:
             self.bound += 1
             return bind(session)
 
-        def counted_run(session: ort.InferenceSession, binding: ort.IOBinding) -> None:
+        def counted_run(session: ort.InferenceSession, binding: ort.IOBinding, options: Any = None) -> None:
             self.down += sum(value.device_name() == "cpu" for value in binding.get_outputs())
-            run(session, binding)
+            run(session, binding, options)
 
         patch.setattr(ort, "copy_tensors", counted_copy)
         patch.setattr(ort.InferenceSession, "run_with_iobinding", counted_run)

@@ -1,0 +1,72 @@
+"""Runs that are captured give what runs that are not give, whatever their inputs hold when they are repeated."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import NodeProto, helper, numpy_helper
+
+from motley.plugins.onnxruntime_gpu.device import Gpu, carry_out, declared, download, upload
+from motley.plugins.onnxruntime_gpu.providers import WEBGPU
+
+VALUES = (1, 2, 3)
+
+
+def added(gpu: Gpu, last: list[NodeProto]) -> ort.InferenceSession:
+    """(x f32[2, 4], y f32[2, 4]) -> z: what some nodes make of their sum."""
+    ends = [declared(name, np.float32, [2, 4]) for name in ("x", "y")]
+    shape = numpy_helper.from_array(np.array([8]), "shape")
+    nodes = [helper.make_node("Add", ["x", "y"], ["sum"]), *last]
+    return gpu.session(nodes, ends, [declared("z", np.float32)], [shape], captured=True)
+
+
+def test_one_session_is_captured_once_for_each_binding() -> None:
+    gpu = Gpu(WEBGPU)
+    session = added(gpu, [helper.make_node("Neg", ["sum"], ["z"])])
+    x, ten, *z = (gpu.mirror(np.full((2, 4), number, np.float32)) for number in (1, 10, 0, 0))
+    runs = [
+        gpu.bind(session, {"x": x.there, "y": other.there}, {"z": place.there}, captured=True)
+        for other, place in zip((x, ten), z, strict=True)
+    ]
+    for value in VALUES:
+        x.host[:] = value
+        carry_out([[upload([x]), *runs, download(z)]])
+        assert [place.host[0, 0] for place in z] == [-2 * value, -10 - value]
+
+
+def test_a_change_of_shape_at_the_end_is_not_captured() -> None:
+    """The provider makes it by a copy, which would not be repeated."""
+    gpu = Gpu(WEBGPU)
+    session = added(gpu, [helper.make_node("Reshape", ["sum", "shape"], ["z"])])
+    x, z = gpu.mirror(np.zeros((2, 4), np.float32)), gpu.mirror(np.zeros(8, np.float32))
+    run = gpu.bind(session, {"x": x.there, "y": x.there}, {"z": z.there}, captured=True)
+    for value in VALUES:
+        x.host[:] = value
+        carry_out([[upload([x]), run, download([z])]])
+        assert z.host[0] == 2 * value
+
+
+def test_what_nobody_runs_any_more_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go: list[int] = []
+    release = ort.InferenceSession.release_captured_graph
+
+    def seen(session: ort.InferenceSession, graph: int) -> None:
+        let_go.append(graph)
+        release(session, graph)
+
+    monkeypatch.setattr(ort.InferenceSession, "release_captured_graph", seen)
+    gpu = Gpu(WEBGPU)
+    session = added(gpu, [helper.make_node("Neg", ["sum"], ["z"])])
+    x, z = (gpu.mirror(np.ones((2, 4), np.float32)) for _ in range(2))
+    for _ in range(2):
+        run = gpu.bind(session, {"x": x.there, "y": x.there}, {"z": z.there}, captured=True)
+        carry_out([[run, download([z])]])
+        assert z.host[0, 0] == -2
+        del run
+        gc.collect()
+    carry_out([])
+    assert len(let_go) == 2
+    assert len(set(let_go)) == 2
