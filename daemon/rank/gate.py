@@ -88,7 +88,7 @@ def _questions(graph: RankGraph, spans: int) -> list[_Question]:
     blocks = graph.blocks
     context = min(graph.context, blocks.count * blocks.tokens)
     far = LONG if graph.states else min(FAR, context - 4)  # a recurrent state goes on where it stands alone
-    asked = [[(0, 5)], [(5, 1)], [(0, LONG)]]
+    asked = [[(0, 5)], [(5, 1)], [(6, 1)], [(0, LONG)]]  # the second token alone may repeat commands of the first
     if far >= 2:
         asked += [[(far, 3)], [(far + 3, 1)]]
     asked += [[(0, 2)]]

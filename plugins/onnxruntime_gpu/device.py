@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, EngineLostError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
@@ -33,6 +33,8 @@ Action: TypeAlias = Callable[[], None]
 """Computes or copies what it was bound to; `carry_out` calls it."""
 CAPTURED_ROWS = 8
 """So many rows at most are worth a capture, which keeps what its run makes on the way: of each layer as much again."""
+CHECKED_BYTES = 1 << 20
+"""Of arrays of so many bytes a row is read as soon as they are placed: before, WebGPU does not say that it has none."""
 VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"}
 """Operators whose result the provider copies where it is bound to a place. Copies are no part of a capture."""
 _GRAPH = "gpu_graph_id"
@@ -127,12 +129,14 @@ class Gpu:
         self._settings = provider.settings()
         self._capturing = weakref.WeakSet[ort.InferenceSession]()
         # An array opens the GPU too, for the whole process, but without the settings: so a session has to come first.
-        ends = [declared(name, np.float32, [1]) for name in ("x", "y")]
+        x, y = (declared(name, np.float32) for name in ("x", "y"))
+        first = [numpy_helper.from_array(np.zeros((), np.int64), "first")]
         try:
-            self._opening = self.session([helper.make_node("Neg", ["x"], ["y"])], ends[:1], ends[1:])
+            self._first_row = self.session([helper.make_node("Gather", ["x", "first"], ["y"])], [x], [y], first)
         except EngineError as error:
+            why = plain(error.__cause__ or error)
             raise EngineError(
-                f"engine {provider.engine!r} cannot open the GPU ({error.__cause__}); it needs {provider.driver}"
+                f"engine {provider.engine!r} cannot open a GPU ({why}); it needs {provider.driver}"
             ) from error
 
     def session(
@@ -160,11 +164,7 @@ class Gpu:
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
             ir_version=IR_VERSION,
         )
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1  # the GPU computes
-        if folder:
-            options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        options = _options(folder)
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         made = {name: node.op_type for node in nodes for name in node.output}
         captured = (
@@ -179,7 +179,9 @@ class Gpu:
                 session = ort.InferenceSession(model.SerializeToString(), options)
             except Exception as error:  # the runtime's own classes share no other base
                 kinds = ", ".join(sorted({node.op_type for node in nodes}))
-                raise self._told(error, f"cannot prepare a part of the graph ({kinds})") from error
+                missing = self._missing(model, folder) if "fallback to CPU EP" in str(error) else []
+                what = f", as its provider lacks {', '.join(missing)}" if missing else ""
+                raise self._told(error, f"cannot prepare a part of the graph ({kinds}){what}") from error
         if captured:
             self._capturing.add(session)
         return session
@@ -200,9 +202,12 @@ class Gpu:
         """
         with _one_at_a_time:
             try:
-                return ort.OrtValue.ortvalue_from_numpy(values, self.provider.memory, 0)
+                made = ort.OrtValue.ortvalue_from_numpy(values, self.provider.memory, 0)
+                if values.nbytes >= CHECKED_BYTES and values.dtype == np.float32:
+                    self.bind(self._first_row, {"x": made}, {"y": np.empty(values.shape[1:], np.float32)})()
             except Exception as error:  # the runtime's own classes share no other base
-                raise self._told(error, f"cannot place {values.nbytes} bytes") from error
+                raise self._told(error, f"cannot place {values.nbytes / 1e9:.2f} GB in one piece") from error
+            return made
 
     def mirror(self, host: Array) -> Mirror:
         """A copy of an array in the GPU's memory, with the array.
@@ -256,9 +261,28 @@ class Gpu:
             weakref.finalize(run, _dropped.append, (weakref.WeakMethod(session.release_captured_graph), graph))
         return run
 
+    def _missing(self, model: onnx.ModelProto, folder: str) -> list[str]:
+        """The operators of a graph that the provider leaves to the processor."""
+        options = _options(folder)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options.add_provider_for_devices([self._device], self._settings)
+        parts = ort.InferenceSession(model.SerializeToString(), options).get_provider_graph_assignment_info()
+        others = (part.get_nodes() for part in parts if part.ep_name != self._device.ep_name)
+        return sorted({node.op_type for nodes in others for node in nodes})
+
     def _told(self, error: Exception, what: str) -> EngineError:
         """The error to raise for one of the runtime."""
         return told(error, self.provider.engine, what)
+
+
+def _options(folder: str) -> ort.SessionOptions:
+    """Those that all sessions have; weights may lie in a file of `folder`."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # the GPU computes
+    if folder:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    return options
 
 
 def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None = None) -> onnx.ValueInfoProto:
@@ -268,7 +292,7 @@ def declared(name: str, dtype: npt.DTypeLike, shape: Sequence[int | str] | None 
 
 def told(error: Exception, engine: str, what: str) -> EngineError:
     """The error of an engine to raise for one of the runtime: of the kind of what was lacking."""
-    words = str(error)
+    words = plain(error)
     if _LOST.search(words):
         return EngineLostError(
             f"engine {engine!r} has lost its GPU: its driver was reset, or it was taken away. If it happens again,"
@@ -278,6 +302,12 @@ def told(error: Exception, engine: str, what: str) -> EngineError:
     return kind(f"engine {engine!r} {what}: {words}")
 
 
+def plain(error: BaseException) -> str:
+    """What an error of the runtime says, without the places in its source that it names."""
+    return _PLACES.sub("", str(error)).strip()
+
+
+_PLACES = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+:\d+ .*?(?: was false\. |(?=\[ONNX))")
 _LACKS_MEMORY = re.compile("memory|max buffer size|invalid buffer", re.IGNORECASE)
 """How providers say so. WebGPU's logs that there is no room for a buffer, and then fails as the buffer is invalid."""
 _LOST = re.compile("device.{0,3} (is|was) lost|DEVICE_LOST", re.IGNORECASE)

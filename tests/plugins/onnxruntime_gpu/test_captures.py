@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import NodeProto, helper, numpy_helper
 
-from motley.plugins.onnxruntime_gpu.device import Gpu, carry_out, declared, download, upload
+from motley.daemon.models.cutting.units import units
+from motley.daemon.rank.gate import Gate, GateError, reference_answers
+from motley.plugins.engine import Collectives, EngineOptions, RankGraph
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Place, carry_out, declared, download, upload
+from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
+from motley.plugins.reference.engine import ReferenceEngine
+from tests.models.cases import LocalSession, golden_case, uneven_shares
 
 VALUES = (1, 2, 3)
 
@@ -70,3 +78,33 @@ def test_what_nobody_runs_any_more_is_let_go_of(monkeypatch: pytest.MonkeyPatch)
     carry_out([])
     assert len(let_go) == 2
     assert len(set(let_go)) == 2
+
+
+def test_a_driver_that_repeats_attention_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that repeats nothing, say: the result stays that of the token before."""
+    bind = Gpu.bind
+
+    def once(
+        gpu: Gpu,
+        session: ort.InferenceSession,
+        inputs: Mapping[str, ort.OrtValue],
+        outputs: Mapping[str, Place],
+        captured: bool = False,
+    ) -> Action:
+        run = bind(gpu, session, inputs, outputs, captured)
+        if not captured or [*outputs] != ["y"]:
+            return run
+        runs = iter([run])
+        return lambda: next(runs, lambda: None)()
+
+    def examined(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> WebGpuEngine:
+        gate = Gate(graph, collectives)
+        engine = WebGpuEngine(graph, gate, options)
+        gate.open(engine, reference_answers(graph, 0, 1, ReferenceEngine))
+        return engine
+
+    monkeypatch.setattr(Gpu, "bind", once)
+    case = golden_case("llama-mha")
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with pytest.raises(GateError):
+        LocalSession(case.folder, examined, shares, tmp_path)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from motley.plugins.engine import EngineMemoryError
+from motley.plugins.engine import EngineError, EngineMemoryError
 from motley.plugins.onnxruntime_gpu.device import Gpu, declared
 from motley.plugins.onnxruntime_gpu.engine import ErrorsTold
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
@@ -56,6 +58,29 @@ def test_words_for_a_lack_of_memory(words: str) -> None:
     """These are the plugin's 0.4.0, as it said them when its memory was limited."""
     with pytest.raises(EngineMemoryError), ErrorsTold("webgpu"):
         raise RuntimeError(words)
+
+
+def test_an_array_for_which_there_is_no_room_is_refused_with_its_size() -> None:
+    gpu = Gpu(WEBGPU)
+    with pytest.raises(EngineMemoryError, match=r"'webgpu' cannot place 1\.07 GB in one piece: .*[Bb]uffer"):
+        gpu.empty(((1 << 28) + 4,))  # more than the software driver allows
+    assert gpu.empty((1 << 20,)).shape() == [1 << 20]
+
+
+def test_an_operator_that_the_provider_lacks_is_named() -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["z"]), helper.make_node("Hardmax", ["z"], ["y"])]
+    ends = [declared(name, np.float32, [4, 4]) for name in ("x", "y")]
+    with pytest.raises(EngineError, match=r"\(Hardmax, Neg\), as its provider lacks Hardmax: "):
+        Gpu(WEBGPU).session(nodes, ends[:1], ends[1:])
+
+
+def test_a_driver_that_the_provider_refuses_is_told_without_the_runtime_s_source(tmp_path: Path) -> None:
+    code = "from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine; WebGpuEngine.check_machine()"
+    no_driver = {"VK_DRIVER_FILES": str(tmp_path), "MOTLEY_SOFTWARE_GPU": "1"}
+    told = subprocess.run([sys.executable, "-c", code], env={**os.environ, **no_driver}, capture_output=True, text=True)
+    last = [line for line in told.stderr.splitlines() if "EngineError" in line][-1]
+    assert "engine 'webgpu' cannot open a GPU (Failed to get a WebGPU adapter: " in last
+    assert "/" not in last
 
 
 def test_two_processes_compute_on_one_gpu() -> None:
