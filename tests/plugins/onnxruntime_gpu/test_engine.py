@@ -34,11 +34,11 @@ AS_CLOSE = 1e-5
 def logits_of(
     case: Case, engines: EngineFactory | Sequence[EngineFactory], ranks: int, quantisation: str, folder: Path
 ) -> F32:
-    """Of every token of a case but the last: a prompt in two pieces, then a token alone, then many."""
+    """Of every token of a case but the last: a prompt, two tokens alone (the second repeats commands), then many."""
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
     with LocalSession(case.folder, engines, shares, folder, quantisation) as session:
         tokens = case.tokens[:-1]
-        cuts = [0, 7, 8, len(tokens)]
+        cuts = [0, 7, 8, 9, len(tokens)]
         pieces = [tokens[begin:end] for begin, end in pairwise(cuts)]
         return np.concatenate(
             [session.step(piece, at, wanted=len(piece)) for piece, at in zip(pieces, cuts, strict=False)]
