@@ -55,7 +55,8 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     memory = rank.pop("memory_mb")
     assert rank == {
         "node": "RTX 4070 12GB, 1Gbit, 0.1ms", "layers": 32, "kv_groups": 8, "mlp_blocks": 112, "vocab_blocks": 250,
-        "weights_mb": 4282.5, "share": {"attention_split": 1, "attention": [0, 8], "mlp": [0, 112], "vocabulary": [0, 250], "layers": None},
+        "weights_mb": 4282.5,
+        "share": {"attention_split": 1, "attention": [0, 8], "mlp": [0, 112], "vocabulary": [0, 250], "layers": None},
     }  # fmt: skip
     assert memory == pytest.approx(4282.5 + 300 + 8 * 32768 * 4096 / 1e6, rel=0.01)
     forecast = body["forecast"]
