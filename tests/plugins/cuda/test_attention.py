@@ -92,9 +92,9 @@ class Step:
             for index in range(count):
                 place = (0, DEVICE_ADDRESSES + table.ctypes.data), 0, span.first + index, 0, index, count - 1 - index
                 places[row + index] = place
+            seen = np.arange(least, span.positions.stop)
             for cache, heads in zip(caches, (span.keys, span.values), strict=True):
-                for at in range(least, span.positions.stop):
-                    self._keep(cache, table[at // self.tokens], at % self.tokens, heads[:, at])
+                self._keep(cache, table[seen // self.tokens], seen % self.tokens, heads[:, seen].swapaxes(0, 1))
             row += count
         y = np.full((len(q), layer.heads * layer.width), np.nan, np.float32)
         tiles = (Tiles.of_rows_apart if apart else Tiles.of)(layer.heads, layer.kv_heads, layer.width)
@@ -128,13 +128,14 @@ class Step:
             return np.full(shape, 77, np.int8), np.full(shape[:-1], np.nan, np.float32)
         return np.full(shape, np.nan, np.float16 if layer.format == "fp16" else np.float32), None
 
-    def _keep(self, cache: tuple[Array, Array | None], block: int, at: int, heads: F32) -> None:
+    def _keep(self, cache: tuple[Array, Array | None], blocks: Array, at: Array, heads: F32) -> None:
+        """`blocks`, `at`: where each position lies; `heads`: f32[positions, kv_heads, width]."""
         numbers, scales = cache
         if scales is None:
-            numbers[block, :, at] = heads
+            numbers[blocks, :, at] = heads
         else:
             codes, by = int8_codes(np, heads)
-            numbers[block, :, at], scales[block, :, at] = codes, by[..., 0]
+            numbers[blocks, :, at], scales[blocks, :, at] = codes, by[..., 0]
 
 
 def pointers(*arrays: Array | None) -> list[ctypes.c_void_p]:
