@@ -7,6 +7,8 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One process more than there are cores, as tests of real daemons wait now and then.
 PARALLEL := -n $(shell expr $(CORES) + 1)
 PACKAGES := bench cli daemon orchestrator plugins protocol training transport
+# Else every process of the tests would compile their libraries again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test soak train gpu gpu-carry lint format docs protocol nccl wheels clean
 

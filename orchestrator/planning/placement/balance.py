@@ -152,7 +152,13 @@ def _deal(board: Board, busiest: int, partners: Sequence[int]) -> bool:
     cheapest = [min(span * price[holders].sum() for holders, span in options) for options in ways]
     rest = np.array([sum(cheapest[depth:]) for depth in range(len(dealt) + 1)])
 
-    best_peak = board.seconds.max() * (1 - _GAIN)
+    holding = [np.zeros((len(options), len(seconds)), bool) for options in ways]
+    for held, options in zip(holding, ways, strict=True):
+        for number, (holders, _) in enumerate(options):
+            held[number, holders] = True
+    added = [held * np.array([[span] for _, span in options]) for held, options in zip(holding, ways, strict=True)]
+
+    best_peak = float(board.seconds.max() * (1 - _GAIN))
     best: list[list[int]] = []
     path: list[list[int]] = []
 
@@ -162,23 +168,17 @@ def _deal(board: Board, busiest: int, partners: Sequence[int]) -> bool:
         if depth == len(dealt):
             best_peak, best = float(seconds.max()), list(path)
             return
-        size = board.size[dealt[depth]]
-        branches = []
-        for number, (holders, span) in enumerate(ways[depth]):
-            if (free[holders] >= size).all():
-                then = seconds.copy()
-                then[holders] += span
-                branches.append((float(then.max()), number, then))
-        for peak, number, then in sorted(branches, key=lambda branch: branch[:2]):
-            bound = max(peak, float(then @ price + rest[depth + 1]) / float(price.sum()))
-            if bound >= best_peak or board.deals == 0:
+        left = free - holding[depth] * board.size[dealt[depth]]  # i64[ways, hosts]
+        then = seconds + added[depth]
+        peaks = then.max(axis=1)
+        bounds = np.maximum(peaks, (then @ price + rest[depth + 1]) / price.sum())
+        bounds[((left < 0) & holding[depth]).any(axis=1)] = np.inf
+        for number in np.argsort(peaks, kind="stable").tolist():
+            if bounds[number] >= best_peak or board.deals == 0:
                 continue
             board.deals -= 1
-            holders = ways[depth][number][0]
-            left = free.copy()
-            left[holders] -= size
-            path.append(holders)
-            descend(then, left)
+            path.append(ways[depth][number][0])
+            descend(then[number], left[number])
             path.pop()
 
     descend(seconds, free)
