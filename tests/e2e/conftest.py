@@ -49,7 +49,7 @@ async def there(_shared: Mesh) -> AsyncIterator[Mesh]:
     assert not any(node.workers() for node in _shared.nodes.values()), "a closed session left a worker behind"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as opened:
         yield opened

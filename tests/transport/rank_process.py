@@ -2,7 +2,8 @@
 
 A plan is ``{"rank", "size", "epoch", "addresses"}`` and what is to happen. The rank connects, prints ``{"up": pid}``,
 computes ("sleep" or "spin" for so many seconds), then sums until the mesh breaks, or "rounds" times, or, if rank 0's
-plan has "seconds", so long. It prints ``{"error", "rank", "text"}`` or ``{"sum"}``, with what it has left behind.
+plan has "seconds", so long. A peer that is silent for "silence" seconds is lost, if the plan has that. The rank prints
+``{"error", "rank", "text"}`` or ``{"sum"}``, with what it has left behind.
 
 Half a second after it is up, a rank with ``"cut": [ranks]`` neither hears nor reaches these any more, and they are not
 told; with ``"cut data": [ranks]`` that is so of the connections for data, while beats come and go; one with
@@ -33,7 +34,7 @@ import numpy as np
 import psutil
 
 from motley.transport import Communicator, Listener, Membership, Plain, Tls, TransportError, connect_mesh
-from motley.transport.links import connecting
+from motley.transport.links import connecting, liveness
 
 IN_A_ROW, REST_S = 10, 5e-3
 """Sums between two rests, and how long each is: what tests wait for takes seconds, for which every rank would have all
@@ -191,6 +192,7 @@ def main() -> None:
         member = Membership("test", plan["epoch"], plan["rank"], plan["size"], b"s" * 32, b"a" * 32)
         streams: list[Trouble] = []
         before = holdings()
+        liveness.SILENCE_S = plan.get("silence", liveness.SILENCE_S)
         if "loss" in plan:
             Loss(plan, listener, streams)
         try:

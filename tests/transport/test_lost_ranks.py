@@ -259,8 +259,8 @@ def test_whoever_can_be_reached_anew_lives(
 
 def test_slow_is_not_dead(start: Start) -> None:
     """One rank sleeps and one computes, both longer than a silent one would be waited for, and one reads in sips."""
-    sips = {"slow": True, "elements": 300_000, "rounds": 2}
-    ranks = start({"rounds": 2, "elements": 300_000}, {"sleep": 5.6} | sips, {"spin": 5.6} | sips)
+    sums = {"silence": 3.0, "rounds": 2, "elements": 300_000}
+    ranks = start(sums, {"slow": True, "sleep": 3.6} | sums, {"slow": True, "spin": 3.6} | sums)
     assert [rank.read()["sum"] for rank in ranks] == [6.0] * 3
 
 
