@@ -15,10 +15,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from enum import Enum, auto
 from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,9 +56,6 @@ from motley.transport.cuda.stream import CudaGraph, CudaStream, measure_host_ste
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = tuple[Collectives, int, tuple[int, ...], bool, bool, bool, bool]
-"""What a step is summed through, its rows, which of them are wanted, whether it is halved, whether any row has an
-adapter, whether all are of one sequence, and whether each is of another one."""
 LAYER_S, HOST_S = 45e-6, 40e-6
 """`DeviceSpeed` of an H200: tokens of TinyLlama's and Mistral-7B's shapes less what their weights take there (41 and 52
 us a layer), and a sum without its exchange (20, 38 or 63 us by the form of the host step): bench/LOG.md, 26 and 27
@@ -67,6 +65,38 @@ OFTEN = 2
 come again."""
 GRAPHS_KEPT = 96
 """Captured steps; of more, the one that was not used for longest is forgotten."""
+
+
+class Company(Enum):
+    """Whose the rows of a step are: each of another sequence, all of one, or neither. A row alone is the former."""
+
+    APART = auto()
+    TOGETHER = auto()
+    MIXED = auto()
+
+    @classmethod
+    def of(cls, spans: Sequence[int], rows: int) -> Company:
+        """`spans`: the rows of each sequence."""
+        if len(spans) == rows:
+            return cls.APART
+        return cls.TOGETHER if len(spans) == 1 else cls.MIXED
+
+
+class Kind(NamedTuple):
+    """What steps have in common that a captured one can stand for.
+
+    Attributes:
+        transport: what they are summed through.
+        wanted: the rows whose logits are.
+        adapted: whether any row has an adapter.
+    """
+
+    transport: Collectives
+    rows: int
+    wanted: tuple[int, ...]
+    halved: bool
+    adapted: bool
+    company: Company
 
 
 @contextmanager
@@ -129,7 +159,7 @@ class CudaEngine:
         self._max_rows = options.max_rows
         self._captures = True
         """Whether capturing is worth a try: neither the driver nor the host steps have refused it yet."""
-        self._graphs: dict[tuple[*Kind, int], CudaGraph] = {}
+        self._graphs: dict[tuple[Kind, int], CudaGraph] = {}
         """Captured steps, by their kind and the parts of their attention."""
         self._stepped: Counter[Kind] = Counter()
         """How often steps of each kind have run node by node. Such steps can be captured: their memory is allocated and
@@ -288,15 +318,16 @@ class CudaEngine:
         """
         count, parts = len(sees), 1 << (parts_of(max(sees)) - 1).bit_length()
         sees_most = [min(parts, parts_of(self._graph.context)) * PART] * count
-        any_spans, apart = [count] if len(spans) == 1 else [1] * count, len(spans) == count
-        kind = transport(self._collectives), count, tuple(wanted), halved, adapted, len(spans) == 1, apart
-        graph = self._graphs.pop((*kind, parts), None)
+        company = Company.of(spans, count)
+        any_spans, apart = [count] if company is Company.TOGETHER else [1] * count, company is Company.APART
+        kind = Kind(transport(self._collectives), count, tuple(wanted), halved, adapted, company)
+        graph = self._graphs.pop((kind, parts), None)
         often = 1 if count == len(wanted) else OFTEN
         if graph is None and self._captures and self._stepped[kind] >= often:
             submit = partial(self._submit, sees_most, any_spans, wanted, halved, adapted, lined, apart=apart)
             graph = self._capture(submit)
         if graph is not None:
-            self._graphs[*kind, parts] = graph  # the last of them: it was used last
+            self._graphs[kind, parts] = graph  # the last of them: it was used last
             self._stream.replay(graph)
         else:
             self._submit(sees, spans, wanted, halved, adapted, lined, apart=apart)

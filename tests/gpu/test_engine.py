@@ -147,7 +147,7 @@ def test_waves_are_captured_and_company_does_not_show(
                 lengths[sequence] += 1
         for engine in group.engines:
             assert isinstance(engine, CudaEngine)
-            assert {count for _, count, *_ in engine._graphs} == {1, 2, 4, 8, 16}
+            assert {kind.rows for kind, _ in engine._graphs} == {1, 2, 4, 8, 16}
 
 
 @pytest.mark.parametrize("cache_format", ["fp32", "fp16", "int8"])

@@ -280,7 +280,7 @@ def test_a_chunk_of_a_prompt_is_captured_once_it_has_come_often(ranks: int, tmp_
         assert all(np.array_equal(each, told[0]) for each in told)
         for each in group.engines:
             assert isinstance(each, CudaEngine)
-            assert [(count, wanted) for _, count, wanted, *_ in each._graphs] == [(3, (2,))]
+            assert [(kind.rows, kind.wanted) for kind, _ in each._graphs] == [(3, (2,))]
 
 
 # -- several sequences ------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def test_company_does_not_show(
             if round_ == 8:
                 for each in group.engines:
                     assert isinstance(each, CudaEngine)
-                    counts = {count for _, count, *_ in each._graphs}
+                    counts = {kind.rows for kind, _ in each._graphs}
                     assert counts == ({1, 2, 3, 11} if captures else set())
     if quantisation == "fp32":
         assert error(np.concatenate(alone), case.logits[1:14]) < TOLERANCE
@@ -353,8 +353,8 @@ def test_a_wave_is_taken_in_halves_as_by_a_rank_on_a_cpu(tmp_path: Path) -> None
             spans = [group.sequences.span(sequence, position, 1, 1) for sequence in range(5)]
             got = group.run(spans, [case.tokens[position]] * 5, halved=position > 0)
             assert error(got, case.logits[position : position + 1].repeat(5, axis=0)) < TOLERANCE
-        (graph,) = [kind for engine in group.engines if isinstance(engine, CudaEngine) for kind in engine._graphs]
-        assert (graph[1], graph[3]) == (5, True)
+        (kind,) = [kind for engine in group.engines if isinstance(engine, CudaEngine) for kind, _ in engine._graphs]
+        assert (kind.rows, kind.halved) == (5, True)
 
 
 def test_a_chunk_of_a_prompt_and_decoded_rows_are_one_step(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_step_is_captured_anew_where_positions_double(tmp_path: Path) -> None:
                 results.append([group.decode([0, 1], case.tokens[:2], [at, at // 2]) for at in positions])
                 (each,) = group.engines
                 assert isinstance(each, CudaEngine)
-                assert [parts for *_, parts in each._graphs] == ([1, 2, 4] if captures else [])
+                assert [parts for _, parts in each._graphs] == ([1, 2, 4] if captures else [])
     assert np.array_equal(*results)
 
 
