@@ -49,6 +49,8 @@ const float *recurrent_first(const struct recurring *now, int64_t row);
 const float *recurrent_columns(const struct recurring *now, int64_t row, int64_t column);
 const float *recurrent_gates(const struct recurring *now, int64_t row);
 
+EXPORT void motley_matmul(const struct matmul *m); /* declared here for who multiplies beside something else */
+
 extern const struct kernels portable;
 #ifdef __x86_64__
 extern const struct kernels avx2, avx_vnni, avx512_vnni;

@@ -75,8 +75,6 @@ void matmul_cut(struct plan *plan, int64_t rows, int64_t even);
 void matmul_begin(struct plan *plan, uint8_t *scratch, int64_t even);
 void matmul_panel(const struct plan *plan, int64_t panel, const struct stretch *soon, int64_t count);
 
-void motley_matmul(const struct matmul *m);
-
 /* Where token's first unit lies; *width: tokens in its tile, so that its next unit is width * token_unit bytes on. */
 static inline uint8_t *token_units(const struct plan *plan, int64_t token, int64_t tile, int64_t *width) {
     int64_t first = token / tile * tile, left = plan->m.tokens - first;
