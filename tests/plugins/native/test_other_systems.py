@@ -1,4 +1,4 @@
-"""What the C libraries export compiles for the systems that wheels are made for. `make wheels` builds all, for minutes."""
+"""What the C libraries export compiles for other systems. `make wheels` builds all of it, which takes minutes."""
 
 from __future__ import annotations
 
