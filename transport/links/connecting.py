@@ -11,6 +11,7 @@ import math
 import os
 import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import suppress
@@ -168,13 +169,23 @@ class _Attempt:
     def _check_connected(self) -> None:
         error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
-            raise OSError(error, os.strerror(error))
+            raise OSError(error, _told(error))
         if self.socket.getsockname() == self.socket.getpeername():
             raise ConnectionRefusedError("nobody listens there")  # TCP met itself: a simultaneous open
         self.connecting = False
         self.heard_system()
         if self.dial is not None:
             self.dial.refused_by = math.inf
+
+
+def _told(error: int) -> str:
+    """What a number of an error of a socket means, which Windows' C library does not know: "Unknown error"."""
+    if sys.platform == "win32":
+        from ctypes import FormatError
+
+        return FormatError(error).strip().rstrip(".")
+    else:
+        return os.strerror(error)
 
 
 class Connector:
