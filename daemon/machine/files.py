@@ -9,8 +9,8 @@ from typing import IO, Any
 FILES = 1 << 16
 """Files that a process asks to have open at most; an expert has two, a client or a node one."""
 _CHUNK = 1 << 20
-_BEYOND = 1 << 62
-"""A place in files that none is long enough for."""
+_BEYOND = 1 << 43
+"""A place in files that none is long enough for, and that every file system knows."""
 _SET_SPARSE = 0x900C4
 """Windows' FSCTL_SET_SPARSE."""
 
