@@ -10,7 +10,8 @@ from __future__ import annotations
 VERSION = 10
 """Grows with every release that changes what nodes and the orchestrator say to each other. 10: a model is described by
 its config alone (`ModelSpec.config_json`); a node may tell several versions (`NEWEST`); nodes train (`JobOrder`); a
-model's own head guesses tokens (`ModelSpec.ahead`)."""
+model's own head guesses tokens (`ModelSpec.ahead`); caches are on disks and on other nodes at a time
+(`Assignment.far_blocks_on_disk`)."""
 OLDEST = 9
 """The oldest that is still spoken here. Raise it to `VERSION` with a change that an older one would misread."""
 PROTOCOL = "motley-protocol"
@@ -22,6 +23,8 @@ _BY_CONFIG = 10
 """The version from which on a model can be described by its config alone."""
 _READS_AHEAD = 10
 """The version from which on a model's head that predicts further ahead is told from the model."""
+_TWO_TIERS = 10
+"""The version from which on caches may be on disks and on other nodes at a time."""
 _TRAINS = 10
 """The version from which on nodes take part in trainings."""
 
@@ -58,6 +61,11 @@ def describes_by_config(version: int) -> bool:
 def reads_ahead(version: int) -> bool:
     """Whether a node that speaks up to this version can have a model's own head guess tokens."""
     return version >= _READS_AHEAD
+
+
+def has_two_tiers(version: int) -> bool:
+    """Whether a node that speaks up to this version can have caches on its disk and on another node at a time."""
+    return version >= _TWO_TIERS
 
 
 def trains(version: int) -> bool:

@@ -214,12 +214,14 @@ def losses(session: dict[str, Any]) -> str:
 
 
 def set_aside(nodes: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each of some nodes that plans leave out for a while, as it comes and goes."""
+    """A line for each of a mesh's nodes that plans leave out for a while, as it comes and goes; none if all do."""
+    alive = [node for node in nodes if node["state"] == "alive"]
+    aside = [node for node in alive if node["aside_s"]]
     return [
-        f"{node['name']} comes and goes: plans leave it out for {node['aside_s'] / 60:.0f} min more, unless --nodes"
-        " names it"
-        for node in nodes
-        if node["aside_s"] and node["state"] == "alive"
+        f"{node['name']} comes and goes: plans leave it out for {node['aside_s'] / 60:.0f} min more, unless `motley run"
+        " --nodes` names it"
+        for node in aside
+        if len(aside) < len(alive)
     ]
 
 
@@ -250,6 +252,8 @@ def activity(session: dict[str, Any]) -> str:
     if told is None:
         return ""
     tiers = ", then ".join(map(_far_tier, told["far_tiers"]))
+    if told["far_blocks"] and not tiers:  # a rank 0 of an older version does not tell where they are
+        tiers = f"{told['far_blocks_used']} of {told['far_blocks']}"
     disk = f"; far blocks in use: {tiers}" if tiers else ""
     disk += f"; {told['blocks_on_disk']} kept on disk for the next start" if told["blocks_on_disk"] else ""
     disk += f" ({told['trouble']})" if told["trouble"] else ""

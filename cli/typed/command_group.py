@@ -68,8 +68,8 @@ class CommandGroup(typer.Typer):
 
 def _point_to_others(error: Any, group: Any, ctx: Any) -> None:
     """Have an error tell what commands have the option that one lacks, if it is about one."""
-    option = getattr(error, "option_name", "")  # that of Click's `NoSuchOption`, of which newer Typers have a copy
-    if ctx.parent is None and option and (others := _commands_with(option, group, ctx.info_name)):
+    unknown = hasattr(error, "possibilities")  # as Click's `NoSuchOption` has, of which newer Typers bring a copy
+    if ctx.parent is None and unknown and (others := _commands_with(error.option_name, group, ctx.info_name)):
         error.message += f" (it is one of: {', '.join(others)})"
         error.possibilities = None  # which only sound alike
 

@@ -121,7 +121,8 @@ class Serving:
         """A request whose caches are lost is computed again where other nodes have room for them."""
         session = self.requests.without_caches(node, delta)
         if session is not None and self._recovery.has_room_for_caches(session):
-            self._go_on(session, lambda session: session.replace_holders(self._clock()))
+            why = delta.failure.message
+            self._go_on(session, lambda session: session.replace_holders(why, self._clock()))
         else:
             self.requests.on_delta(node, delta)
 

@@ -51,11 +51,15 @@ def node_gone(workers: Sequence[Worker], reason: str) -> Failure:
     return Failure(code="node_lost", message=message, lost_rank=workers[0].index + 1)
 
 
-def caches_lost(leader: Worker, holder: CacheHolder | None) -> Failure:
-    """A request needs caches that a holder kept. None: only the leader misses one, or a disk has
-    failed, and nobody is to blame."""
+def caches_lost(leader: Worker, holder: CacheHolder | None, why: str) -> Failure:
+    """A request needs caches that are lost. None: no holder is known to be, so the leader misses one, or a disk has
+    failed, as `why` says.
+
+    Args:
+        why: what the leader has told.
+    """
     if holder is None:
-        return Failure(code="caches_lost", message=f"{leader} has lost cache blocks")
+        return Failure(code="caches_lost", message=f"{leader}: {why}")
     return Failure(code="caches_lost", message=holder.lost, lost_rank=holder.index + 1)
 
 

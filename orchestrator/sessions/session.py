@@ -282,10 +282,11 @@ class Session:
         return self.losses.suspects(others)  # a node whose engine has failed gets another
 
     @property
-    def held_out(self) -> set[str]:
-        """While it recovers: ids of the nodes whose workers are not to blame for that."""
+    def unblamed(self) -> set[str]:
+        """While it recovers: ids of the nodes none of whose workers is to blame for that."""
         lost = self.interruption is not None and self.interruption.lost
-        return {worker.node_id for worker in self.workers if not (lost and self.losses.blames(worker))}
+        blamed = {worker.node_id for worker in self.workers if lost and self.losses.blames(worker)}
+        return {worker.node_id for worker in self.workers} - blamed
 
     @property
     def unreleased(self) -> set[str]:
@@ -649,12 +650,16 @@ class Session:
         """The cache holder that was lost, for which all others were let go; None: none is known to be."""
         return next((holder for holder in self.holders if holder.lost and not holder.needless), None)
 
-    def replace_holders(self, now: float) -> list[Command]:
+    def replace_holders(self, why: str, now: float) -> list[Command]:
         """Stop all workers to plan the session anew with other cache holders, unless that is under way. It must have
-        had some, of which its leader has lost one."""
+        some.
+
+        Args:
+            why: what its leader tells of the caches that are lost: a holder's, or those of a disk.
+        """
         if self.state is not State.READY:
             return []
-        return self._lose_rank(blame.caches_lost(self.leader, self.lost_holder), now)
+        return self._lose_rank(blame.caches_lost(self.leader, self.lost_holder, why), now)
 
     # ------------------------------------------------------------ up and down
 

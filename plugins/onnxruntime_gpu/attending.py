@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnxruntime as ort
@@ -13,12 +14,13 @@ from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS, AttentionSessions, Heads, mask_session
-from motley.plugins.onnxruntime_gpu.device import CAPTURED_ROWS, Action, Gpu, Mirror, carry_out, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, upload
 from motley.plugins.onnxruntime_gpu.groups import Group, Piece, Pieces, slots_of
 from motley.plugins.segments import Kernel
 
-CAPTURED_BYTES = 1 << 26
-"""So much of the GPU's memory the captures of a group may keep, over its layers: the keys and values that they read."""
+CAPTURED_BYTES = 1 << 27
+"""So much of the GPU's memory captures of groups may keep together, over all layers, for the keys and values that they
+read."""
 GROUPS_KEPT = 4
 """Shapes of groups whose places are kept for a number of rows; the one not used for longest goes first."""
 
@@ -163,6 +165,8 @@ class Attending:
         self._most_heads = 1
         self._masks: dict[int, ort.InferenceSession] = {}
         """What makes masks, by the window."""
+        self._captured = WeakKeyDictionary[_GroupPlaces, int]()
+        """Bytes that the captures of groups keep."""
 
     def add(self, then: Kernel, sinks: Array | None) -> Attention:
         """Prepare the attention of a layer.
@@ -279,12 +283,19 @@ class Attending:
             inputs["sinks"] = attention.sinks
         if in_order and group.rows.host.shape[1] == 1:
             kept = 4 * group.slots.host.size * self.caches[attention.keys].shape()[1] * np.float32().nbytes
-            captured = layers * kept <= CAPTURED_BYTES and len(group.rows.host) <= CAPTURED_ROWS
+            captured = self._device.captures(len(group.rows.host)) and self._has_room(group, layers * kept)
             return self._device.bind(sessions.attend_tokens, inputs, {"y": y}, captured)
         inputs["rows"] = group.rows.there
         if in_order:
             return self._device.bind(sessions.attend, inputs, {"y": y})
         return self._device.bind(sessions.attend_some, inputs | {"y.before": y, "places": group.places.there}, {"y": y})
+
+    def _has_room(self, group: _GroupPlaces, size: int) -> bool:
+        """Whether a group's captures, which keep so many bytes, have room beside those of all groups that are kept. If
+        so, they have it from then on."""
+        if group not in self._captured and sum(self._captured.values()) + size <= CAPTURED_BYTES:
+            self._captured[group] = size
+        return group in self._captured
 
     def _placed(self, kept: _WindowGroups, number: int, group: Group) -> _GroupPlaces:
         """Give a group of a step its places, whose slots and positions are yet to go up."""

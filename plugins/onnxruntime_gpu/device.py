@@ -186,6 +186,10 @@ class Gpu:
             self._capturing.add(session)
         return session
 
+    def captures(self, rows: int) -> bool:
+        """Whether runs of so many rows of a step are captured, and repeated from then on."""
+        return bool(self.provider.capturing) and rows <= CAPTURED_ROWS
+
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike = np.float32) -> ort.OrtValue:
         """An array in the GPU's memory, of zeros.
 
@@ -262,11 +266,14 @@ class Gpu:
         return run
 
     def _missing(self, model: onnx.ModelProto, folder: str) -> list[str]:
-        """The operators of a graph that the provider leaves to the processor."""
+        """The operators of a graph that the provider leaves to the processor; none if that cannot be told."""
         options = _options(folder)
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         options.add_provider_for_devices([self._device], self._settings)
-        parts = ort.InferenceSession(model.SerializeToString(), options).get_provider_graph_assignment_info()
+        try:
+            parts = ort.InferenceSession(model.SerializeToString(), options).get_provider_graph_assignment_info()
+        except Exception:  # as of old runtimes, or for want of memory: what is to be told goes without
+            return []
         others = (part.get_nodes() for part in parts if part.ep_name != self._device.ep_name)
         return sorted({node.op_type for nodes in others for node in nodes})
 

@@ -55,7 +55,6 @@ from motley.plugins.onnxruntime_gpu.bound import (
     products_in_place,
 )
 from motley.plugins.onnxruntime_gpu.device import (
-    CAPTURED_ROWS,
     Action,
     Gpu,
     Mirror,
@@ -347,7 +346,7 @@ class WebGpuEngine:
         actions: list[Action] = [*first, *(partial(mirrors[name].host.fill, 0) for name in part.zeros)]
         if read_here := [mirrors[name] for name in part.zeros if name != summed]:
             actions.append(upload(read_here))
-        captured = rows.count <= CAPTURED_ROWS
+        captured = self._device.captures(rows.count)
         if part.session is not None:
             # A sum goes to the host with the run that makes it: nothing else reads it. A captured run cannot do that.
             here: dict[str, Place] = {summed: mirrors[summed].host} if summed in part.read and not captured else {}
@@ -438,7 +437,7 @@ class WebGpuEngine:
 
     def _new_head(self, chunk: Chunk, logits: slice, wanted: Array) -> Head:
         rows, adapted = self._device.mirror(wanted), self._adapting.rows()
-        captured = chunk.rows.count <= CAPTURED_ROWS
+        captured = self._device.captures(chunk.rows.count)
         places: dict[str, Place] = {**chunk.places, ROWS: rows.there, "logits": self._logits[logits]}
         adapts = [part.adapt for part in self._head if part.adapt is not None]
         made = [*(name for part in self._head for name in part.outputs), *(each.y for each in adapts)]

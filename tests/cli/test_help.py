@@ -45,6 +45,7 @@ def test_a_group_tells_the_whole_first_sentence_of_each_command(
     [
         (["up", "--device", "cuda"], "No such option: --device (it is one of: `motley plan`, `motley run`, "),
         (["run", "bard", "--threads", "2"], "No such option: --threads (it is one of: `motley up`, `motley join`)\n"),
+        (["run", "bard", "--context"], "Option '--context' requires an argument.\n"),
         (["run", "bard", "--contxt", "2"], "No such option: --contxt (Possible options: --context)"),
     ],
 )

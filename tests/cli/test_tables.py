@@ -103,6 +103,8 @@ def test_what_a_session_does_is_a_line() -> None:
     )
     on_disk = told | {"far_tiers": [disk], "trouble": "rank 1: no disk"}
     assert activity({"activity": on_disk}) == f"{line}; far blocks in use: 7 of 30 on disk (rank 1: no disk)"
+    older = told | {"far_blocks": 9, "far_blocks_used": 4}
+    assert activity({"activity": older}) == f"{line}; far blocks in use: 4 of 9"
     both = told | {"far_tiers": [nodes | {"block_ms": 0.0213}, disk | {"block_ms": 1.5}]}
     assert activity({"activity": both}) == (
         f"{line}; far blocks in use: 5 of 30 on other nodes (0.021 ms of a step for each), then 7 of 30 on disk"

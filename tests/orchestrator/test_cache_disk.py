@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from motley.protocol.versions import OLDEST
+
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
 FAR = {"context": 250, "cache_tokens": 60, "cache_disk_tokens": 190}
 
@@ -55,6 +57,20 @@ async def test_what_cannot_be_is_refused_when_it_is_planned(
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, code, param)
     assert words in body["error"]["message"]
     assert not node.commands
+
+
+async def test_a_node_of_an_older_version_is_not_asked_to_have_both(mesh: Any, new_node: Any) -> None:
+    """It would take the blocks of its disk for its holder's."""
+    node = able(new_node("older"))
+    node.capabilities.engines[0].asks_block_holders = True
+    node.protocol = OLDEST
+    await mesh.join(node)
+    asked = {"context": 1000, "cache_tokens": 250, "cache_disk_tokens": 300, "cache_node_tokens": 500}
+    status, body = await mesh.call("POST", "/api/sessions", {"model": "bard", **asked})
+    assert (status, body["error"]["param"]) == (400, "cache_node_tokens")
+    assert (
+        "'older' cannot keep caches on its disk and on another node at a time: its Motley" in body["error"]["message"]
+    )
 
 
 async def test_disks_and_other_nodes_may_have_some_both(mesh: Any, new_node: Any, motley: Motley) -> None:

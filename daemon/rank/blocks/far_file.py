@@ -140,7 +140,8 @@ class FarFile:
         They are read as they will be: from the system's cache of files if the whole file has room there, else, where
         the system lets us, from the disk.
         """
-        some = np.random.default_rng(0).bytes(max(1, min(self.size, SAMPLE)))  # nothing that a disk could make smaller
+        read = min(blocks * self.size // len(self._numbers), self.size, SAMPLE)
+        some = np.random.default_rng(0).bytes(max(1, read))  # nothing that a disk could make smaller
         sample, best = bytearray(some), math.inf
         from_disk = self.size > available_memory()
         try:

@@ -206,7 +206,8 @@ def _timings(choices: Sequence[_Choice]) -> dict[str, Any]:
     """What is told of the times of answers that have ended. Not part of OpenAI's API.
 
     Without the way there and back: ``ttft_ms`` is the time to the first token, ``ms_per_token`` that from each token of
-    an answer to the next, in the mean, or null where all came at once; of an answer that went on after a loss, what was
+    an answer to the next, in the mean, or null where all came at once, or its node does not tell (before version 10 of
+    the protocol); of an answer that went on after a loss, what was
     written since counts.
     """
     known = [1e3 * choice.last.token_s for choice in choices if choice.last.token_s]

@@ -16,6 +16,7 @@ from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.planning.setup import HANDS, SKILLS, Setup, SetupError, lacking_format, lacking_skill, setup_of
 from motley.orchestrator.session_request import AUTO, ON_GPU, ON_PROCESSOR, SessionRequest
 from motley.protocol.mesh_pb2 import FormatSpeed
+from motley.protocol.versions import has_two_tiers
 
 _Found = TypeVar("_Found")
 
@@ -149,6 +150,10 @@ def _by(request: SessionRequest, node: Node, engine: str) -> Participant:
     for field, skill in SKILLS.items():
         if getattr(request, field) and (lacking := lacking_skill(node.name, node.capabilities, engine, skill)):
             raise UnableError("unusable_engine", lacking, field)
+    if request.cache_disk_tokens and request.cache_node_tokens and not has_two_tiers(node.protocol):
+        why = "its Motley is older than that: `motley update` says how to update it"
+        message = f"node {node.name!r} cannot keep caches on its disk and on another node at a time: {why}"
+        raise UnableError("unusable_engine", message, "cache_node_tokens")
     return Participant(node, setup)
 
 

@@ -82,7 +82,7 @@ class Recovery:
             task.add_done_callback(lambda _: self._planning.pop(session.id))
 
     def has_room_for_caches(self, session: Session) -> bool:
-        """Whether a session that has lost a cache holder would find nodes with room for others, and is to recover."""
+        """Whether a session with cache holders that has lost caches would find room for them, and is to recover."""
         if session.state is not State.READY or not session.request.recover or not session.holders:
             return False
         lost = session.lost_holder
@@ -166,7 +166,7 @@ class Recovery:
         if not session.interruption.lost:  # nobody hurries: the nodes that were asked for are worth waiting for
             named = {place.node for place in session.request.places}
             borrowing -= {node.id for node in nodes if node.name in named}
-        aside = self._nodes.set_aside(named) - session.held_out
+        aside = self._nodes.set_aside(named) - session.unblamed
         tried = [blocked | borrowing | avoid | aside, blocked | borrowing | avoid, blocked | avoid, blocked]
         attempts = chain.from_iterable(
             substitutes(session.request, nodes, out, suspects - out)

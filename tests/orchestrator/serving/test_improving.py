@@ -65,12 +65,13 @@ async def test_a_node_that_comes_and_goes_is_set_aside_unless_it_is_needed(
     await mesh.join(new_node("box"))
     alone = await mesh.serve(name="alone")
     assert [rank["node"] for rank in alone["ranks"]] == ["box"]
+    assert "comes and goes" not in (await motley("status"))[1], "who is alone is in every plan"
     await mesh.join(new_node("pc"))
     beside = await mesh.serve(name="beside")
     assert [rank["node"] for rank in beside["ranks"]] == ["pc"]
     named = await mesh.serve(name="named", nodes=["box"])
     assert [rank["node"] for rank in named["ranks"]] == ["box"]
-    aside = "box comes and goes: plans leave it out for 10 min more, unless --nodes names it"
+    aside = "box comes and goes: plans leave it out for 10 min more, unless `motley run --nodes` names it"
     _, out, _ = await motley("status")
     assert aside in out
     _, out, _ = await motley("plan", "bard")

@@ -380,16 +380,27 @@ def test_the_holder_that_was_lost_is_blamed_where_caches_are_placed_anew(held: S
     held.request = replace(held.request, recover=True)
     failed = Failure(code="internal_error", message="the worker has ended with status -9")
     held.on_event("box", event(3, failed=failed), 5)
-    assert {kind for _, _, kind in kinds(held.replace_holders(6))} == {"release"}
+    assert {kind for _, _, kind in kinds(held.replace_holders("a disk failed", 6))} == {"release"}
     assert held.state is State.RECOVERING
     why = held.losses.last[-1].why
     assert (why.code, why.lost_rank) == ("caches_lost", 4)
     assert why.message == "node 'box' (caches of rank 1): the worker has ended with status -9"
-    assert held.replace_holders(7) == [], "once is enough"
+    assert held.replace_holders("a disk failed", 7) == [], "once is enough"
+
+
+def test_a_node_is_unblamed_if_none_of_its_workers_is_to_blame(held: Session) -> None:
+    """On box are the holders of both ranks."""
+    held.request = replace(held.request, recover=True)
+    died = Failure(code="worker_died", message="killed", lost_rank=4)
+    held.on_event("box", event(3, failed=died), 5)
+    held.replace_holders("a holder is lost", 6)
+    assert held.losses.last[-1].why.lost_rank == 4
+    assert held.unblamed == {"pc", "laptop"}
 
 
 def test_nobody_is_blamed_for_caches_that_a_rank_alone_misses(held: Session) -> None:
     held.request = replace(held.request, recover=True)
-    assert {command[0] for command in held.replace_holders(6)} == {"pc", "laptop", "box"}
-    assert held.losses.last[-1].why.lost_rank == 0
+    assert {command[0] for command in held.replace_holders("a disk failed", 6)} == {"pc", "laptop", "box"}
+    why = held.losses.last[-1].why
+    assert (why.lost_rank, why.message.endswith(": a disk failed")) == (0, True)
     assert held.suspects == set()
