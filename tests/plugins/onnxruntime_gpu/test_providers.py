@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -69,3 +69,10 @@ def test_quantised_products_are_of_operators_that_it_has(provider: Provider, tmp
     assert (DOMAIN, ATTEND) in kinds
     assert (("com.microsoft", "MatMulNBits") in kinds) == provider.has_products
     assert (("", "DequantizeLinear") in kinds) != provider.has_products
+
+
+def test_only_a_provider_that_can_is_to_capture_runs_of_few_rows() -> None:
+    """Others would go without having sums written to the host by the run that makes them."""
+    with_provider = ((WEBGPU, 8, True), (WEBGPU, 9, False), (CUDA, 1, False), (TENSORRT_RTX, 1, False))
+    for provider, rows, captured in with_provider:
+        assert Gpu.captures(SimpleNamespace(provider=provider), rows) == captured
