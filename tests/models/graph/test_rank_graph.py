@@ -23,8 +23,10 @@ from motley.daemon.models.description.operations import (
     Experts,
     Gated,
     HeadLinear,
+    Linear,
     Norm,
     Operation,
+    StreamGates,
     Sum,
     Times,
     weights_of,
@@ -77,9 +79,13 @@ def _replicated(operations: Iterable[Operation], expert: int | None = None) -> I
 
 
 def after_sums(model: Model) -> set[str]:
-    """The gains of norms of what was summed over the ranks, which every rank adds to its residual, and what that is
-    multiplied by."""
+    """The gains of norms of what was summed over the ranks, which every rank adds to its residual, what that is
+    multiplied by, and what its streams are read, written to and mixed by."""
     summed, norms = set[Value](), []
+    gates = [each for each in model.operations if isinstance(each, StreamGates)]
+    linear = [each for each in model.operations if isinstance(each, Linear)]
+    matrices = {y: w.name for each in linear for y, w in zip(each.ys, each.ws, strict=True)}
+    streams = {name for each in gates for name in (each.scale.name, each.base.name, matrices[each.logits])}
     for each in model.operations:
         if isinstance(each, Sum) or (isinstance(each, Add) and {each.residual, each.x} <= summed):
             summed.add(each.y)
@@ -87,7 +93,7 @@ def after_sums(model: Model) -> set[str]:
             norms.append(each)
             summed.add(each.y)
     times = {each.w.name for each in model.operations if isinstance(each, Times)}
-    return {each.gain.name for each in norms if each.gain} | times
+    return {each.gain.name for each in norms if each.gain} | times | streams
 
 
 def declare(case: Case, ranks: int, rank: int, quantisation: str = "fp32") -> Declared:

@@ -206,7 +206,7 @@ async def test_what_a_step_takes_is_told_apart_from_what_a_token_does(mesh: Any,
     assert forecast_beside(told).endswith(
         "; measured: 12.0 ms a step, which gives 1.50 tokens with those that were guessed: 8.0 ms per token"
     )
-    _, out, _ = await motley("status")
+    _, out, _ = await motley("status", "--words")
     assert "compute, wire, wait: milliseconds of a step" in out
 
 

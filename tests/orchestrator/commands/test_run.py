@@ -92,7 +92,8 @@ async def test_the_last_word_of_a_session_that_is_closed_meanwhile(mesh: Any, ne
     await first.event(first.commands[-1], released=Empty())
     await mesh.call("DELETE", f"/api/sessions/{session['id']}")
     async with Client(mesh.orchestrator.http_url) as client:
-        with pytest.raises(CliError, match=r"session 'bard' did not come up: node 'b' \(rank 1\): rank 0 is lost"):
+        why = r"node 'a' \(rank 0\), as node 'b' \(rank 1\) has found: rank 0 is lost"
+        with pytest.raises(CliError, match=f"session 'bard' did not come up: {why}"):
             await client.wait_ready(session, lambda *_: None)
 
 
