@@ -225,6 +225,12 @@ def set_aside(nodes: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
+def show_set_aside(nodes: Sequence[dict[str, Any]]) -> None:
+    """Print who of a mesh's nodes is left out of plans for a while."""
+    for aside in set_aside(nodes):
+        results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
+
+
 def limit_reached(usage: dict[str, Any], context: int) -> str:
     """What has ended an answer that was not told how long it may be, though it would have gone on."""
     if usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0) >= context:

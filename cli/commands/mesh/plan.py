@@ -16,7 +16,7 @@ from motley.cli.reaching.client import ApiKey, Refused, Url
 from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
 from motley.cli.reaching.misnamed import MISSING, misnamed
-from motley.cli.shown.show import forecast_line, of_layers, percentages, results, set_aside, table
+from motley.cli.shown.show import forecast_line, of_layers, percentages, results, show_set_aside, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
     AsJson,
@@ -114,8 +114,8 @@ def plan(
                 soft_wrap=True,
             )
         show_plan(answer, requests)
-        for aside in [] if machines or nodes else set_aside(there):
-            results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
+        if not machines and not nodes:
+            show_set_aside(there)
         for names in [] if machines else on_one_machine(answer, there):
             results.print(
                 f"{escape(' and '.join(names))} are on one machine, and were measured one by one: as they share its"

@@ -20,7 +20,7 @@ from motley.cli.shown.show import (
     losses,
     results,
     session_table,
-    set_aside,
+    show_set_aside,
     table,
     waiting,
 )
@@ -76,8 +76,7 @@ def status(
         if node["lease"]["trouble"]:
             why = f"{node['name']}: it is taken for no lease: {node['lease']['trouble']}"
             results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
-    for aside in set_aside(alive):
-        results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
+    show_set_aside(alive)
     for node in nodes:
         if node["state"] == "lost":
             why = f"lost {ago(node['gone_s'])}: {node['lost']}"

@@ -6,13 +6,12 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Refused, Url
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
-from motley.cli.shown.show import counting_bar, results, set_aside, table
+from motley.cli.shown.show import counting_bar, results, show_set_aside, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import AsJson, AtOnce, Context, WhatIf
 from motley.protocol.wording import short_bytes
@@ -45,8 +44,7 @@ def fit(
         print(json.dumps({"models": found}))
         return
     _show(found)
-    for aside in set_aside(nodes):
-        results.print(f"[yellow]{escape(aside)}[/]", soft_wrap=True)
+    show_set_aside(nodes)
 
 
 def usefulness(each: dict[str, Any]) -> tuple[int, float, int, str]:

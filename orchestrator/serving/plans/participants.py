@@ -8,6 +8,7 @@ from motley.orchestrator.mesh.nodes import Node, what_became
 from motley.orchestrator.planning.setup import HANDS, Setup, SetupError, lacking_skill, setup_of
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.taking_part import (
+    OLDER,
     Participant,
     TakenBackError,
     UnableError,
@@ -125,8 +126,7 @@ def draft_setup(request: SessionRequest, first: Participant) -> Setup:
             if lacking := lacking_skill(node.name, node.capabilities, own, HANDS):
                 raise refusal("unusable_engine", lacking, field)
         if not reads_ahead(node.protocol):
-            why = "its Motley is older than that: `motley update` says how to update it"
-            message = f"node {node.name!r} cannot have the model's own head guess tokens: {why}"
+            message = f"node {node.name!r} cannot have the model's own head guess tokens: {OLDER}"
             raise refusal("unusable_engine", message, "draft_model")
     return setup
 

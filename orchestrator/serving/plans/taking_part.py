@@ -20,6 +20,9 @@ from motley.protocol.versions import has_two_tiers
 
 _Found = TypeVar("_Found")
 
+OLDER = "its Motley is older than that: `motley update` says how to update it"
+"""Why a node cannot do what came with a later version."""
+
 
 @dataclass(frozen=True)
 class Participant:
@@ -151,8 +154,7 @@ def _by(request: SessionRequest, node: Node, engine: str) -> Participant:
         if getattr(request, field) and (lacking := lacking_skill(node.name, node.capabilities, engine, skill)):
             raise UnableError("unusable_engine", lacking, field)
     if request.cache_disk_tokens and request.cache_node_tokens and not has_two_tiers(node.protocol):
-        why = "its Motley is older than that: `motley update` says how to update it"
-        message = f"node {node.name!r} cannot keep caches on its disk and on another node at a time: {why}"
+        message = f"node {node.name!r} cannot keep caches on its disk and on another node at a time: {OLDER}"
         raise UnableError("unusable_engine", message, "cache_node_tokens")
     return Participant(node, setup)
 
