@@ -208,7 +208,8 @@ class Gpu:
             try:
                 made = ort.OrtValue.ortvalue_from_numpy(values, self.provider.memory, 0)
                 if values.nbytes >= CHECKED_BYTES and values.dtype == np.float32:
-                    self.bind(self._first_row, {"x": made}, {"y": np.empty(values.shape[1:], np.float32)})()
+                    row = np.empty(values.shape[1:], np.float32)  # to be alive while it is written
+                    self.bind(self._first_row, {"x": made}, {"y": row})()
             except Exception as error:  # the runtime's own classes share no other base
                 raise self._told(error, f"cannot place {values.nbytes / 1e9:.2f} GB in one piece") from error
             return made

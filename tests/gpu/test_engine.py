@@ -169,7 +169,7 @@ def test_waves_of_32_rows_whole_and_in_halves(
             assert np.array_equal(got, alone[at].repeat(32, axis=0))
         (engine,) = group.engines
         assert isinstance(engine, CudaEngine)
-        assert {(kind[1], kind[3]) for kind in engine._graphs} >= {(32, False), (32, True)}
+        assert {(kind.rows, kind.halved) for kind, _ in engine._graphs} >= {(32, False), (32, True)}
 
 
 @pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -13,7 +16,7 @@ import pytest
 from onnx import helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
-from motley.plugins.onnxruntime_gpu.device import Gpu, declared
+from motley.plugins.onnxruntime_gpu.device import CHECKED_BYTES, Action, Gpu, Place, declared
 from motley.plugins.onnxruntime_gpu.engine import ErrorsTold
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
@@ -36,6 +39,26 @@ def added(gpu: Gpu, session: ort.InferenceSession, rows: int) -> float:
     with ErrorsTold(gpu.provider.engine):
         (total,) = gpu.run(session, values)
     return float(total)
+
+
+def test_what_a_run_writes_to_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs keep no array of the host alive; large arrays are read as soon as they are placed."""
+    gpu = Gpu(WEBGPU)
+    bind, written = gpu.bind, list[weakref.ref[np.ndarray]]()
+
+    def watched(session: ort.InferenceSession, inputs: Any, outputs: Mapping[str, Place]) -> Action:
+        run = bind(session, inputs, outputs)
+        written.extend(weakref.ref(place) for place in outputs.values())
+
+        def act() -> None:
+            assert all(place() is not None for place in written)
+            run()
+
+        return act
+
+    monkeypatch.setattr(gpu, "bind", watched)
+    gpu.empty((2, CHECKED_BYTES))
+    assert written
 
 
 def test_a_step_for_which_memory_lacks_says_so_and_the_next_one_is_right() -> None:
