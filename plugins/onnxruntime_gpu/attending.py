@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnxruntime as ort
 
-from motley.plugins.engine import RankGraph, Span
+from motley.plugins.engine import F32, EngineError, RankGraph, Span
 from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
 from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS, AttentionSessions, Heads, mask_session
+from motley.plugins.onnxruntime_gpu.attention import (
+    ORDER,
+    SLOTS,
+    WINDOW_SLOTS,
+    AttentionSessions,
+    Heads,
+    group_session,
+    unpacking_session,
+)
 from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, carry_out, upload
 from motley.plugins.onnxruntime_gpu.groups import Group, Piece, Pieces, slots_of
 from motley.plugins.segments import Kernel
@@ -21,6 +29,8 @@ from motley.plugins.segments import Kernel
 CAPTURED_BYTES = 1 << 27
 """So much of the GPU's memory captures of groups may keep together, over all layers, for the keys and values that they
 read."""
+MOST_SLOTS = 1 << 24
+"""Slots go up among floats, which tell integers apart up to here."""
 GROUPS_KEPT = 4
 """Shapes of groups whose places are kept for a number of rows; the one not used for longest goes first."""
 
@@ -49,14 +59,17 @@ class Attention:
 
 @dataclass(eq=False)
 class _GroupPlaces:
-    """Where a `Group` is in the GPU's memory, and its mask.
+    """Where a `Group` is in the GPU's memory.
 
     Attributes:
         pieces: which rows are in `rows`.
         in_order: whether these are consecutive.
         rows: i64[S, R], which rows of the step they are.
         places: i64[S, R, 1], the numbers in `rows`.
-        make_mask: makes the mask of `positions`.
+        found: f32[S, C], the slots of the positions that its pieces may see.
+        slots: i64[S, C], of those that they see.
+        mask: what is added to their scores.
+        look: makes `slots` and `mask`.
         runs: what attends, bound once, by the result and whether the group is the whole step in its order.
     """
 
@@ -64,10 +77,10 @@ class _GroupPlaces:
     in_order: bool
     rows: Mirror
     places: Mirror
-    slots: Mirror
-    positions: Mirror
+    found: Mirror
+    slots: ort.OrtValue
     mask: ort.OrtValue
-    make_mask: Action
+    look: Action
     runs: dict[tuple[str, bool], Action]
 
 
@@ -107,37 +120,56 @@ class _WindowGroups:
 
 
 class StepRows:
-    """What goes up of a step of T rows once, for all layers.
+    """What goes up of a step of T rows for all layers, as one array: to copy one takes as long as to copy another.
 
     Attributes:
         count: T.
-        hidden: their embeddings.
-        slots: i64[T, 1], where their keys and values go, by whether the layer has blocks of layers with a window.
+        hidden: f32[T, D], their embeddings.
         tables: of each table that rows turn by, f32[T, r/2].
+        stands: f32[T], where they stand in their groups, by the window of the layers that these are for.
+        slots: f32[T], where their keys and values go, by what nodes call that.
+        there: all of these in the GPU's memory, by name.
         windows: the groups of the step under way, by the window of the layers that they are for.
-        actions: what has all this go up, and makes the masks of the groups.
+        actions: what has all this go up, and has the groups look.
     """
 
     def __init__(
         self,
         device: Gpu,
-        hidden: Mirror,
-        tables: Mapping[str, int],
-        kinds: Iterable[bool],
+        unpacking: ort.InferenceSession,
+        hidden: ort.OrtValue,
+        floats: Mapping[str, int],
+        slots: Sequence[str],
         windows: Mapping[int, Pieces],
     ) -> None:
         """
         Args:
-            tables: the widths of those that rows turn by, by name.
-            kinds: of slots.
+            unpacking: what takes the array apart (`unpacking_session`): into `floats` and `slots`.
+            hidden: where the embeddings go.
             windows: how a step is cut for layers, by their windows.
         """
-        self.count = count = len(hidden.host)
-        self.hidden = hidden
-        self.slots = {kind: device.mirror(np.zeros((count, 1), np.int64)) for kind in kinds}
-        self.tables = {name: device.mirror(np.zeros((count, width), np.float32)) for name, width in tables.items()}
+        self.count = count = hidden.shape()[0]
+        packed = device.mirror(np.zeros((count, sum(floats.values()) + len(slots)), np.float32))
+        ends = np.cumsum([*floats.values(), *(1 for _ in slots)])[:-1]
+        parts = dict(zip([*floats, *slots], np.split(packed.host, ends, axis=1), strict=True))
+        self.hidden: F32 = parts.pop("hidden")
+        self.stands: dict[int, F32] = {window: parts.pop(_stands(window))[:, 0] for window in windows}
+        self.slots: dict[str, F32] = {name: parts.pop(name)[:, 0] for name in slots}
+        self.tables: dict[str, F32] = parts
         self.windows = {window: _WindowGroups(pieces) for window, pieces in windows.items()}
-        self.actions = [upload([hidden])]
+        self.there = {name: device.empty((count, width)) for name, width in floats.items() if name != "hidden"}
+        self.there["hidden"] = hidden
+        self.there |= {name: device.empty((count, 1), np.int64) for name in slots}
+        self.first = [
+            upload([packed]),
+            device.bind(unpacking, {"packed": packed.there}, self.there, device.captures(count)),
+        ]
+        self.actions = [*self.first]
+
+
+def _stands(window: int) -> str:
+    """What is called where rows stand in their groups for layers of a window."""
+    return f"stands.{window}"
 
 
 class Attending:
@@ -163,8 +195,9 @@ class Attending:
         self._tables: dict[str, int] = {}
         """The widths of the tables that layers turn by, by name."""
         self._most_heads = 1
-        self._masks: dict[int, ort.InferenceSession] = {}
-        """What makes masks, by the window."""
+        self._looking: dict[int, ort.InferenceSession] = {}
+        """What makes masks and slots of groups, by the window of the layers that they are for."""
+        self._unpacking: ort.InferenceSession | None = None
         self._captured = WeakKeyDictionary[_GroupPlaces, int]()
         """Bytes that the captures of groups keep."""
 
@@ -185,25 +218,29 @@ class Attending:
         if heads.rotary:
             self._tables |= dict.fromkeys((cos, sin), heads.rotary // 2)
         window = attributes_of(then.node)["window"]
-        if window not in self._masks:
-            self._masks[window] = mask_session(self._device, window)
+        if window not in self._looking:
+            self._looking[window] = group_session(self._device, window, self._nothing(window))
         placed = None if sinks is None else self._device.array(sinks)
         return Attention(self._sessions[heads], queries, then.results[0], keys, values, window, placed)
 
-    def rows(self, hidden: Mirror) -> StepRows:
-        """Make the places for steps of as many rows as `hidden` has."""
-        pieces = {window: self._pieces(window) for window in self._masks}
-        return StepRows(self._device, hidden, self._tables, {each.own_blocks for each in pieces.values()}, pieces)
+    def rows(self, hidden: ort.OrtValue) -> StepRows:
+        """Make the places for steps of as many rows as there is room for embeddings."""
+        windows = {window: self._pieces(window) for window in self._looking}
+        floats = {"hidden": self._graph.hidden, **self._tables, **dict.fromkeys(map(_stands, windows), 1)}
+        slots = sorted({_slots_name(each.own_blocks) for each in windows.values()})
+        if self._unpacking is None:
+            self._unpacking = unpacking_session(self._device, floats, slots)
+        return StepRows(self._device, self._unpacking, hidden, floats, slots, windows)
 
     def places(self, rows: StepRows) -> dict[str, ort.OrtValue]:
         """Where the values are that nodes read and make of all rows, or of the caches, by name."""
         slots = {
-            WINDOW_SLOTS if window else SLOTS: rows.slots[kept.pieces.own_blocks].there
+            WINDOW_SLOTS if window else SLOTS: rows.there[_slots_name(kept.pieces.own_blocks)]
             for window, kept in rows.windows.items()
         }
-        tables = {name: table.there for name, table in rows.tables.items()}
         written = {f"{name}.out": cache for name, cache in self.caches.items()}
-        return {ORDER: self._device.array(np.arange(rows.count)[:, None]), **slots, **tables, **self.caches, **written}
+        order = self._device.array(np.arange(rows.count)[:, None])
+        return {ORDER: order, **rows.there, **slots, **self.caches, **written}
 
     def begin(self, rows: StepRows, spans: Sequence[tuple[int, Span]]) -> None:
         """Prepare what goes up for a step: the rotary tables of its rows, their slots, and its groups.
@@ -211,20 +248,18 @@ class Attending:
         Args:
             spans: each with its first row.
         """
-        if not self._masks:
-            return
         graph, tokens = self._graph, self._graph.blocks.tokens
-        for own_blocks, slots in rows.slots.items():
+        for name, slots in rows.slots.items():
             for row, span in spans:
-                own = slots_of(span, own_blocks, span.position, span.position + span.rows, tokens)
-                slots.host[row : row + span.rows, 0] = own
+                own = slots_of(span, name == WINDOW_SLOTS, span.position, span.position + span.rows, tokens)
+                slots[row : row + span.rows] = own
         for row, span in spans:
             tables = graph.constants(span.prompt)
             for name, turning in rows.tables.items():
-                turning.host[row : row + span.rows] = tables[name][span.position : span.position + span.rows]
+                turning[row : row + span.rows] = tables[name][span.position : span.position + span.rows]
         changed = False
-        for kept in rows.windows.values():
-            placed = [self._placed(kept, *each) for each in enumerate(kept.pieces.grouped(spans))]
+        for window, kept in rows.windows.items():
+            placed = [self._placed(rows, window, *each) for each in enumerate(kept.pieces.grouped(spans))]
             in_order = len(placed) == 1 and placed[0].in_order
             if placed != kept.groups or in_order != kept.in_order:
                 kept.groups = []  # none of them, should what follows fail
@@ -232,10 +267,8 @@ class Attending:
                     layer.actions[:] = [self._attend(group, layer, in_order, len(kept.layers)) for group in placed]
                 kept.groups, kept.in_order, changed = placed, in_order, True
         if changed:
-            groups_now = [group for kept in rows.windows.values() for group in kept.groups]
-            numbers = [mirror for group in groups_now for mirror in (group.slots, group.positions)]
-            put = upload([rows.hidden, *rows.slots.values(), *rows.tables.values(), *numbers])
-            rows.actions[:] = [put, *(group.make_mask for group in groups_now)]
+            looks = (group.look for kept in rows.windows.values() for group in kept.groups)
+            rows.actions[:] = [*rows.first, *looks]
 
     def actions(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Sequence[Action]:
         """What has the groups of a step attend in one layer: `begin` changes it.
@@ -251,7 +284,8 @@ class Attending:
         """Let go of the caches and all else."""
         self.caches.clear()
         self._sessions.clear()
-        self._masks.clear()
+        self._looking.clear()
+        self._unpacking = None
 
     def _has_own_blocks(self, window: int) -> bool:
         """Whether layers of a window have blocks of their own."""
@@ -259,9 +293,22 @@ class Attending:
 
     def _pieces(self, window: int) -> Pieces:
         """How a step is cut for layers of a window."""
-        blocks, own = self._graph.blocks, self._has_own_blocks(window)
-        nothing = (blocks.windowed if own else blocks.count) * blocks.tokens
-        return Pieces(blocks.tokens, self._most_heads, nothing, window, own)
+        return Pieces(self._graph.blocks.tokens, self._most_heads, window, self._has_own_blocks(window))
+
+    def _nothing(self, window: int) -> int:
+        """The slot that stays zero, of layers of a window.
+
+        Raises:
+            EngineError: there are more slots than the numbers that go up can tell.
+        """
+        blocks = self._graph.blocks
+        nothing = (blocks.windowed if self._has_own_blocks(window) else blocks.count) * blocks.tokens
+        if nothing > MOST_SLOTS:
+            raise EngineError(
+                f"engine {self._device.provider.engine!r} keeps at most {MOST_SLOTS} positions in its caches,"
+                f" not {nothing}: ask for fewer (--cache-tokens)"
+            )
+        return nothing
 
     def _attend(self, group: _GroupPlaces, layer: _Layer, in_order: bool, layers: int) -> Action:
         """What has a group attend in one layer of so many."""
@@ -274,7 +321,7 @@ class Attending:
         attention, y, sessions = layer.attention, layer.y, layer.attention.sessions
         inputs = {
             "queries": layer.queries,
-            "slots": group.slots.there,
+            "slots": group.slots,
             "mask": group.mask,
             "keys": self.caches[attention.keys],
             "values": self.caches[attention.values],
@@ -282,7 +329,7 @@ class Attending:
         if attention.sinks is not None:
             inputs["sinks"] = attention.sinks
         if in_order and group.rows.host.shape[1] == 1:
-            kept = 4 * group.slots.host.size * self.caches[attention.keys].shape()[1] * np.float32().nbytes
+            kept = 4 * group.found.host.size * self.caches[attention.keys].shape()[1] * np.float32().nbytes
             captured = self._device.captures(len(group.rows.host)) and self._has_room(group, layers * kept)
             return self._device.bind(sessions.attend_tokens, inputs, {"y": y}, captured)
         inputs["rows"] = group.rows.there
@@ -297,34 +344,45 @@ class Attending:
             self._captured[group] = size
         return group in self._captured
 
-    def _placed(self, kept: _WindowGroups, number: int, group: Group) -> _GroupPlaces:
-        """Give a group of a step its places, whose slots and positions are yet to go up."""
-        window = kept.pieces.window
-        places = kept.kept.get((number, *group.shape), lambda: self._new_places(group.shape, window))
+    def _placed(self, rows: StepRows, window: int, number: int, group: Group) -> _GroupPlaces:
+        """Give a group of a step its places, and say where its rows stand, which is yet to go up."""
+        kept = rows.windows[window]
+        places = kept.kept.get((number, *group.shape), lambda: self._new_places(rows, group.shape, window))
         if places.pieces != group.pieces:
             numbers = group.rows()
             np.copyto(places.rows.host, numbers)  # which `places` shares
             carry_out([[upload([places.rows, places.places])]])
             places.pieces, places.in_order = group.pieces, numbers.ravel().tolist() == [*range(numbers.size)]
-        kept.pieces.fill(group, places.slots.host, places.positions.host)
+        if kept.pieces.find(group, places.found.host):
+            carry_out([[upload([places.found])]])
+        kept.pieces.stand(group, rows.stands[window])
         return places
 
-    def _new_places(self, shape: tuple[int, int, int], window: int) -> _GroupPlaces:
+    def _new_places(self, step: StepRows, shape: tuple[int, int, int], window: int) -> _GroupPlaces:
         device = self._device
         pieces, count, seen = shape
-        rows = np.zeros((pieces, count), np.int64)
-        positions = device.mirror(np.zeros((pieces, count), np.float32))
-        known = device.array(np.arange(seen, dtype=np.float32))
-        mask = device.empty((pieces, 1, 1, count, seen))
-        make = device.bind(self._masks[window], {"positions": positions.there, "seen": known}, {"mask": mask}, True)
+        numbers = np.zeros((pieces, count), np.int64)
+        rows, found = device.mirror(numbers), device.mirror(np.zeros((pieces, seen), np.float32))
+        inputs = {
+            "stands": step.there[_stands(window)],
+            "rows": rows.there,
+            "seen": device.array(np.arange(seen, dtype=np.float32)),
+            "found": found.there,
+        }
+        slots, mask = device.empty((pieces, seen), np.int64), device.empty((pieces, 1, 1, count, seen))
         return _GroupPlaces(
             pieces=(),
             in_order=False,
-            rows=device.mirror(rows),
-            places=device.mirror(rows[:, :, None]),
-            slots=device.mirror(np.zeros((pieces, seen), np.int64)),
-            positions=positions,
+            rows=rows,
+            places=device.mirror(numbers[:, :, None]),
+            found=found,
+            slots=slots,
             mask=mask,
-            make_mask=make,
+            look=device.bind(self._looking[window], inputs, {"slots": slots, "mask": mask}, captured=True),
             runs={},
         )
+
+
+def _slots_name(own_blocks: bool) -> str:
+    """What the slots are called of layers that have blocks of their own, or of the others."""
+    return WINDOW_SLOTS if own_blocks else SLOTS

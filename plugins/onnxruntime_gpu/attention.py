@@ -7,7 +7,7 @@ the slots of all positions that a group sees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,25 +165,61 @@ class AttentionSessions:
         return device.session(nodes, inputs, [declared("y", np.float32)], constants.tensors, captured=tokens)
 
 
-def mask_session(device: Gpu, window: int) -> ort.InferenceSession:
-    """(positions f32[S, R], seen f32[C]) -> mask f32[S, 1, 1, R, C]: what is added to the score of a row at each of the
-    positions 0 to C - 1, of which it sees those up to its own; `window`: the last so many; 0: all."""
+def group_session(device: Gpu, window: int, nothing: int) -> ort.InferenceSession:
+    """(stands f32[T, 1], rows i64[S, R], seen f32[C], found f32[S, C]) -> mask f32[S, 1, 1, R, C], slots i64[S, C].
+
+    Where the rows of a group stand, and where the first C positions are that its pieces may see -> what is added to the
+    score of a row at each of the positions 0 to C - 1, of which it sees those up to its own; and where these are: after
+    those that a piece sees, nothing.
+
+    Args:
+        window: of its positions a row sees the last so many; 0: all.
+        nothing: the slot that stays zero.
+    """
     constants = Constants()
     node = helper.make_node
     zero, never = constants.f32(0.0), constants.f32(float(NEVER))
     nodes = [
-        node("Unsqueeze", ["positions", constants.i64([1, 2, 4])], ["rows"]),
-        node("Sub", ["rows", "seen"], ["distance"]),
+        node("Gather", ["stands", "rows"], ["own"], axis=0),  # [S, R, 1]
+        node("Unsqueeze", ["own", constants.i64([1, 2])], ["own.apart"]),
+        node("Sub", ["own.apart", "seen"], ["distance"]),
         node("GreaterOrEqual", ["distance", zero], ["before"]),
         node("Where", ["before", zero, never], ["causal" if window else "mask"]),
+        node("ReduceMax", ["own", constants.i64([1])], ["last"], keepdims=0),  # [S, 1]
+        node("GreaterOrEqual", ["last", "seen"], ["any"]),
+        node("Where", ["any", "found", constants.f32(float(nothing))], ["seen.slots"]),
+        node("Cast", ["seen.slots"], ["slots"], to=TensorProto.INT64),
     ]
     if window:
         nodes += [
             node("Less", ["distance", constants.f32(float(window))], ["near"]),
             node("Where", ["near", "causal", never], ["mask"]),
         ]
-    inputs = [declared("positions", np.float32, ["S", "R"]), declared("seen", np.float32, ["C"])]
-    return device.session(nodes, inputs, [declared("mask", np.float32)], constants.tensors, captured=True)
+    inputs = [
+        declared("stands", np.float32, ["T", 1]),
+        declared("rows", np.int64, ["S", "R"]),
+        declared("seen", np.float32, ["C"]),
+        declared("found", np.float32, ["S", "C"]),
+    ]
+    outputs = [declared("mask", np.float32), declared("slots", np.int64)]
+    return device.session(nodes, inputs, outputs, constants.tensors, captured=True)
+
+
+def unpacking_session(device: Gpu, floats: Mapping[str, int], whole: Sequence[str]) -> ort.InferenceSession:
+    """(packed f32[T, W]) -> what each row of it is made of: one array goes up in less time than several.
+
+    Args:
+        floats: the names and widths of values f32[T, width].
+        whole: the names of values i64[T, 1], which come after these.
+    """
+    constants = Constants()
+    widths = [*floats.values(), *(1 for _ in whole)]
+    parts = [*floats, *(f"{name}.float" for name in whole)]
+    nodes = [helper.make_node("Split", ["packed", constants.i64(widths)], parts, axis=1)]
+    nodes += [helper.make_node("Cast", [f"{name}.float"], [name], to=TensorProto.INT64) for name in whole]
+    outputs = [*(declared(name, np.float32) for name in floats), *(declared(name, np.int64) for name in whole)]
+    packed = [declared("packed", np.float32, ["T", sum(widths)])]
+    return device.session(nodes, packed, outputs, constants.tensors, captured=True)
 
 
 def with_writing(node: NodeProto, constants: Constants) -> Iterator[NodeProto]:

@@ -99,7 +99,6 @@ class Chunk:
     Attributes:
         places: where the values are that cross segments, by name, in the GPU's memory.
         mirrors: those of them that the host reads or makes, too.
-        hidden: the embeddings, as the host has them.
         rows: what goes up of them, for all layers.
         adapted: those of them that adapters compute.
         steps: the layers bound to these places.
@@ -108,7 +107,6 @@ class Chunk:
 
     places: Mapping[str, ort.OrtValue]
     mirrors: Mapping[str, Mirror]
-    hidden: F32
     rows: StepRows
     adapted: AdaptedRows
     steps: Sequence[Bound]
@@ -132,7 +130,7 @@ def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto
 
 def names_on_host(segments: Sequence[Segment]) -> set[str]:
     """The values that cross segments in the host's memory, as something else reads or makes them there."""
-    names = {"hidden", ROWS, "logits"}
+    names = {ROWS, "logits"}
     for segment in segments:
         match segment.then:
             case Reduction(summed, total):

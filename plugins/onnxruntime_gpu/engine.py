@@ -144,6 +144,7 @@ class WebGpuEngine:
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
         self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing((1,), TensorProto.INT64))
         self._on_host = names_on_host(segments)
+        assert "hidden" not in self._on_host, "it goes up with all else that a row has"
         self._attending = Attending(self._device, graph)
         self._adapting = Adapting(self._device, name, graph)
         parts = [self._part(segment) for segment in segments if segment.outputs or segment.then]
@@ -178,7 +179,7 @@ class WebGpuEngine:
                 self._attending.begin(chunk.rows, own)
                 if self._graph.adapters:
                     self._adapting.begin(chunk.adapted, [span for _, span in own])
-                chunk.hidden[:] = hidden[rows]
+                chunk.rows.hidden[:] = hidden[rows]
             if len(chunks) == 1:
                 self._run(chunks[0])
             else:
@@ -289,11 +290,11 @@ class WebGpuEngine:
         found = {name: made[self._kind(name), number] for name, number in self._numbers.items()}
         mirrors = {name: each for name, each in found.items() if isinstance(each, Mirror)}
         places = {name: each.there if isinstance(each, Mirror) else each for name, each in found.items()}
-        of_rows = self._attending.rows(mirrors["hidden"])
+        of_rows = self._attending.rows(places["hidden"])
         places |= self._attending.places(of_rows) | products_in_place(self._layers, places)
         adapted = self._adapting.rows()
         steps = self._bound_layers(places, mirrors, of_rows, adapted, alone)
-        return Chunk(places, mirrors, mirrors["hidden"].host, of_rows, adapted, steps)
+        return Chunk(places, mirrors, of_rows, adapted, steps)
 
     def _bind(self, part: Part, session: ort.InferenceSession, places: Mapping[str, Place], captured: bool) -> Action:
         inputs, outputs = ({name: places[name] for name in names} for names in (part.inputs, part.outputs))

@@ -2,8 +2,8 @@
 
 A layer's keys are one array f32[P + 1, kv_heads * d] in the GPU's memory, its values another: a *slot* for each
 position of each block, and one more that stays zero. The spans of a step attend in *groups* of S pieces of R rows each.
-Pieces with fewer rows repeat their last one, and those that see fewer than C positions see the zero slot. Layers with a
-window have groups of their own, which see no more than the window of their rows.
+Pieces with fewer rows repeat their last one; where they see fewer than C positions, the GPU reads the zero slot. Layers
+with a window have groups of their own, which see no more than the window of their rows.
 """
 
 from __future__ import annotations
@@ -97,14 +97,12 @@ class Pieces(NamedTuple):
     Attributes:
         tokens: positions in a block.
         heads: how many scores a row has at a position.
-        nothing: the slot that stays zero.
         window: how many positions a row sees, its own among them; 0: all.
         own_blocks: whether these layers have blocks of their own (`Span.windowed`).
     """
 
     tokens: int
     heads: int
-    nothing: int
     window: int = 0
     own_blocks: bool = False
 
@@ -145,18 +143,31 @@ class Pieces(NamedTuple):
                 groups.append(Group([Piece(row, each.rows) for row, each in together], [s for _, s in together], shape))
         return groups
 
-    def fill(self, group: Group, slots: I64, positions: F32) -> None:
-        """Write what a group sees.
+    def stand(self, group: Group, positions: F32) -> None:
+        """Write where the rows of a group stand, counted from the first position that their piece sees.
 
         Args:
-            slots: i64[S, C], where the keys and values are that each piece sees: of consecutive positions.
-            positions: f32[S, R], where the rows stand, counted from the first position that their piece sees.
+            positions: f32[T], of all rows of the step.
         """
-        for number, span in enumerate(group.spans):
-            begin, end = self.first_seen(span), span.position + span.rows
-            own, stands = slots[number], positions[number]
-            own[: end - begin] = slots_of(span, self.own_blocks, begin, end, self.tokens)
-            own[end - begin :] = self.nothing
-            stands[:] = span.position - begin
-            if span.rows > 1:
-                stands += _steps(span.rows, group.shape[1])
+        for piece, span in zip(group.pieces, group.spans, strict=True):
+            stands = positions[piece.row : piece.row + piece.rows]
+            stands[:] = span.position - self.first_seen(span)
+            if piece.rows > 1:
+                stands += _steps(piece.rows, piece.rows)
+
+    def find(self, group: Group, slots: F32) -> bool:
+        """Write where the keys and values are of C positions from the first one that each piece sees, as far as its
+        sequence has blocks; whether that changes anything.
+
+        Args:
+            slots: f32[S, C].
+        """
+        changed = False
+        for span, own in zip(group.spans, slots, strict=True):
+            begin = self.first_seen(span)
+            found = slots_of(span, self.own_blocks, begin, begin + len(own), self.tokens)
+            there = own[: len(found)]
+            if not np.array_equal(there, found):
+                there[:] = found
+                changed = True
+        return changed

@@ -18,9 +18,9 @@ from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import LocalSession, golden_case, uneven_shares
 
-OF_A_TOKEN = 6
-"""Arrays that go up for a token besides sums: its embedding, the slot of its keys, two rotary tables, the slots that it
-sees, its position."""
+OF_A_TOKEN = 1
+"""Arrays that go up for a token besides sums: one has its embedding, the slot of its keys, two rotary tables, and its
+position. Another has the slots of its sequence, when that gets a block."""
 
 
 class Traffic:
