@@ -168,7 +168,8 @@ STEPS: Mapping[str, Step] = {
         60,
         "us of calls that do nothing; products' bytes/s, beside those of the memory",
     ),
-    "webgpu tokens": _webgpu_tokens("tinyllama-1.1b", "int4", "fp16"),
+    "webgpu tokens": _webgpu_tokens("tinyllama-1.1b", "int4"),
+    "webgpu tokens fp16": _webgpu_tokens("tinyllama-1.1b", "fp16"),
     "webgpu mistral int4": _webgpu_tokens("mistral-7b", "int4"),
     "webgpu mistral fp16": _webgpu_tokens("mistral-7b", "fp16"),
     "others": Step(

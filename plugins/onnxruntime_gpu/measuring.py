@@ -50,9 +50,10 @@ def _besides(gpu: Gpu) -> tuple[float, float]:
     nodes = [helper.make_node("Sigmoid", [one], [other]) for one, other in pairwise(names)]
     ends = [declared(name, np.float32, [1, WIDTH]) for name in ("x", "y")]
     run = gpu.bind(
-        gpu.session(nodes, ends[:1], ends[1:]),
+        gpu.session(nodes, ends[:1], ends[1:], captured=True),
         {"x": gpu.empty((1, WIDTH))},
         {"y": gpu.empty((1, WIDTH))},
+        captured=True,
     )
     row = gpu.mirror(np.zeros((1, WIDTH), np.float32))
     way = [upload([row]), download([row])]

@@ -29,6 +29,11 @@ CLOSE = 1e-4
 """Between logits of this engine and of the reference, with the same weights in FP32: at most so much."""
 AS_CLOSE = 1e-5
 """The same in parts of the largest logit, where these are large."""
+CODED = {"qwen3", "seed-oss"}
+"""Cases with products of 128 columns: what is multiplied with their quantised weights is made codes of 8 bits, of so many
+at once."""
+CLOSE_BY_CODES = 0.05
+"""What `AS_CLOSE` is there."""
 
 
 def logits_of(
@@ -45,8 +50,9 @@ def logits_of(
         )
 
 
-def assert_close(got: F32, expected: F32) -> None:
-    assert np.abs(got - expected).max() < max(CLOSE, AS_CLOSE * np.abs(expected).max())
+def assert_close(got: F32, expected: F32, by_codes: bool = False) -> None:
+    part = CLOSE_BY_CODES if by_codes else AS_CLOSE
+    assert np.abs(got - expected).max() < max(CLOSE, part * np.abs(expected).max())
 
 
 def is_unknown(case: Case) -> bool:
@@ -81,7 +87,7 @@ def test_golden_models(case: Case, ranks: int, tmp_path: Path) -> None:
     got = logits_of(case, WebGpuEngine, ranks, quantisation, tmp_path / "gpu")
     exact = quantisation == "fp32"
     expected = case.logits if exact else logits_of(case, ReferenceEngine, 1, quantisation, tmp_path / "reference")
-    assert_close(got, expected)
+    assert_close(got, expected, not exact and str(case) in CODED)
 
 
 def test_stages_of_other_engines(tmp_path: Path) -> None:
