@@ -30,7 +30,7 @@ CLOSE = 1e-4
 AS_CLOSE = 1e-5
 """The same in parts of the largest logit, where these are large."""
 CODED = {"qwen3", "seed-oss"}
-"""Cases with products of 128 columns: what is multiplied with their quantised weights is made codes of 8 bits, of so many
+"""Cases with products of 128 columns: what is multiplied with their quantised weights is made codes of 8 bits, so many
 at once."""
 CLOSE_BY_CODES = 0.05
 """What `AS_CLOSE` is there."""
