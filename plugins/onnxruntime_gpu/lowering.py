@@ -17,6 +17,7 @@ All else stays as it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import onnx
 from onnx import NodeProto, helper
@@ -50,7 +51,7 @@ class _DeviceLowering(Lowering):
         inputs = [x, codes, scales, zeros, "", bias]
         while not inputs[-1]:
             inputs.pop()
-        sizes = {"K": columns, "N": rows, "bits": bits, "block_size": block, "accuracy_level": BY_CODES}
+        sizes: dict[str, Any] = {"K": columns, "N": rows, "bits": bits, "block_size": block, "accuracy_level": BY_CODES}
         return helper.make_node("MatMulNBits", inputs, [y], domain=MICROSOFT, **sizes)
 
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
