@@ -184,6 +184,11 @@ class SessionRequest:
         """Nodes whose ranks have an engine or a quantisation of their own."""
         return {*self.quantisations, *self.engines, *(place.node for place in self.places if place.engine)}
 
+    @property
+    def all_named(self) -> set[str]:
+        """Nodes that it says anything of."""
+        return {place.node for place in self.places} | self.named
+
     def engine_at(self, place: Place) -> str:
         """The engine of a rank there. Where a node has several ranks, ``auto`` is the processor's."""
         engine = place.engine or self.engines.get(place.node, self.engine)

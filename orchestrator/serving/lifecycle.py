@@ -72,7 +72,7 @@ class Lifecycle:
         """
         self._carrier.check_running()
         try:
-            aside = self._nodes.set_aside({place.node for place in request.places} | request.named)
+            aside = self._nodes.set_aside(request.all_named)
             participants = choose_participants(request, [node for node in self._nodes if node.id not in aside])
             spec = wanted_model(request, participants)
             session = self._sessions.open(request, time.time())

@@ -87,7 +87,7 @@ class BlockStore:
     @property
     def available(self) -> int:
         """How many blocks running sequences do not have: free ones and those that keep prefixes nobody uses."""
-        return self.takeable_near + self.far.free + len(self.far.unused)
+        return self.takeable_near + self.far.free + self.far.unused
 
     @property
     def takeable(self) -> int:
@@ -107,7 +107,7 @@ class BlockStore:
     @property
     def cached(self) -> int:
         """How many blocks keep prefixes that nobody uses."""
-        return len(self._unused) + len(self.far.unused)
+        return len(self._unused) + self.far.unused
 
     @property
     def windowed_blocks(self) -> tuple[int, int]:
@@ -317,7 +317,7 @@ class BlockStore:
         while node.above is not None:
             node.users -= 1
             if not node.users:
-                self._unused_of(node.block)[node.block] = None
+                self._add_unused(node.block)
             node = node.above
 
     def give_back_broken(self, blocks: Sequence[int], root: int = 0, passed: int = 0) -> None:
@@ -402,12 +402,20 @@ class BlockStore:
 
     def _use(self, node: Node) -> None:
         if not node.users:
-            del self._unused_of(node.block)[node.block]
+            self._remove_unused(node.block)
         node.users += 1
 
-    def _unused_of(self, block: int) -> OrderedDict[int, None]:
-        """The unused blocks among which this one belongs."""
-        return self._unused if block < self.near else self.far.unused
+    def _add_unused(self, block: int) -> None:
+        if block < self.near:
+            self._unused[block] = None
+        else:
+            self.far.add_unused(block)
+
+    def _remove_unused(self, block: int) -> None:
+        if block < self.near:
+            del self._unused[block]
+        else:
+            self.far.remove_unused(block)
 
     def _put_back(self, block: int) -> None:
         """A block holds nothing any more."""
@@ -425,7 +433,7 @@ class BlockStore:
             for block, far in self._copied(self._unused, count, able):
                 del self._unused[block]
                 self._renumber(block, far)
-                self.far.unused[far] = None
+                self.far.add_unused(far)
             if not able and len(self._free) < count:
                 self._drop_leaf(next(iter(self._unused)))
 
@@ -479,7 +487,7 @@ class BlockStore:
 
     def _replace(self, node: Node, block: int) -> Node:
         """Have a block that a sequence has for itself in a tree, in place of one that nobody uses."""
-        del self._unused_of(node.block)[node.block]
+        self._remove_unused(node.block)
         self._put_back(node.block)
         self._alone.remove(block)
         node.users = 1
@@ -487,5 +495,5 @@ class BlockStore:
 
     def _remove(self, block: int) -> None:
         """Take a leaf that nobody uses out of its tree."""
-        del self._unused_of(block)[block]
+        self._remove_unused(block)
         self._trees.remove(block)

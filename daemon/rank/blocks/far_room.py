@@ -4,6 +4,7 @@ does, and the clock that says when it may be asked again.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -54,17 +55,14 @@ class FarTier:
 
 
 class FarRoom:
-    """Which far blocks are free, and which keep prefixes that nobody uses.
-
-    Attributes:
-        unused: blocks that keep prefixes which no sequence uses, those that have been unused for longest, or moved,
-            first.
-    """
+    """Which far blocks are free, and which are *unused*: they keep prefixes that no sequence uses."""
 
     def __init__(self, tiers: Sequence[FarTier]) -> None:
         """`tiers`: those that are to be filled first in front."""
         self._free = {tier: [*tier.numbers][::-1] for tier in tiers}
-        self.unused: OrderedDict[int, None] = OrderedDict()
+        self._unused: dict[FarTier, OrderedDict[int, int]] = {tier: OrderedDict() for tier in tiers}
+        """The unused blocks of each tier, those that have been so for longest first, each with its turn among all."""
+        self._turns = itertools.count()
 
     @property
     def count(self) -> int:
@@ -89,13 +87,27 @@ class FarRoom:
         """How many blocks of some tiers hold nothing."""
         return sum(len(self._free[tier]) for tier in tiers)
 
+    @property
+    def unused(self) -> int:
+        """How many blocks are unused."""
+        return sum(map(len, self._unused.values()))
+
     def unused_in(self, tier: FarTier) -> list[int]:
         """The unused blocks of a tier."""
-        return [block for block in self.unused if block in tier.numbers]
+        return [*self._unused[tier]]
 
     def oldest_unused(self, tiers: Collection[FarTier]) -> int | None:
-        """The first of the unused blocks that is in one of some tiers."""
-        return next((block for block in self.unused if any(block in tier.numbers for tier in tiers)), None)
+        """The block that has been unused for longest in some tiers."""
+        first = [next(iter(self._unused[tier].items())) for tier in tiers if self._unused[tier]]
+        return min(first, key=lambda each: each[1])[0] if first else None
+
+    def add_unused(self, block: int) -> None:
+        """A block is unused from now on."""
+        self._unused[self._tier_of(block)][block] = next(self._turns)
+
+    def remove_unused(self, block: int) -> None:
+        """An unused block is used, or holds nothing any more."""
+        del self._unused[self._tier_of(block)][block]
 
     def take(self, tier: FarTier, count: int) -> list[int]:
         """Take at most so many free blocks of a tier."""
@@ -104,8 +116,12 @@ class FarRoom:
 
     def put_back(self, block: int) -> None:
         """A block holds nothing any more."""
-        next(free for tier, free in self._free.items() if block in tier.numbers).append(block)
+        self._free[self._tier_of(block)].append(block)
 
     def lose(self, tier: FarTier) -> None:
         """Go on without a tier, none of whose blocks holds anything."""
         assert len(self._free.pop(tier)) == len(tier.numbers), "a running sequence has far blocks that are lost"
+        del self._unused[tier]
+
+    def _tier_of(self, block: int) -> FarTier:
+        return next(tier for tier in self._free if block in tier.numbers)

@@ -99,7 +99,7 @@ class Forecasts:
                 nodes of their own, or the orchestrator shuts down.
         """
         self._carrier.check_running()
-        aside = self._nodes.set_aside({place.node for place in request.places} | request.named)
+        aside = self._nodes.set_aside(request.all_named)
         participants = choose_participants(request, [node for node in self._nodes if node.id not in aside])
         try:
             spec = wanted_model(request, participants)
@@ -148,7 +148,7 @@ class Forecasts:
         """As `anew`, with the names of all that were considered."""
         assert session.known is not None
         members = {worker.node_id for worker in session.workers}  # whoever has stayed goes on to take part
-        aside = self._nodes.set_aside({place.node for place in session.request.places} | session.request.named)
+        aside = self._nodes.set_aside(session.request.all_named)
         aside -= members
         nodes = [node for node in self._nodes if node.id not in aside]
         there = {node.name for node in nodes if node.alive and not taken_back(session.request, node)}
