@@ -77,31 +77,88 @@ _EXAONE_MOE = (  # words between which there is one space stay together
     rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-_LLAMA_WORDS = _Words((_LLAMA3,), whole=True, begin=True)
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_JAIS2 = _LLAMA3.replace(  # spaces in runs of powers of two
+    r"\s+(?!\S)|\s+",
+    "|".join(rf"\s{{{run}}}(?!\S)" for run in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s",
+)
+_LING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_SEED = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_OF_ANY_CASE = r"\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}{_OF_ANY_CASE}", rf"[\p{{Ll}}{_OF_ANY_CASE}"
+_KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_EAST_ASIAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_DEEPSEEK_2 = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    r"\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _EAST_ASIAN,
+    r"\p{N}",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
+_LLAMA_WORDS = _Words((_LLAMA3,), whole=True, begin=True)
+_LING_WORDS = _Words((_LING,))
+_AYA_WORDS = _Words((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K))
 _QWEN_WORDS = _Words((_QWEN2,), compose=True)
 _O200K_WORDS = _Words((_O200K,))
 WORDS: Mapping[str, _Words] = {
     "gpt-2": _Words(),
     "exaone4": _Words(),
     "granite-docling": _Words(),
+    "phi-2": _Words(),
+    "gigachat": _Words(),
+    "a.x-4.0": _Words(),
+    "mellum": _Words(),
+    "trillion": _Words(),
     "smollm": _Words(digits=True),
     "refact": _Words(digits=True),
+    "starcoder": _Words(digits=True),
+    "codeshell": _Words(digits=True),
+    "exaone": _Words(digits=True),
+    "mellum2": _Words(digits=True),
+    "command-r": _Words(digits=True, compose=True),
     "llama3": _LLAMA_WORDS,
     "llama-v3": _LLAMA_WORDS,
     "llama-bpe": _LLAMA_WORDS,
     "pixtral": _LLAMA_WORDS,
     "lfm2": _LLAMA_WORDS,
+    "falcon3": _LLAMA_WORDS,
+    "falcon-h1": _LLAMA_WORDS,
+    "midm-2.0": _LLAMA_WORDS,
     "dbrx": _Words((_LLAMA3,)),
+    "jais-2": _Words((_JAIS2,)),
     "qwen2": _QWEN_WORDS,
     "deepseek-r1-qwen": _QWEN_WORDS,
     "qwen35": _Words((_QWEN35,), compose=True),
     "deepseek-v3": _Words(_DEEPSEEK3),
     "hunyuan-dense": _Words(_DEEPSEEK3),
     "hunyuan": _Words((_QWEN2,)),
+    "stablelm2": _Words((_QWEN2,)),
+    "solar-open": _Words((_QWEN2,)),
+    "laguna": _Words((r"\n+|[^\n]+", _QWEN2)),
+    "bailingmoe": _LING_WORDS,
+    "bailingmoe2": _LING_WORDS,
+    "seed-coder": _Words((_SEED,)),
+    "kimi-k2": _Words((_KIMI,)),
+    "deepseek-llm": _Words(_DEEPSEEK_2),
+    "deepseek-coder": _Words(_DEEPSEEK_CODER),
     "exaone-moe": _Words((_EXAONE_MOE,)),
     "gpt-4o": _O200K_WORDS,
     "llama4": _O200K_WORDS,
+    "kanana2": _O200K_WORDS,
+    "tiny_aya": _AYA_WORDS,
+    "cohere2moe": _AYA_WORDS,
     "minimax-m2": _O200K_WORDS,
     "glm4": _Words((_LLAMA3,)),
     "chatglm-bpe": _Words((_LLAMA3,)),

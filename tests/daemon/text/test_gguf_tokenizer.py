@@ -155,6 +155,18 @@ def test_words_are_cut_as_the_models_do(pre: str) -> None:
         ("exaone4", "a 42's", ["a", " 42", "'s"]),
         ("exaone-moe", "a bc, it's 42\n\n", ["a bc", ",", " it", "'s", " ", "4", "2", "\n\n"]),
         ("glm4", "I'll 12345\r\n", ["I", "'ll", " ", "123", "45", "\r\n"]),
+        ("command-r", "cafe\u0301 42", ["caf\u00e9", " ", "4", "2"]),
+        ("starcoder", "x = 42", ["x", " =", " ", "4", "2"]),
+        ("falcon-h1", "I'll 12345", ["I", "'ll", " ", "123", "45"]),
+        ("jais-2", "a    b", ["a", "  ", " ", " b"]),
+        ("bailingmoe2", "it's 42\n\n", ["it", "'s", " ", "4", "2", "\n\n"]),
+        ("seed-coder", "x;\n\ny", ["x", ";", "\n\n", "y"]),
+        ("stablelm2", "x;\n\ny", ["x", ";\n\n", "y"]),
+        ("laguna", "x;\n\ny", ["x", ";", "\n\n", "y"]),
+        ("kimi-k2", "\u6771\u4eacNew 1234", ["\u6771\u4eac", "New", " ", "123", "4"]),
+        ("deepseek-llm", "Ab 42,\u6771\u4eac\n\n", ["Ab", " ", "4", "2", ",", "\u6771\u4eac", "\n", "\n"]),
+        ("deepseek-coder", "Ab 42, c", ["Ab", " ", "4", "2", ",", " c"]),
+        ("tiny_aya", "1234567 it's", ["1", "234", "567", " it's"]),
     ],
 )
 def test_words_of_newer_models(pre: str, text: str, words: list[str]) -> None:
