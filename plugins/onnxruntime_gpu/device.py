@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import count
+from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -308,6 +309,21 @@ def told(error: Exception, engine: str, what: str) -> EngineError:
         )
     kind = EngineMemoryError if _LACKS_MEMORY.search(words) else EngineError
     return kind(f"engine {engine!r} {what}: {words}")
+
+
+class ErrorsTold:
+    """A context in which errors of the runtime are raised as those of an engine."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is RuntimeError or (kind and kind.__module__.startswith("onnxruntime")):  # which share no other base
+            assert isinstance(error, Exception)
+            raise told(error, self._engine, "failed in a step") from error
 
 
 def plain(error: BaseException) -> str:

@@ -2,8 +2,8 @@
 
 Weights, KV caches and the values that cross a segment stay in the GPU's memory. Only what a collective exchanges, and
 what experts are computed from, comes back to the host and goes up again; to read it is the one thing that waits for
-the GPU. A step's rotary tables and the places of its rows go up once, for all layers. Sessions are bound once for each
-number of rows.
+the GPU. What a step's rows are made of goes up as one array, for all layers. Sessions are bound once for each number of
+rows.
 
 Rows of several sequences are one step, as on the CPU; `motley.plugins.onnxruntime_gpu.groups` tells how they attend.
 Two micro-chunks of a step take turns: one computes a segment while the sum of the other is under way.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from types import TracebackType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,12 +55,12 @@ from motley.plugins.onnxruntime_gpu.bound import (
 )
 from motley.plugins.onnxruntime_gpu.device import (
     Action,
+    ErrorsTold,
     Gpu,
     Mirror,
     Place,
     carry_out,
     download,
-    told,
     upload,
 )
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
@@ -484,18 +483,3 @@ class _LocalExperts:
         for own in sent:
             name, session = self._experts[own.expert]
             yield self._device.run(session, {name: x[own.rows]})
-
-
-class ErrorsTold:
-    """A context in which errors of the runtime are raised as those of an engine."""
-
-    def __init__(self, engine: str) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if kind is RuntimeError or (kind and kind.__module__.startswith("onnxruntime")):  # which share no other base
-            assert isinstance(error, Exception)
-            raise told(error, self._engine, "failed in a step") from error

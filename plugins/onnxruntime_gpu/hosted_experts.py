@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from motley.plugins.engine import F32, EngineError, EngineMemoryError, EngineOptions
 from motley.plugins.expert_engine import ExpertGraph
-from motley.plugins.onnxruntime_gpu.device import Gpu
-from motley.plugins.onnxruntime_gpu.engine import ErrorsTold
+from motley.plugins.onnxruntime_gpu.device import ErrorsTold, Gpu
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 

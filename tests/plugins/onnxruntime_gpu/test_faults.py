@@ -16,8 +16,7 @@ import pytest
 from onnx import helper
 
 from motley.plugins.engine import EngineError, EngineMemoryError
-from motley.plugins.onnxruntime_gpu.device import CHECKED_BYTES, Action, Gpu, Place, declared
-from motley.plugins.onnxruntime_gpu.engine import ErrorsTold
+from motley.plugins.onnxruntime_gpu.device import CHECKED_BYTES, Action, ErrorsTold, Gpu, Place, declared
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
 WIDTH = 1024
