@@ -45,13 +45,14 @@ class Several(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[NodeMessage, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "lease", "jobs", "kept_jobs", "process")
+    __slots__ = ("protocol", "version", "name", "address", "capabilities", "held", "failed", "lease", "jobs", "kept_jobs", "process")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     KEPT_JOBS_FIELD_NUMBER: _ClassVar[int]
@@ -62,11 +63,12 @@ class Hello(_message.Message):
     address: str
     capabilities: Capabilities
     held: _containers.RepeatedCompositeFieldContainer[HeldRank]
+    failed: _containers.RepeatedCompositeFieldContainer[RankEvent]
     lease: Lease
     jobs: _containers.RepeatedCompositeFieldContainer[JobEvent]
     kept_jobs: _containers.RepeatedScalarFieldContainer[str]
     process: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., kept_jobs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., address: _Optional[str] = ..., capabilities: _Optional[_Union[Capabilities, _Mapping]] = ..., held: _Optional[_Iterable[_Union[HeldRank, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[RankEvent, _Mapping]]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobEvent, _Mapping]]] = ..., kept_jobs: _Optional[_Iterable[str]] = ..., process: _Optional[str] = ...) -> None: ...
 
 class Lease(_message.Message):
     __slots__ = ("state", "device", "holder", "reason", "expires_at", "trouble")

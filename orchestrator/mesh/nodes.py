@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from motley.orchestrator.mesh.flapping import Flapping
 from motley.protocol.devices import covers, device_words
-from motley.protocol.mesh_pb2 import Budget, Capabilities, Gpu, Hello, JobEvent, Lease
+from motley.protocol.mesh_pb2 import Budget, Capabilities, Gpu, Hello, JobEvent, Lease, RankEvent
 
 HEARTBEAT_S = 1.0
 """How often a node shows life."""
@@ -88,6 +88,8 @@ class Node:
     """Of every training worker that ran there when it joined, how it stood."""
     kept_jobs: Sequence[str] = ()
     """Jobs of which files were kept there then."""
+    failed: Sequence[RankEvent] = ()
+    """Failures of ranks there, of which some may not have been heard before it joined."""
     lost: str = ""
     """Why the node is lost; empty while it is alive."""
     lost_at: float = 0.0
@@ -227,6 +229,7 @@ class NodeTable:
             lease=hello.lease,
             jobs=hello.jobs,
             kept_jobs=hello.kept_jobs,
+            failed=hello.failed,
         )
         if namesake is None:
             self._nodes[node.id] = node

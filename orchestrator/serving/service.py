@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from motley.orchestrator.control import Control
@@ -131,9 +132,14 @@ class Serving:
         self._probes.on_joined(node)
         for session in self.sessions:
             kept = {(each.epoch, each.rank) for each in held if each.session == session.id}
+            failed = {(each.epoch, each.rank): each.failed for each in node.failed if each.session == session.id}
 
-            def back(session: Session, kept: set[tuple[int, int]] = kept) -> list[Command]:
-                return session.on_node_back(node.id, node.name, kept, self._clock())
+            def back(
+                session: Session,
+                kept: AbstractSet[tuple[int, int]] = kept,
+                failed: Mapping[tuple[int, int], Failure] = failed,
+            ) -> list[Command]:
+                return session.on_node_back(node.id, node.name, kept, failed, self._clock())
 
             self._go_on(session, back)
         for each in held:

@@ -409,17 +409,27 @@ class Session:
         cut_off(lost, reason, now)
         return []
 
-    def on_node_back(self, node_id: str, name: str, held: Collection[tuple[int, int]], now: float) -> list[Command]:
+    def on_node_back(
+        self,
+        node_id: str,
+        name: str,
+        held: Collection[tuple[int, int]],
+        failed: Mapping[tuple[int, int], Failure],
+        now: float,
+    ) -> list[Command]:
         """A node has joined that was cut off before, under the same name.
 
         Args:
             held: what it has kept of this session's workers, by epoch and index.
+            failed: why workers there have ended, likewise: another one may be to blame.
         """
         commands: list[Command] = []
         for worker in taken_up(self.workers, node_id, name):
             if (self.epoch, worker.index) not in held:
-                worker.died = True
-                commands += self._on_end(worker, blame.ended_cut_off(worker), now)
+                told = failed.get((self.epoch, worker.index))
+                worker.died = told is None or told.code == "worker_died"
+                why = blame.ended_cut_off(worker) if told is None else blame.reported(worker, told, self.worker)
+                commands += self._on_end(worker, why, now)
         return commands
 
     def _on_node_gone(self, node_id: str, reason: str, now: float) -> list[Command]:

@@ -133,6 +133,7 @@ class Control:
                 address=settings.address,
                 capabilities=settings.capabilities,
                 held=self._ranks.told,
+                failed=self._ranks.failed,
                 lease=self._leasing.told,
                 jobs=self._trainings.told,
                 kept_jobs=self._trainings.kept,
@@ -142,6 +143,7 @@ class Control:
             first = await _read(call, patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
+            self._ranks.welcomed()
             joined(first.welcome, settings)
             if settings.capabilities.gpus:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))

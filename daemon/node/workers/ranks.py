@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 RankObserver = Callable[[str, pb.RankEvent], None]
 """Called with what a rank is on this node (`HeldRank.role`), and what the orchestrator is told of it."""
+FAILURES_KEPT = 100
+"""So many failures are told again at the beginning of a stay, the latest ones."""
 PASSED_ON = {"peers", "placement", "host", "adapter"}
 """Commands to a rank that go to its worker as they come."""
 
@@ -56,6 +58,9 @@ class Ranks:
         self._held: dict[RankKey, HeldRank] = {}
         self._talk: Talk | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.failed: deque[pb.RankEvent] = deque(maxlen=FAILURES_KEPT)
+        """Failures since the stay under way, or the last one, began. Of the latest the orchestrator may have heard
+        nothing: a stay has ended before that is noticed."""
         self.answering = Answering(self._held, self.say)
         """The requests under way."""
 
@@ -75,6 +80,10 @@ class Ranks:
             settings: the node's, with the address that this orchestrator knows.
         """
         self._talk, self._settings = talk, settings
+
+    def welcomed(self) -> None:
+        """The orchestrator has heard what it is told at the beginning of a stay."""
+        self.failed.clear()
 
     async def detach(self) -> None:
         """A stay has ended: end the ranks that were not ready, and what was being answered."""
@@ -239,6 +248,8 @@ class Ranks:
 
     def _rank_event(self, rank: HeldRank, event: pb.RankEvent) -> None:
         self._observe(rank.role, event)
+        if event.HasField("failed"):
+            self.failed.append(event)
         self.say(rank=event)
 
 

@@ -181,3 +181,16 @@ async def test_a_rank_that_does_not_lead_tells_by_name_what_it_computes(
     assert about[0] == ("r-1", 1, "request r-1: rank 1 of session s computes its part of it")
     assert about[-1] == ("r-2", 1, "request r-2: rank 1 of session s has ended with it")
     assert len(about) == 5
+
+
+def test_failures_are_told_again_until_they_are_heard(tmp_path: Path) -> None:
+    """A stay may have ended before that is noticed."""
+    settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
+    ranks = Ranks(settings, lambda role, event: None)
+    rank = HeldRank(pb.RankCommand(session="s", epoch=2, rank=1, assign=pb.Assignment()))
+    failed = rank.event(failed=pb.Failure(code="peer_lost", lost_rank=1))
+    for event in (rank.event(ready=pb.Ready()), failed):
+        ranks._rank_event(rank, event)
+    assert [*ranks.failed] == [failed]
+    ranks.welcomed()
+    assert not ranks.failed

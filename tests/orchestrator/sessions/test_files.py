@@ -82,7 +82,7 @@ def test_it_waits_for_its_nodes_and_answers_when_they_are_back(session: Session)
     assert again.takes_requests
     assert not again.answers
     for name, held in (("pc", {(1, 0)}), ("laptop", {(1, 1)}), ("box", {(1, 2), (1, 3)})):
-        assert again.on_node_back(f"new-{name}", name, held, 101) == []
+        assert again.on_node_back(f"new-{name}", name, held, {}, 101) == []
     assert again.answers
     late = read(pack(session), AWAY)
     assert late.on_time(130) == []

@@ -243,7 +243,7 @@ def test_a_node_that_is_cut_off_is_waited_for(session: Session) -> None:
     assert [worker.state for worker in session.workers] == ["ready", "cut off", "ready"]
     assert session.answers, "its leader is there"
     assert session.on_time(AWAY_S) == []
-    assert session.on_node_back("new", "laptop", {(1, 1)}, 3000) == []
+    assert session.on_node_back("new", "laptop", {(1, 1)}, {}, 3000) == []
     assert (session.state, session.workers[1].node_id, session.workers[1].away) == (State.READY, "new", None)
     assert session.on_time(2 * AWAY_S) == []
     failed = Failure(code="peer_lost", message="rank 2 said nothing", lost_rank=3)
@@ -275,11 +275,24 @@ def test_a_leader_that_is_cut_off_is_waited_for_only_so_long(session: Session, w
 def test_a_node_that_comes_back_without_its_rank_has_lost_it(session: Session) -> None:
     make_ready(session)
     session.on_node_lost("laptop", CONNECTION_ENDED, 9)
-    commands = session.on_node_back("new", "laptop", {(1, 0), (2, 1)}, 10)
+    commands = session.on_node_back("new", "laptop", {(1, 0), (2, 1)}, {}, 10)
     assert kinds(commands) == [("pc", 0, "release"), ("box", 2, "release")]
     assert session.failure is not None
     assert session.failure.code == "worker_died"
-    assert session.on_node_back("newer", "stranger", set(), 11) == []
+    assert session.on_node_back("newer", "stranger", set(), {}, 11) == []
+
+
+def test_a_node_that_comes_back_without_its_rank_says_who_is_to_blame(session: Session) -> None:
+    """The orchestrator and the first node were killed together; the second one, which has missed it, is back first."""
+    make_ready(session)
+    for node in ("pc", "laptop", "box"):
+        session.on_node_lost(node, CONNECTION_ENDED, 9)
+    missed = Failure(code="peer_lost", message="rank 0 has gone", lost_rank=1)
+    assert session.on_node_back("new", "laptop", set(), {(1, 1): missed}, 10) == []
+    assert session.failure is not None
+    assert (session.failure.code, session.failure.lost_rank) == ("node_lost", 1)
+    assert "node 'pc' (rank 0) is lost: its connection ended" in session.failure.message
+    assert not session.workers[1].died
 
 
 def test_who_is_cut_off_is_not_waited_for_when_a_session_is_closed(session: Session) -> None:
