@@ -2,13 +2,15 @@
 
 The ranks of one that was ready go on computing meanwhile, and their nodes come back with them. What is not back in time
 is lost, and then the session is planned anew, as after any loss. One that was not ready yet, or has experts on hosts,
-is begun anew (`motley.orchestrator.serving.reopening`).
+is begun anew (`motley.orchestrator.serving.reopening`), and so are all where the orchestrator was not killed but
+stopped, as then it ends them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from motley.orchestrator.adapters import NamedAdapter
@@ -92,8 +94,20 @@ class KeptSessions:
                 self._wanted[session.id] = counted
                 self._write(session.id, WANTED, pack_wanted(session))
 
+    def stop(self, sessions: Iterable[Session]) -> None:
+        """The orchestrator stops, and ends all sessions: at its next start it begins those anew that are wanted now.
+        Nothing is noted any more."""
+        if self._folder is None:
+            return
+        for session in sessions:
+            if session.alive and session.id in self._kept and self._write(session.id, WANTED, pack_wanted(session)):
+                self._remove(session.id, READY)
+        self._folder = None
+
     def forget(self, session_id: str) -> None:
         """A session is not wanted any more."""
+        if self._folder is None:
+            return
         if self._kept.pop(session_id, None) is not None:
             self._remove(session_id, READY)
         if self._wanted.pop(session_id, None) is not None:

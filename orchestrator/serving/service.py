@@ -75,7 +75,7 @@ class Serving:
         self._clock = clock
         self._planner = Planner()
         self._descriptions = Descriptions(control)
-        kept = KeptSessions(state_dir)
+        self._kept = kept = KeptSessions(state_dir)
         self.relays = Relays(nodes, self.links, control)
         self._carrier = Carrier(self.sessions, control, self.requests, kept, self.relays)
         self._wanted = kept.take_up(self.sessions, clock())
@@ -220,7 +220,8 @@ class Serving:
             self._carrier.carry_out(session, failed)
 
     async def stop(self) -> None:
-        """Close every session, for the orchestrator stops."""
+        """End every session, for the orchestrator stops; those that are wanted are there again when it starts."""
+        self._kept.stop(self.sessions)
         await self.lifecycle.close_all()
         await self.upkeep.finish()
         await self.relays.finish()

@@ -90,6 +90,27 @@ async def test_a_killed_orchestrator_takes_its_sessions_up_again(tmp_path: Path)
         assert kept == ["other"]
 
 
+async def test_a_stopped_orchestrator_begins_its_sessions_anew(tmp_path: Path) -> None:
+    """As a service manager stops and starts it; what was closed before stays so."""
+    async with mesh(tmp_path, "a") as there:
+        await there.session(name="kept")
+        closed = await there.session(name="closed")
+        expected = await undisturbed(there.url, {**GREEDY, "model": "kept"})
+        async with Client(there.url) as client:
+            await client.call("DELETE", f"/api/sessions/{closed['id']}")
+        assert await there.orchestrator.end(signal.SIGTERM) == 130
+        await restarted(there, tmp_path)
+        async with Client(there.url) as client, asyncio.timeout(60):
+            while True:
+                if listed := (await client.call("GET", "/api/sessions"))["sessions"]:
+                    break
+                await asyncio.sleep(0.1)
+        assert [each["name"] for each in listed] == ["kept"]
+        await until_ready(there, listed[0]["id"])
+        assert await undisturbed(there.url, {**GREEDY, "model": "kept"}) == expected
+        assert len(there.nodes["a"].workers()) == 1
+
+
 @pytest.mark.soak
 async def test_a_cut_of_the_control_plane_alone_ends_no_stream(tmp_path: Path) -> None:
     """The orchestrator stands still for longer than nodes wait for it: they come back, ranks are what they were, and

@@ -205,3 +205,15 @@ async def _started_again(state: Path, *nodes: Any) -> AsyncIterator[Mesh]:
         yield mesh
     await orchestrator.stop()
     await asyncio.gather(*(node.leave() for node in nodes))
+
+
+def test_what_is_wanted_when_the_orchestrator_stops_is_begun_anew(session: Session, tmp_path: Path) -> None:
+    kept = KeptSessions(tmp_path)
+    kept.note(session)
+    kept.stop([session])
+    kept.note(replace(session, state=State.CLOSING))  # as it is ended then
+    table = SessionTable()
+    wanted = KeptSessions(tmp_path).take_up(table, 100.0)
+    assert [*table] == []
+    assert wanted["s"].request.model == session.request.model
+    assert wanted["s"].nodes == {"pc", "laptop", "box"}
