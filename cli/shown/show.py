@@ -281,11 +281,13 @@ def _far_tier(tier: dict[str, Any]) -> str:
 
 
 def forecast_line(forecast: dict[str, float]) -> str:
-    """A forecast in a line: ``about 21.3 ms per token (compute 18.0, wire 2.1, wait 1.2), the first after 0.4 s``."""
-    first_s = forecast["ttft_ms"] / 1e3
+    """A forecast in a line: ``about 21.3 ms per token (compute 18.0, wire 2.1, wait 1.2), the first after 0.4 s, of a
+    prompt of 512``."""
+    first_s, prompt = forecast["ttft_ms"] / 1e3, forecast.get("prompt_tokens")  # older orchestrators do not tell it
+    of_prompt = f", of a prompt of {prompt}" if prompt else ""
     return (
         f"about {forecast['ms_per_token']:.1f} ms per token (compute {forecast['compute_ms']:.1f}, wire"
-        f" {forecast['wire_ms']:.1f}, wait {forecast['wait_ms']:.1f}), the first after {first_s:.1f} s"
+        f" {forecast['wire_ms']:.1f}, wait {forecast['wait_ms']:.1f}), the first after {first_s:.1f} s{of_prompt}"
     )
 
 

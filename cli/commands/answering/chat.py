@@ -286,7 +286,7 @@ class Chat:
         said: list[str] = []
         began = time.monotonic()
         try:
-            usage, ms, finish = self._background.wait(self._stream(question, said))
+            usage, finish = self._background.wait(self._stream(question, said))
         except Refused as refusal:
             if refusal.code != "context_length_exceeded":
                 raise
@@ -300,14 +300,14 @@ class Chat:
         before, self._session = self._session, self._background.wait(as_it_is_now(self._client, self._session))
         if lost := lost_since(before, self._session):
             console.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
-        rate = f", {1e3 / ms:.0f} each second" if ms else ""
+        took, count = time.monotonic() - began, usage.get("completion_tokens", 0)
+        rate = f", {count / took:.0f} each second" if count > took else ""
         cut = finish == "length" and self._sampling["max_tokens"] is None
         ended = f"; ended by {limit_reached(usage, self._session['context'])}" if cut else ""
-        tokens = counted(usage.get("completion_tokens", 0), "token")
-        console.print(f"[dim]{tokens} in {time.monotonic() - began:.1f} s{rate}{ended}[/]")
+        console.print(f"[dim]{counted(count, 'token')} in {took:.1f} s{rate}{ended}[/]")
 
-    async def _stream(self, question: str, said: list[str]) -> tuple[dict[str, int], float | None, str]:
-        """Print an answer as it comes, and note it in `said`; its usage, the mean ms of a token, and why it ended."""
+    async def _stream(self, question: str, said: list[str]) -> tuple[dict[str, int], str]:
+        """Print an answer as it comes, and note it in `said`; its usage, and why it ended."""
         chats, conversation = self._session["chats"], self._conversation
         asked = {"messages": conversation.messages(question)} if chats else {"prompt": conversation.text(question)}
         body = {"model": self._session["name"], **asked, "stream_options": {"include_usage": True}}
@@ -316,10 +316,9 @@ class Chat:
             body.pop(EFFORT, None)  # what is no chat has no template to tell
         path = "/v1/chat/completions" if chats else "/v1/completions"
         usage: dict[str, int] = {}
-        ms, finish, thinking = None, "", False
+        finish, thinking = "", False
         async for event in self._client.stream(path, body, back_within_s=BACK_WITHIN_S):
             usage = event.get("usage") or usage
-            ms = event.get("timings", {}).get("ms_per_token") or ms
             for choice in event["choices"]:
                 finish = choice.get("finish_reason") or finish
                 thought = choice.get("delta", {}).get("reasoning_content") or ""
@@ -331,7 +330,7 @@ class Chat:
                 thinking = bool(thought) or (thinking and not piece)
                 print(harmless(piece), end="", flush=True)
                 said.append(piece)
-        return usage, ms, finish
+        return usage, finish
 
 
 def _line() -> str | None:

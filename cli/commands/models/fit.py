@@ -148,7 +148,11 @@ def _show(found: list[dict[str, Any]]) -> None:
         for each in found
     ]
     columns = ["model", "held as", "memory", "tokens per second", "first after", "nodes"]
-    results.print(table(columns, rows, title="What fits, by forecast"))
+    prompts = {each["forecast"].get("prompt_tokens", 0) for each in found if each["forecast"]}
+    title = "What fits, by forecast" + (
+        f"; the first token of an answer to a prompt of {max(prompts)}" if any(prompts) else ""
+    )
+    results.print(table(columns, rows, title=title))
     results.print(
         f"In this order: those that answer as fast as people read ({1e3 / READABLE_MS:.0f} tokens per second), the"
         " largest first; slower ones, the quickest first; what does not fit.",

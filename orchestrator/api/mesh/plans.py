@@ -16,7 +16,7 @@ from motley.orchestrator.known_models.names import KNOWN, short_name_of
 from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.mesh.links import UNKNOWN_BANDWIDTH, UNKNOWN_LATENCY_S
 from motley.orchestrator.planning.choosing.arrangement import Choice
-from motley.orchestrator.planning.cost import Forecast
+from motley.orchestrator.planning.cost import PROMPT, Forecast
 from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan
 from motley.orchestrator.planning.machines import DEVICES, Machine, what_if
 from motley.orchestrator.serving.errors import ServingError
@@ -211,13 +211,14 @@ def _share(plan: RankPlan) -> dict[str, Any]:
 
 
 def forecast_json(forecast: Forecast) -> dict[str, float]:
-    """What a token is forecast to take, and where that time goes."""
+    """What a token is forecast to take, and where that time goes; and the first one, after a prompt of so many."""
     return {
         "ms_per_token": _ms(forecast.token_s),
         "compute_ms": _ms(forecast.compute_s),
         "wire_ms": _ms(forecast.wire_s),
         "wait_ms": _ms(forecast.wait_s),
         "ttft_ms": _ms(forecast.first_s),
+        "prompt_tokens": PROMPT,
     }
 
 

@@ -60,7 +60,7 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     }  # fmt: skip
     assert memory == pytest.approx(4282.5 + 300 + 8 * 32768 * 4096 / 1e6, rel=0.01)
     forecast = body["forecast"]
-    assert set(forecast) == {"ms_per_token", "compute_ms", "wire_ms", "wait_ms", "ttft_ms"}
+    assert set(forecast) == {"ms_per_token", "compute_ms", "wire_ms", "wait_ms", "ttft_ms", "prompt_tokens"}
     parts = forecast["compute_ms"] + forecast["wire_ms"] + forecast["wait_ms"]
     assert forecast["ms_per_token"] == pytest.approx(parts, abs=0.01)
     assert body["alternatives"][0].keys() == {"kind", "nodes", "ms_per_token"}
