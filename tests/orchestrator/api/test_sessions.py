@@ -202,7 +202,7 @@ async def test_what_a_step_takes_is_told_apart_from_what_a_token_does(mesh: Any,
     assert [timing[each] for each in ("steps", "compute_ms", "wire_ms", "wait_ms")] == [10, 8, 1, 1]
     measured = [told[each] for each in ("measured_ms_per_step", "tokens_per_step", "measured_ms_per_token")]
     assert measured == [12, 1.5, 8]
-    told["forecast"] = {"ms_per_token": 9.0, "ttft_ms": 100.0, "prompt_tokens": 512, "compute_ms": 8.0, "wire_ms": 1.0, "wait_ms": 0.0}
+    told["forecast"] = {"ms_per_token": 9.0, "ttft_ms": 100.0, "compute_ms": 8.0, "wire_ms": 1.0, "wait_ms": 0.0}
     assert forecast_beside(told).endswith(
         "; measured: 12.0 ms a step, which gives 1.50 tokens with those that were guessed: 8.0 ms per token"
     )
