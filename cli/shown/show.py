@@ -32,6 +32,8 @@ NAMED = 5
 """Experts without a host that a message names at most."""
 LINE_S = 10.0
 """Seconds between two lines on a rank that loads, where stderr is no terminal."""
+SEVERAL = 1.05
+"""So many tokens a step are told as more than one: guesses that are right now and then are not worth a word."""
 UNWRAPPED = 10_000
 """Columns of a stream that is no terminal: whoever reads it wraps its lines, or searches them."""
 
@@ -298,7 +300,7 @@ def forecast_beside(session: dict[str, Any]) -> str:
     if forecast is None:
         return ""
     measured = f"{step_ms:.1f} ms a step" if step_ms else "nothing yet"
-    if step_ms and tokens > 1:
+    if step_ms and tokens >= SEVERAL:
         guessed = f"{tokens:.2f} tokens with those that were guessed"
         measured += f", which gives {guessed}: {session['measured_ms_per_token']:.1f} ms per token"
     return f"forecast: {forecast_line(forecast)}; measured: {measured}"

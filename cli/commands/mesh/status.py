@@ -74,7 +74,7 @@ def status(
         if node["lease"]["words"]:
             results.print(f"[yellow]{escape(node['name'])} {escape(node['lease']['words'])}[/]", soft_wrap=True)
         if node["lease"]["trouble"]:
-            why = f"{node['name']}: it is taken for no lease: {node['lease']['trouble']}"
+            why = f"{node['name']}: its file of leases is not followed: {node['lease']['trouble']}"
             results.print(f"[red]{escape(why)}[/]", soft_wrap=True)
     show_set_aside(alive)
     for node in nodes:

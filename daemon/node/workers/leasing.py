@@ -176,7 +176,7 @@ class Leasing:
         """See whether there is a lease, and what follows from it."""
         lease, trouble = await asyncio.to_thread(self._read)
         if trouble and trouble != self._trouble:
-            logger.warning("it is taken for no lease: %s", trouble)
+            logger.warning("the file of leases is not followed: %s", trouble)
         self._lease, self._trouble = lease, trouble
         before = self._course
         now = time.monotonic()
@@ -240,7 +240,7 @@ class Leasing:
         try:
             self._file.tell(told)
         except LeaseError as error:
-            logger.warning("nobody can see how the lease is followed: %s", error)
+            logger.warning("other programs cannot read how leases stand: %s", error)
 
 
 def _granted(order: pb.LeaseOrder) -> Lease:

@@ -73,5 +73,5 @@ async def test_a_machine_is_taken_back_and_given_again(tmp_path: Path) -> None:
         await until(there, "ready", ["b"])
         files["a"].write_text("{damaged")
         await until(there, "ready", ["a", "b"])
-        await there.nodes["a"].line("it is taken for no lease: .*holds no lease")
+        await there.nodes["a"].line("the file of leases is not followed: .*holds no lease")
         assert await undisturbed(there.url, SAMPLED) == expected[1]
