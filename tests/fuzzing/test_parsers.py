@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from motley.daemon.rank.steps import Open, SpanPlan, Step
+from motley.daemon.text.calls.formats import FORMATS
 from motley.transport.links.wire import Handshake, Header, Membership, Op, Purpose
 from tests.daemon.text.responses.cases import TEMPLATES
 from tests.e2e.faces.test_fuzzing import BODIES, KEYS
@@ -64,11 +65,12 @@ def seeds(name: str, folder: Path) -> Sequence[bytes]:
             writer.close()
             return [(folder / "seed.gguf").read_bytes()]
         case _:
-            return [
+            written = (
                 b'<think>a</think><tool_call>{"name": "f", "arguments": {"a": [1, "}"]}}</tool_call>',
                 b'a<|tool_call>call:f{a:[1,<|"|>}<|"|>]}<tool_call|>',
                 b"a<|tool_call_start|>[f(a=[1, '}'])]<|tool_call_end|>",
-            ]
+            )
+            return [bytes([form]) + each for form in range(len(FORMATS)) for each in written]
 
 
 def words(name: str) -> set[str]:
