@@ -346,7 +346,7 @@ async def mesh(
         rebalance_at: what idle sessions must save to be planned anew by themselves.
     """
     where = ("--host", host, "--port", "0", "--http-port", "0", "--state", str(folder / "state"))
-    where += ("--rebalance-at", rebalance_at)
+    where += ("--rebalance-at", rebalance_at, "--no-announce")  # else whoever looks for a mesh finds this one, too
     orchestrator = await MotleyProcess.start("up", "--no-node", *where, entry=entry, **environment)
     made: Mesh | None = None
     try:
