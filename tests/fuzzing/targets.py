@@ -29,6 +29,9 @@ from motley.orchestrator.api.responses.generates import generate_of as response_
 from motley.orchestrator.api.schema import read
 from motley.transport.links.wire import Decoder, Handshake, Membership, Purpose, Refusal, WireError
 
+TOOLS: dict[str, Any] = {"f": {"a": {"type": "string"}, "n": {"type": "integer"}}, "g": {}, "go": {}}
+"""Parameters of the tools that are called, by their names."""
+
 
 def frames(data: bytes) -> None:
     """What comes over a link between two ranks."""
@@ -125,7 +128,7 @@ def response_template(data: bytes) -> None:
 
 
 def _parts(form: Any, pieces: Sequence[str]) -> Any:
-    parts = AnswerParts(form, THINK, False, {"f": {}})
+    parts = AnswerParts(form, THINK, False, TOOLS)
     for piece in pieces:
         yield from parts.push(piece)
     yield from parts.flush()

@@ -18,6 +18,7 @@ from motley.daemon.rank.steps import Open, SpanPlan, Step
 from motley.daemon.text.calls.formats import FORMATS
 from motley.transport.links.wire import Handshake, Header, Membership, Op, Purpose
 from tests.daemon.text.responses.cases import TEMPLATES
+from tests.daemon.text.test_answer_parts import CASES
 from tests.e2e.faces.test_fuzzing import BODIES, KEYS
 from tests.fuzzing.targets import TARGETS
 from tests.models.cases import GOLDEN
@@ -65,12 +66,7 @@ def seeds(name: str, folder: Path) -> Sequence[bytes]:
             writer.close()
             return [(folder / "seed.gguf").read_bytes()]
         case _:
-            written = (
-                b'<think>a</think><tool_call>{"name": "f", "arguments": {"a": [1, "}"]}}</tool_call>',
-                b'a<|tool_call>call:f{a:[1,<|"|>}<|"|>]}<tool_call|>',
-                b"a<|tool_call_start|>[f(a=[1, '}'])]<|tool_call_end|>",
-            )
-            return [bytes([form]) + each for form in range(len(FORMATS)) for each in written]
+            return [bytes([FORMATS.index(form)]) + text.encode() for form, text, *_ in CASES if form in FORMATS]
 
 
 def words(name: str) -> set[str]:

@@ -215,7 +215,7 @@ _BY_WORDS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (("[func_name1(",), PYTHONIC),
 )
 """By what stands in a template, the first of which it has all."""
-FORMATS = tuple(dict.fromkeys(form for _, form in _BY_WORDS))
+FORMATS = (*dict.fromkeys(form for _, form in _BY_WORDS), BARE)
 
 
 def call_format(template: str) -> CallFormat:

@@ -78,7 +78,7 @@ class JsonCall:
             yield from self._unusual(text[:end])
 
     def rest(self, text: str) -> str:
-        return text[self._told :] if self._told >= 0 else ""
+        return text[self._told :] if self._told >= 0 and not self._scan.member_end else ""
 
     def _unusual(self, text: str) -> Iterator[Found]:
         """A whole call that is not written as usual, or what only looks like one."""
@@ -277,6 +277,8 @@ class _Nested:
     def __init__(self, at: int = 0) -> None:
         self._at, self._depth = at, 0
         self._quoted = self._escaped = False
+        self.member_end = 0
+        """Characters up to the end of the member that is told; 0: it has not ended. Other members may follow."""
 
     def look(self, text: str, told: int) -> tuple[int, int]:
         """Go through what is there: up to where a member that began at `told` may be told, and the end, or 0.
@@ -285,7 +287,6 @@ class _Nested:
             told: -1: no member has begun.
         """
         end = 0
-        inner = told if self._depth == 1 and self._at > told >= 0 else 0
         for at in range(self._at, len(text)):
             letter = text[at]
             self._at = at + 1
@@ -299,12 +300,12 @@ class _Nested:
                 self._depth += 1
             elif letter in "}]":
                 self._depth -= 1
-                if self._depth == 1 and 0 <= told <= at and not inner:
-                    inner = at + 1
+                if self._depth == 1 and 0 <= told <= at and not self.member_end:
+                    self.member_end = at + 1
                 if not self._depth:
                     end = at + 1
                     break
-        return (inner or (len(text) if self._depth > 1 else 0)), end
+        return (self.member_end or (len(text) if self._depth > 1 else 0)), end
 
 
 def reader_of(form: CallFormat, begun: str, schemas: Mapping[str, Mapping[str, Any]]) -> CallReader:

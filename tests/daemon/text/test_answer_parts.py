@@ -51,7 +51,6 @@ from tests.daemon.text.putting_together import Taken, put_together
 from tests.e2e.processes import BUNDLED
 
 TOKENIZER = Tokenizer.load(Path(BUNDLED))
-ALL = [*FORMATS, BARE]
 D_BEGIN, D_CALL, D_SEP, D_END = DEEPSEEK.marks[0], *DEEPSEEK.marks[2:]
 
 
@@ -90,6 +89,13 @@ CASES: list[tuple[CallFormat | None, str, ThoughtMarks | None, Taken]] = [
         None,
         ("", "", [("f", "{}"), ("g", '{"x": 1}')]),
     ),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": 1}, "more": {"b": {}}, "most": []}</tool_call>',
+        None,
+        ("", "", [("f", '{"a": 1}')]),
+    ),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', None, ("", "", [("f", '{"a": 1}')])),
     (HERMES, "a < b <tool_x  ", None, ("a < b <tool_x  ", "", [])),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a', None, ("", "", [("f", '{"a')])),
     (
@@ -409,7 +415,7 @@ def written(calls: CallFormat, index: int, name: str, arguments: dict[str, Any],
     return calls.before.replace("{name}", name).replace("{index}", str(index)) + inner + calls.after
 
 
-@pytest.mark.parametrize("calls", [each for each in ALL if not each.parameters or each.parameters.quote])
+@pytest.mark.parametrize("calls", [each for each in FORMATS if not each.parameters or each.parameters.quote])
 @given(data=st.data())
 def test_what_is_called_is_read_as_it_was_meant(calls: CallFormat, data: st.DataObject) -> None:
     quote = calls.parameters.quote if calls.parameters else ""
@@ -479,7 +485,7 @@ def begins(calls: CallFormat, name: str) -> str:
     return f"{calls.begin}{calls.lead}{calls.before}".replace("{name}", name).replace("{index}", "0")
 
 
-@pytest.mark.parametrize("calls", ALL)
+@pytest.mark.parametrize("calls", FORMATS)
 @pytest.mark.parametrize("one", [False, True])
 def test_a_text_may_call_tools_and_is_then_kept_to_the_strict_ones(calls: CallFormat, one: bool) -> None:
     loose = {"function": {"name": "stay", "parameters": {"type": "object", "required": ["never"]}}}
@@ -501,7 +507,7 @@ def test_a_text_may_call_tools_and_is_then_kept_to_the_strict_ones(calls: CallFo
     assert drawn(grammar, empty, 1), "its schema does not bind"
 
 
-@pytest.mark.parametrize("calls", [each for each in ALL if each.begin])
+@pytest.mark.parametrize("calls", [each for each in FORMATS if each.begin])
 @pytest.mark.parametrize("one", [False, True])
 def test_an_answer_is_what_is_asked_for_or_calls_tools(calls: CallFormat, one: bool) -> None:
     around = calls_grammar(calls, TOOLS, one, {}, {"go"}, f"@{ANSWER}")
@@ -534,7 +540,7 @@ def test_marks_within_a_call_may_be_special_tokens() -> None:
     assert f'"go" <[{separator}]> arguments_0' in grammar
 
 
-@pytest.mark.parametrize("calls", ALL)
+@pytest.mark.parametrize("calls", FORMATS)
 @pytest.mark.parametrize("one", [False, True])
 def test_what_is_kept_to_calls_is_taken_apart_as_valid_calls(calls: CallFormat, one: bool) -> None:
     seen = set()
