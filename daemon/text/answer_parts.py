@@ -6,6 +6,7 @@ else, in ``<think>...</think>`` or in marks of the model's own.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class ThoughtMarks:
 
 THINK = ThoughtMarks("<think>", "</think>")
 GEMMA_THOUGHT = ThoughtMarks("<|channel>", "<channel|>", "thought\n")
-_BETWEEN = " \t\r\n,;[]"
+_BETWEEN = re.compile(r"[\s,;\[\]]*")
 """What may stand between calls, and around a list of them."""
 NO_SCHEMAS: Mapping[str, Mapping[str, Any]] = {}
 
@@ -179,7 +180,7 @@ class AnswerParts:
                 return
             if held and mark.startswith(held):
                 return
-        before, self._held = self._held, self._held.lstrip(_BETWEEN)
+        before, self._held = self._held, _BETWEEN.sub("", self._held, count=1)
         if self._bare and not self.called:
             self._aside += before[: len(before) - len(self._held)]
         if not self._held:

@@ -313,6 +313,7 @@ CASES: list[tuple[CallFormat | None, str, ThoughtMarks | None, Taken]] = [
     (PYTHONIC, "[main(a=1)](https://example.org)", None, ("[main(a=1)](https://example.org)", "", [])),
     (PYTHONIC, " [", None, (" [", "", [])),
     (BARE, "[note] that", None, ("[note] that", "", [])),
+    (LFM2, "<|tool_call_start|>[g()\xa0<|tool_call_end|>Done.", None, ("Done.", "", [("g", "{}")])),
     (None, "<think>hm</think>yes", THINK, ("yes", "hm", [])),
     (None, "<think>hm</think>yes", None, ("<think>hm</think>yes", "", [])),
     (None, "<thin air", THINK, ("<thin air", "", [])),
