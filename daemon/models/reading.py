@@ -83,7 +83,7 @@ def describe(keys: Keys, ahead: bool = False) -> Model:
     """
     if "model_type" not in keys.values:
         raise ConfigError(f"{keys.where}: no model_type; supported: {', '.join([*FAMILIES, *TEXT_PARTS])}")
-    kind = keys.one_of("model_type", [*FAMILIES, *TEXT_PARTS])
+    kind = keys.one_of("model_type", sorted([*FAMILIES, *TEXT_PARTS]))
     if kind in TEXT_PARTS:
         part = describe(_text_keys(keys, TEXT_PARTS[kind]), ahead)
         own = (f"language_model.{prefix}" for prefix in part.prefixes if prefix not in TEXT_PREFIXES)
