@@ -1,6 +1,6 @@
 // A conversation with one of the models that are ready, streamed.
 
-import { $, ApiError, call, h, joined, morph, ms, plural, words } from "./common.js";
+import { $, ApiError, call, h, joined, morph, morphList, ms, plural, tell, words } from "./common.js";
 import { markdown } from "./markdown.js";
 
 const settings = $("ask").elements;
@@ -16,22 +16,39 @@ const AWAY_MS = 120_000; // an orchestrator that goes in the middle of an answer
 const AGAIN_MS = 1000;
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
 let answering = null; // the AbortController of the answer under way
-let chats = new Map(); // by name of a model that is ready: its session, which says whether it knows roles or only continues texts
+let latest = []; // sessions that may be talked to, in whatever state
+let chats = new Map(); // by name of a model that takes messages: its session, which says whether it knows roles or only continues texts
 
 export function drawModels(sessions) {
-  chats = new Map(sessions.filter(({ state, embeddings }) => !embeddings && (state === "ready" || state === "recovering")).map((session) => [session.name, session]));
-  const names = [...chats.keys()];
-  const select = $("chat-model");
-  const chosen = select.value;
-  const shown = names.length ? names : ["no model is ready"];
-  if (shown.join("\n") !== [...select.options].map((option) => option.value).join("\n")) {
-    select.replaceChildren(...shown.map((name) => h("option", {}, name)));
-    if (names.includes(chosen)) select.value = chosen;
-  }
-  select.disabled = $("send").disabled = !names.length;
-  log.dataset.empty = names.length ? "Nothing said yet." : "No model is ready yet: start one under “Models”.";
-  prompt.placeholder = chats.get(select.value)?.chats === false ? CONTINUE : SAY;
+  latest = sessions.filter(({ embeddings }) => !embeddings);
+  chats = new Map(latest.filter(({ state }) => state === "ready" || state === "recovering").map((session) => [session.name, session]));
+  drawChosen();
 }
+
+/** Offer the models that take messages. The one that was talked to stays chosen, whatever becomes of it: what is said next
+ * is for no other. */
+function drawChosen() {
+  const select = $("chat-model");
+  const names = [...chats.keys()];
+  const model = select.value || names[0] || "";
+  const session = chats.get(model) ?? latest.findLast(({ name }) => name === model);
+  const ready = chats.has(model);
+  const option = (name, text) => h("option", { "data-key": name, value: name }, text);
+  const other = model ? `${model} (${session?.state ?? "not served"})` : "no model is ready";
+  morphList(select, [...names.map((name) => option(name, name)), ...(ready ? [] : [option(model, other)])]);
+  select.value = model;
+  select.disabled = !names.length;
+  $("send").disabled = $("again").disabled = !ready;
+  tell($("chat-waits"), ready || !model ? "" : whyNot(model, session));
+  log.dataset.empty = names.length ? "Nothing said yet." : "No model is ready yet: start one under “Models”.";
+  prompt.placeholder = session?.chats === false ? CONTINUE : SAY;
+}
+
+/** Why a model takes no messages now. */
+const whyNot = (model, session) =>
+  session && !["failed", "closing"].includes(session.state)
+    ? `${model} is not ready yet. Your message can be sent as soon as it is.`
+    : `${model} is not served now. Choose another model, or start one under “Models”.`;
 
 /** The events of one connection, each with its number; throws BrokeOff where it ends before the answer does. */
 async function* events(response) {
@@ -217,7 +234,7 @@ $("ask").addEventListener("submit", (event) => {
 });
 
 $("again").addEventListener("click", () => {
-  if (answering || $("send").disabled) return;
+  if (answering) return;
   const { question, shown } = turns.pop();
   while (shown[0].nextSibling) shown[0].nextSibling.remove(); // what failed behind it, too
   shown[0].remove();
@@ -232,6 +249,7 @@ function swap(from, to) {
   from.hidden = true;
 }
 
+$("chat-model").addEventListener("change", drawChosen);
 prompt.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();

@@ -53,7 +53,7 @@ async def test_nodes_and_shares_are_shown(browser: Browser, there: Mesh) -> None
 async def test_a_chat_is_streamed_stopped_and_cleared(browser: Browser, there: Mesh) -> None:
     await there.session(nodes=["a", "b"])
     async with page_of(browser, there) as page:
-        await until(page, "() => document.querySelector('#chat-model').value !== 'no model is ready'")
+        await page.locator("#send:not([disabled])").wait_for()
         assert await page.input_value("#chat-model") == BUNDLED.name
         prompt, said = page.locator("#prompt"), page.locator("#log .assistant")
         await page.get_by_label("Max tokens").fill("24")

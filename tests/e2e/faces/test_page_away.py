@@ -1,0 +1,55 @@
+"""The page while a model is away: what it shows is nobody else's, and it goes on by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.e2e.faces.browsing import page_of, text_of, what_axe_finds
+from tests.e2e.processes import Mesh
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Route
+
+CHOSEN = "() => document.querySelector('#chat-model').selectedOptions[0].text"
+
+
+async def test_the_model_that_is_talked_to_stays_chosen(browser: Browser, there: Mesh) -> None:
+    """While its session is planned anew, as after a restart of the orchestrator, and when it is gone."""
+    for name in ("first", "second"):
+        await there.session(nodes=["a"], name=name)
+    state: str | None = "connecting"
+
+    async def unready(route: Route) -> None:
+        sessions = (await (await route.fetch()).json())["sessions"]
+        kept = [each for each in sessions if each["name"] == "first" or state]
+        await route.fulfill(
+            json={"sessions": [each | ({"state": state} if each["name"] != "first" else {}) for each in kept]}
+        )
+
+    async with page_of(browser, there) as page:
+        await page.locator("#send:not([disabled])").wait_for()
+        await page.locator("#chat-model").select_option("second")
+        await page.route("**/api/sessions", unready)
+        await page.locator("#send[disabled]").wait_for()
+        assert await page.evaluate(CHOSEN) == "second (connecting)"
+        assert await text_of(page, "#chat-waits") == (
+            "second is not ready yet. Your message can be sent as soon as it is."
+        )
+        await page.locator("#prompt").fill("ROMEO:")
+        await page.locator("#prompt").press("Enter")
+        assert await page.input_value("#prompt") == "ROMEO:", "it waits to be sent"
+        assert await page.locator("#log > *").count() == 0
+        assert await what_axe_finds(page) == ""
+
+        state = "ready"
+        await page.locator("#send:not([disabled])").wait_for()
+        assert await page.evaluate(CHOSEN) == "second"
+        assert await page.locator("#chat-waits").is_hidden()
+
+        state = None
+        await page.locator("#send[disabled]").wait_for()
+        assert await page.evaluate(CHOSEN) == "second (not served)"
+        assert "second is not served now. Choose another model" in await text_of(page, "#chat-waits")
+        await page.locator("#chat-model").select_option("first")
+        assert await page.locator("#send").is_enabled()
+        assert await page.locator("#chat-waits").is_hidden()
