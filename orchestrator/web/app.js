@@ -5,7 +5,7 @@ import { listen as listenToAdapters } from "./adapters.js";
 import { drawModels } from "./chat.js";
 import { $, ApiError, apiKey, get, joined, plural, scaled, tell, words } from "./common.js";
 import { drawOrder, listen as listenToForm } from "./create.js";
-import { listen as listenToFit } from "./fit.js";
+import { drawFit, listen as listenToFit } from "./fit.js";
 import { drawJobs, listen as listenToJobs } from "./jobs.js";
 import { drawMesh, listen as listenToMachines } from "./mesh.js";
 import { drawRequests, drawSessions, listen as listenToSessions, readMaps, readSteps } from "./sessions.js";
@@ -33,6 +33,7 @@ async function readAll() {
 function draw({ nodes, sessions, requests, jobs, access }) {
   const alive = drawMesh(nodes, sessions);
   drawOrder(alive);
+  drawFit(alive);
   drawSummary(alive, sessions);
   drawSessions(sessions);
   drawRequests(requests);

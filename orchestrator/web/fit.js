@@ -5,6 +5,8 @@ import { $, call, get, h, plural, scaled, tell, words } from "./common.js";
 const READABLE_MS = 200; // per token: what is slower than people read is of less use than a smaller model
 const WAITED_MS = 120_000;
 let asking = false;
+let machines = ""; // that are alive, by their names
+let planned = null; // machines for which what fits is told, or being planned; null: nobody knows
 
 async function forecast({ name, quantisation }) {
   try {
@@ -41,7 +43,7 @@ function row({ name, quantisation, why, small, each, nodes, size }) {
 
 async function look() {
   if (asking) return;
-  asking = true;
+  [asking, planned] = [true, machines];
   const found = [];
   tell($("fit-told"), "Planning…");
   try {
@@ -58,9 +60,16 @@ async function look() {
       ? `${plural(fitting, "model")} of ${found.length} would fit: first those that answer as fast as people read, the largest before the others. These are forecasts; nothing was fetched. A model comes from huggingface.co when it is first started.`
       : "None of them fits. Another machine, or more memory offered, would help.");
   } catch (error) {
-    tell($("fit-told"), words(error));
+    if (!error.status) planned = null;
+    tell($("fit-told"), error.status ? words(error) : `${words(error)} Planning begins again when it does.`);
   }
   asking = false;
+}
+
+/** Have it looked up again, where it is shown, for other machines, or when an orchestrator that was away answers and has some. */
+export function drawFit(alive) {
+  machines = alive.map(({ name }) => name).join();
+  if ($("fit").open && machines && planned !== machines) look();
 }
 
 /** Have it looked up when it is opened, and a model that is chosen put into the form. */

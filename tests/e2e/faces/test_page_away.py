@@ -1,10 +1,10 @@
-"""The page while a model is away: what it shows is nobody else's, and it goes on by itself."""
+"""The page while a model, or the orchestrator, is away: what it shows is nobody else's, and it goes on by itself."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.e2e.faces.browsing import page_of, text_of, what_axe_finds
+from tests.e2e.faces.browsing import page_of, text_of, until, what_axe_finds
 from tests.e2e.processes import Mesh
 
 if TYPE_CHECKING:
@@ -53,3 +53,27 @@ async def test_the_model_that_is_talked_to_stays_chosen(browser: Browser, there:
         await page.locator("#chat-model").select_option("first")
         assert await page.locator("#send").is_enabled()
         assert await page.locator("#chat-waits").is_hidden()
+
+
+async def test_what_fits_is_planned_again_when_the_orchestrator_is_back(browser: Browser, there: Mesh) -> None:
+    """And when there are other machines."""
+    answers = False
+
+    async def one(route: Route) -> None:
+        models = (await (await route.fetch()).json())["models"]
+        await route.fulfill(json={"models": [each for each in models if each["name"] == "qwen2.5-0.5b"]})
+
+    async def plan(route: Route) -> None:
+        await (route.continue_() if answers else route.abort())
+
+    async with page_of(browser, there, refusals=None) as page:
+        await page.route("**/api/known-models", one)
+        await page.route("**/api/plan", plan)
+        await page.get_by_text("What fits on these machines").click()
+        await until(page, "() => document.querySelector('#fit-told').innerText.startsWith('The orchestrator does not')")
+        answers = True
+        fits = "() => document.querySelector('#fit-told').innerText.startsWith('1 model of 1 would fit')"
+        await until(page, fits)
+        async with page.expect_request("**/api/plan"):
+            await there.join("d")
+        await until(page, fits)
