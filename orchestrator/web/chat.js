@@ -1,6 +1,6 @@
 // A conversation with one of the models that are ready, streamed.
 
-import { $, ApiError, call, h, joined, morph, morphList, ms, plural, tell, words } from "./common.js";
+import { $, ApiError, call, h, joined, later, morph, morphList, ms, plural, tell, words } from "./common.js";
 import { markdown } from "./markdown.js";
 
 const settings = $("ask").elements;
@@ -13,7 +13,6 @@ const CONTINUE = `A text for the model to continue: it was not trained to chat.$
 const SHOW_MS = 60; // between two looks of an answer that comes
 const RATE_MS = 500; // pieces that came within less say nothing about a rate
 const AWAY_MS = 120_000; // an orchestrator that goes in the middle of an answer may be away for so long
-const AGAIN_MS = 1000;
 const SAMPLING = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"]; // sent where they are filled in
 let answering = null; // the AbortController of the answer under way
 let latest = []; // sessions that may be talked to, in whatever state
@@ -82,12 +81,12 @@ const passes = (error) =>
 async function* answered(path, body, signal, away) {
   const key = crypto.getRandomValues(new Uint32Array(4)).join("-");
   const headers = { "Idempotency-Key": key };
-  for (let [begun, since] = [false, null]; ; ) {
+  for (let [begun, since, pause] = [false, null, 0]; ; ) {
     try {
       const response = await call(path, { method: "POST", body, signal, headers });
       for await (const { number, event } of events(response)) {
         if (number !== undefined) headers["Last-Event-ID"] = number;
-        [begun, since] = [true, null];
+        [begun, since, pause] = [true, null, 0];
         yield event;
       }
       return;
@@ -96,7 +95,8 @@ async function* answered(path, body, signal, away) {
       if (!begun || !passes(error) || performance.now() - since > AWAY_MS) throw error;
     }
     away();
-    await new Promise((done) => setTimeout(done, AGAIN_MS));
+    pause = later(pause);
+    await new Promise((done) => setTimeout(done, pause));
     signal.throwIfAborted();
   }
 }

@@ -115,6 +115,11 @@ export async function call(path, { method = "GET", body, signal, headers: more }
   throw new ApiError(said?.error?.message ?? `HTTP status ${response.status}`, response.status, said?.error?.code);
 }
 
+const [SOON_MS, LATER_MS] = [1000, 5000];
+
+/** How long to wait, in ms, before an orchestrator is asked again that has not answered after waiting so long. */
+export const later = (waited) => Math.min(Math.max(2 * waited, SOON_MS), LATER_MS);
+
 const ANSWER_MS = 5000;
 
 /** What the orchestrator tells at a path; throws as `call`, and where it takes too long. */

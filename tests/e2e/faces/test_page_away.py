@@ -8,7 +8,7 @@ from tests.e2e.faces.browsing import page_of, text_of, until, what_axe_finds
 from tests.e2e.processes import Mesh
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Route
+    from playwright.async_api import Browser, Page, Route
 
 CHOSEN = "() => document.querySelector('#chat-model').selectedOptions[0].text"
 
@@ -77,3 +77,31 @@ async def test_what_fits_is_planned_again_when_the_orchestrator_is_back(browser:
         async with page.expect_request("**/api/plan"):
             await there.join("d")
         await until(page, fits)
+
+
+async def test_an_orchestrator_that_is_away_is_asked_less_and_less_often(browser: Browser, there: Mesh) -> None:
+    """One call at a time, each of which the browser notes in its console."""
+    asked: list[str] = []
+
+    async def nobody(route: Route) -> None:
+        asked.append(route.request.url.removeprefix(there.url))
+        await route.abort()
+
+    async with page_of(browser, there, refusals=None) as page:
+        await page.clock.install(time=0)
+        await page.route("**/api/**", nobody)
+        await page.locator("#banner").wait_for()
+        assert "Trying again every few seconds." in await text_of(page, "#banner")
+        await page.clock.pause_at(3600)  # from here on, time passes as the test says
+        waited = [await _seconds_until_asked(page, asked) for _ in range(6)]
+        assert min(waited[-3:]) >= 4, waited
+        assert asked[-3:] == ["/api/nodes"] * 3
+
+
+async def _seconds_until_asked(page: Page, asked: list[str]) -> int:
+    """How far the page's clock has to go."""
+    before, seconds = len(asked), 0
+    while len(asked) == before:
+        await page.clock.run_for(1000)
+        seconds += 1
+    return seconds
