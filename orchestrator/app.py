@@ -55,7 +55,7 @@ from motley.orchestrator.store.store import Store
 from motley.orchestrator.store.tokens import Tokens
 from motley.orchestrator.store.usage import Usage
 from motley.orchestrator.trust.audit import Audit
-from motley.orchestrator.trust.identity import SERVER_NAME, Identity, IdentityError, load_identity
+from motley.orchestrator.trust.identity import SERVER_NAME, Identity, load_identity, not_kept
 from motley.orchestrator.trust.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.trust.pairings import Pairing, Pairings
 from motley.protocol import MESSAGE_BYTES
@@ -242,7 +242,7 @@ class Orchestrator:
         try:
             return ApiCertificate(identity, config.state_dir, self._api_addresses, config.certificate)
         except OSError as error:
-            raise IdentityError(f"cannot keep the API's certificate in {config.state_dir} ({error})") from error
+            raise not_kept("the API's certificate", config.state_dir, error) from error
 
     def _api_addresses(self) -> list[str]:
         """Addresses and names under which clients may reach the API."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Executable, RowMapping, Select, Table, create_engine, event, select
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from motley.orchestrator.store.migrating import UnknownRevision, bring_up_to_date
@@ -69,7 +71,7 @@ class Store:
                 f"{self._where} has schema {error}, this Motley knows {REVISION}: update it, or choose another database"
             ) from error
         except (SQLAlchemyError, OSError, ImportError) as error:
-            raise StoreError(f"cannot use the database {self._where}: {error}") from error
+            raise StoreError(f"cannot use the database {self._where}: {_told(error)}") from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
 
     def rows(self, table: Table) -> Sequence[RowMapping]:
@@ -81,7 +83,7 @@ class Store:
         try:
             return self._read(select(table))
         except SQLAlchemyError as error:
-            raise StoreError(f"cannot read {table.name} of {self._where}: {error}") from error
+            raise StoreError(f"cannot read {table.name} of {self._where}: {_told(error)}") from error
 
     async def write(self, *statements: Executable) -> None:
         """Carry out statements, all of them or none; when this returns they are on the disk.
@@ -94,7 +96,7 @@ class Store:
             async with asyncio.timeout(WAIT_S):
                 await asyncio.shield(asyncio.wrap_future(begun))
         except (SQLAlchemyError, TimeoutError) as error:
-            why = str(error) or f"no answer within {WAIT_S:.0f} s"
+            why = _told(error) or f"no answer within {WAIT_S:.0f} s"
             may_be = isinstance(error, TimeoutError) and not begun.cancel()  # what has not begun never does
             raise StoreError(f"cannot write to {self._where}: {why}", may_be_written=may_be) from error
 
@@ -109,7 +111,7 @@ class Store:
             async with asyncio.timeout(WAIT_S):
                 return await asyncio.shield(found)
         except (SQLAlchemyError, TimeoutError) as error:
-            why = str(error) or f"no answer within {WAIT_S:.0f} s"
+            why = _told(error) or f"no answer within {WAIT_S:.0f} s"
             raise StoreError(f"cannot read {self._where}: {why}") from error
 
     def write_now(self, *statements: Executable) -> None:
@@ -121,7 +123,7 @@ class Store:
         try:
             self._write(statements)
         except SQLAlchemyError as error:
-            raise StoreError(f"cannot write to {self._where}: {error}") from error
+            raise StoreError(f"cannot write to {self._where}: {_told(error)}") from error
 
     def close(self) -> None:
         """Finish what is being written."""
@@ -144,6 +146,14 @@ def _shown(url: str) -> str:
         return make_url(url).render_as_string(hide_password=True)
     except SQLAlchemyError:
         return "of that URL"
+
+
+def _told(error: Exception) -> str:
+    """What is wrong, without the words of SQLAlchemy around those of the database, and what to do about a full disk."""
+    own = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(own, "sqlite_errorcode", 0) & 0xFF  # SQLite may take a full disk for a broken one
+    full = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or getattr(own, "errno", 0) == errno.ENOSPC
+    return f"{own}; free space there, or choose another folder with --state" if full else str(own)
 
 
 def _arguments(url: str) -> dict[str, Any]:

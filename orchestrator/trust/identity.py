@@ -8,6 +8,7 @@ name "motley"), and only then sends the secret.
 from __future__ import annotations
 
 import datetime
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +68,15 @@ def load_identity(state_dir: Path) -> Identity:
     except ValueError as error:
         raise IdentityError(f"{path} is damaged ({error}); delete it, then let every node join anew") from error
     except OSError as error:
-        raise IdentityError(
-            f"cannot keep the mesh's identity in {state_dir} ({error}); choose another folder"
-        ) from error
+        raise not_kept("the mesh's identity", state_dir, error) from error
     return Identity(certificate_pem=papers.certificate, key_pem=papers.key)
+
+
+def not_kept(what: str, state_dir: Path, error: OSError) -> IdentityError:
+    """That something cannot be kept in the state folder, and what to do."""
+    room = "free space there, or " if error.errno == errno.ENOSPC else ""
+    why = error.strerror or error
+    return IdentityError(f"cannot keep {what} in {state_dir}: {why}; {room}choose another folder with --state")
 
 
 def _read(path: Path) -> bytes | None:

@@ -1,10 +1,12 @@
-"""What `motley up` tells a person who wants more nodes."""
+"""What `motley up` tells a person who wants more nodes, and what it does where the disk is full."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from motley.cli.commands.machine.up import for_programs, how_to_join, tell
+import pytest
+
+from motley.cli.commands.machine.up import _alone_with, for_programs, how_to_join, tell
 from motley.cli.shown.show import console
 
 
@@ -41,3 +43,15 @@ def test_programs_elsewhere_are_told_what_there_is_for_them() -> None:
     assert lines[2].endswith(": motley-secret")
     assert len(for_programs("https://192.168.1.10:7338", None, None)) == 1
     assert not for_programs(None, None, None)
+
+
+def test_a_full_disk_is_left_to_the_orchestrator_to_tell(tmp_path: Path) -> None:
+    """The file that keeps others out has no room for a process number, which is no reason to end in a trace."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limits")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with _alone_with(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -17,12 +17,12 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import create_engine, insert, text
+from sqlalchemy import Connection, create_engine, insert, text
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.store.keys import Keys, Scope
 from motley.orchestrator.store.members import Members
-from motley.orchestrator.store.migrating import FIRST, alembic_config
+from motley.orchestrator.store.migrating import FIRST, alembic_config, bring_up_to_date
 from motley.orchestrator.store.store import FILE, Store, StoreError
 from motley.orchestrator.store.tables import METADATA, REVISION, REVISIONS, TOKENS
 from motley.orchestrator.store.tokens import Tokens
@@ -150,6 +150,18 @@ def test_a_database_that_cannot_be_used_is_named_and_its_password_is_not(tmp_pat
         other.commit()
     with pytest.raises(StoreError, match="has schema 9999, this Motley knows 0002"):
         Store(tmp_path)
+
+
+def test_a_full_disk_is_told_in_words_of_the_database_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_little_room(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 2")
+        bring_up_to_date(connection)
+
+    monkeypatch.setattr("motley.orchestrator.store.store.bring_up_to_date", with_little_room)
+    with pytest.raises(StoreError) as error:
+        Store(tmp_path)
+    why = "database or disk is full; free space there, or choose another folder with --state"
+    assert str(error.value) == f"cannot use the database {tmp_path / FILE}: {why}"
 
 
 def test_a_database_of_the_first_motley_keeps_what_it_has(url: str, tmp_path: Path) -> None:

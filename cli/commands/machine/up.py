@@ -174,7 +174,7 @@ def _alone_with(state: Path) -> Iterator[None]:
 
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (state / LOCK).open("ab+")
+        lock = (state / LOCK).open("ab+", buffering=0)  # else closing it would write again what a full disk refused
     except OSError:  # of which the orchestrator says what to do
         yield
         return
@@ -189,7 +189,6 @@ def _alone_with(state: Path) -> Iterator[None]:
         with suppress(OSError):  # a full disk
             lock.truncate(0)
             lock.write(str(os.getpid()).encode())
-            lock.flush()
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import os
 from pathlib import Path
 
@@ -54,3 +55,14 @@ def test_a_lost_key_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "identity.pem").write_bytes(certificate)
     with pytest.raises(IdentityError, match=r"identity\.pem is damaged"):
         load_identity(tmp_path)
+
+
+def test_a_folder_on_a_full_disk_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, _: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(identity, "write_private", full)
+    with pytest.raises(IdentityError) as told:
+        load_identity(tmp_path)
+    why = "No space left on device; free space there, or choose another folder with --state"
+    assert str(told.value) == f"cannot keep the mesh's identity in {tmp_path}: {why}"
