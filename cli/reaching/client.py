@@ -94,6 +94,11 @@ class Client:
                 f"the mesh that this machine has joined as {name!r} does not answer at {self.url}: `motley up` may not"
                 " run there, or the network is down. Name another mesh with --url"
             )
+        if why := self._place.unread:
+            return (
+                f"no orchestrator answers at {self.url}, and which mesh this machine belongs to cannot be read ({why}):"
+                " give this user that folder and what is in it, or set MOTLEY_HOME to another one"
+            )
         return (
             f"no orchestrator answers at {self.url}; start one with `motley up`, join one with `motley join`, or name"
             " one with --url"

@@ -20,3 +20,15 @@ def home() -> Path:
 def meshes() -> Path:
     """Where is kept to which meshes this machine belongs."""
     return home() / FOLDER
+
+
+def unreadable() -> str:
+    """Why it cannot be read to which meshes this machine belongs; "": it can, or nothing is kept yet."""
+    try:
+        for file in meshes().iterdir():
+            file.open("rb").close()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return str(error)
+    return ""

@@ -8,7 +8,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from motley.cli.reaching.home import meshes
+from motley.cli.reaching.home import meshes, unreadable
 from motley.daemon.node.joining.membership import Membership, all_kept
 
 USUAL_URL = "http://127.0.0.1:8000"
@@ -25,6 +25,7 @@ class Place:
         trust: the certificate by which it is known, PEM; "": what this machine trusts anyway.
         name: in its certificate; "": the host in the URL, or none that counts where there is a `trust`.
         joined_as: the name by which this machine has joined the mesh as a node; "": it has not.
+        unread: why it cannot be read whether this machine belongs to another mesh; "": it can, or a URL was given.
     """
 
     url: str
@@ -32,6 +33,7 @@ class Place:
     trust: str = ""
     name: str = ""
     joined_as: str = ""
+    unread: str = ""
 
     def tls(self) -> ssl.SSLContext:
         """How the API is verified."""
@@ -58,7 +60,7 @@ async def find_place(url: str, api_key: str) -> Place:
     joined = next((kept for kept in known if kept.name), None)
     if joined and not url and not await _is_there(USUAL_URL):
         return _place(joined, api_key)
-    return Place((url or USUAL_URL).rstrip("/"), api_key)
+    return Place((url or USUAL_URL).rstrip("/"), api_key, unread="" if url else unreadable())
 
 
 def _place(kept: Membership, api_key: str) -> Place:

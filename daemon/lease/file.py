@@ -140,7 +140,11 @@ class LeaseFile:
     def told(self) -> list[Told]:
         """What the daemons of this machine tell that run now; what others have left is removed."""
         found = []
-        for path in sorted(self.path.parent.glob(f"{self.path.stem}.*.json")):
+        try:
+            paths = sorted(self.path.parent.glob(f"{self.path.stem}.*.json"))
+        except OSError:  # the folder is another user's, as are its daemons
+            paths = []
+        for path in paths:
             try:
                 told = json.loads(path.read_bytes())
                 own = Told(**{**told, "state": State(told["state"])})

@@ -39,6 +39,16 @@ async def test_the_mesh_that_was_joined_is_named_though_it_does_not_answer() -> 
             await client.sessions()
 
 
+async def test_it_is_told_that_nobody_may_read_which_mesh_this_machine_belongs_to() -> None:
+    meshes().write_text("no folder")
+    with pytest.raises(Unreachable, match=r"which mesh this machine belongs to cannot be read \(.*: give this user"):
+        async with Client() as client:
+            await client.sessions()
+    with pytest.raises(Unreachable, match=r"no orchestrator answers at http://127.0.0.1:3; start one"):
+        async with Client("http://127.0.0.1:3") as client:
+            await client.sessions()
+
+
 def test_a_machine_is_called_as_it_was_the_last_time() -> None:
     assert last_name() is None
     LAPTOP.keep(meshes())

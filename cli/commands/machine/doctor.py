@@ -106,17 +106,10 @@ def _disks(cache: Path | None) -> list[Finding]:
 def _home() -> list[Finding]:
     """About the folder that says which meshes this machine belongs to, where it cannot be read."""
     from motley.cli.reaching.home import home as folder
-    from motley.cli.reaching.home import meshes
+    from motley.cli.reaching.home import unreadable
 
-    try:
-        if folder().exists():
-            next(folder().iterdir(), None)
-        if meshes().exists():
-            for file in meshes().iterdir():
-                file.open("rb").close()
-    except OSError as error:
-        return [home(str(folder()), str(error))]
-    return []
+    trouble = unreadable()
+    return [home(str(folder()), trouble)] if trouble else []
 
 
 async def _mesh(url: str, api_key: str) -> list[Finding]:

@@ -163,6 +163,14 @@ def test_what_daemons_tell_is_forgotten_with_them(tmp_path: Path) -> None:
     assert file.told() == []
 
 
+def test_a_folder_that_nobody_may_read_tells_of_no_daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(self: Path, _: str) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "glob", forbidden)
+    assert LeaseFile(tmp_path / "lease.json").told() == []
+
+
 def test_a_device_is_what_computes_there() -> None:
     assert [covers(device, True) for device in ("all", "cpu", "gpu:0", "gpu:1")] == [True, False, True, False]
     assert [covers(device, False) for device in ("all", "cpu", "gpu:0", "gpu:1")] == [True, True, False, False]
