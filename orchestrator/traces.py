@@ -1,6 +1,6 @@
 """Traces in OpenTelemetry's sense: a span for each HTTP request that asks for something, and in it one for each answer.
 
-Where the packages are not installed (``pip install motley-mesh[otel]``), or nobody has said where spans go, nothing
+Where the packages are not installed (the extra ``otel``), or nobody has said where spans go, nothing
 happens.
 """
 
@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from motley.protocol.installing import how_to_install
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 """Variables of the environment that say where spans go, as OpenTelemetry has them; its others count too."""
@@ -50,7 +52,7 @@ def export_traces() -> bool:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         why = f"{ENDPOINTS[0]} is set, but {error.name} is not installed"
-        raise TracesError(f"{why}: `pip install 'motley-mesh[otel]'`, or unset it") from error
+        raise TracesError(f"{why}: `{how_to_install('otel')}`, or unset it") from error
     named = {} if "OTEL_SERVICE_NAME" in os.environ else {SERVICE_NAME: "motley"}
     provider = TracerProvider(resource=Resource.create(named))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

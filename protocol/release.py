@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-PACKAGE = "motley-mesh"
-"""What it is called where packages are installed from; in Python, and as a command, it is `motley`."""
+from motley.protocol.installing import PACKAGE
 
 
 def release() -> str:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 
+from motley.protocol.installing import how_to_install
 from motley.protocol.wording import lines_of
 
 
@@ -31,7 +32,7 @@ def require_extra(*packages: str) -> None:
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise TrainingError(f"training needs {', '.join(missing)}: pip install 'motley-mesh[train]'")
+        raise TrainingError(f"training needs {', '.join(missing)}: {how_to_install('train')}")
 
 
 def import_extra(*packages: str) -> None:
@@ -45,5 +46,5 @@ def import_extra(*packages: str) -> None:
         try:
             importlib.import_module(name)
         except (ImportError, OSError) as error:  # the latter: of a library that it loads
-            again = "pip install --force-reinstall 'motley-mesh[train]'"
+            again = f"{how_to_install('train')} --force-reinstall"
             raise TrainingError(f"{name} is installed, but cannot be imported ({error}): {again}") from error

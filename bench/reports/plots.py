@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from motley.protocol.installing import how_to_install
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
@@ -51,7 +53,7 @@ def require_plotting() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise PlotError("a plot needs matplotlib: pip install 'motley-mesh[plot]', or pip install matplotlib") from None
+        raise PlotError(f"a plot needs matplotlib: {how_to_install('plot')}, or pip install matplotlib") from None
 
 
 def plot_latency(reports: Sequence[LatencyReport], path: Path) -> None:

@@ -94,7 +94,7 @@ def _gpu(handle: object, driver: str) -> pb.Gpu:
 
 
 def _place(handle: object) -> Place:
-    """How CUDA counts a GPU. NVML does not know; nor does CUDA if the GPU is hidden from it, or motley-mesh[gpu] is not
+    """How CUDA counts a GPU. NVML does not know; nor does CUDA if the GPU is hidden from it, or the extra gpu is not
     installed."""
     import pynvml
 

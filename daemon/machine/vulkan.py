@@ -10,6 +10,7 @@ from motley.daemon.machine.memory import available_memory
 from motley.plugins.engine import EngineError
 from motley.plugins.onnxruntime_gpu.preference import SOFTWARE, VARIABLE, takes_software, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.installing import how_to_install
 
 BUDGET = "VK_EXT_memory_budget"
 DISCRETE, INTEGRATED, VIRTUAL, PROCESSOR = 2, 1, 3, 4
@@ -44,7 +45,7 @@ def vulkan_gpus() -> list[VulkanGpu]:
         import vulkan
     except ImportError as error:
         raise NoVulkanError(
-            f"for a GPU of any make, a package is missing ({error}): pip install 'motley-mesh[webgpu]'"
+            f"for a GPU of any make, a package is missing ({error}): {how_to_install('webgpu')}"
         ) from error
     except OSError as error:
         raise NoVulkanError(

@@ -9,6 +9,7 @@ import ctypes
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
+from motley.protocol.installing import how_to_install
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.stream import CudaStream
 
@@ -93,5 +94,5 @@ def load_cublas() -> Any:
     try:
         from cupy.cuda import cublas
     except ImportError as error:
-        raise CudaError(f"cuBLAS is missing ({str(error).splitlines()[0]}); install motley-mesh[gpu]") from error
+        raise CudaError(f"cuBLAS is missing ({str(error).splitlines()[0]}): {how_to_install('gpu')}") from error
     return cublas

@@ -60,7 +60,7 @@ def find_devices(provider: Provider) -> Sequence[ort.OrtEpDevice]:
         plugin = importlib.import_module(provider.module)
     except ImportError as error:
         raise EngineError(
-            f"engine {provider.engine!r} needs a package that is missing ({error}): {provider.install}"
+            f"engine {provider.engine!r} needs a package that is missing ({error}): {provider.install()}"
         ) from error
     takes_software()
     ort.set_default_logger_severity(3)  # else plugins print warnings for those who write them

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from motley.plugins.onnxruntime_gpu.preference import provider_settings
+from motley.protocol.installing import how_to_install
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Provider:
     Attributes:
         engine: what the engine is called that computes by it.
         module: the plugin's, in Python.
-        install: how to get that.
+        install: tells how to get that.
         driver: what the plugin needs of the machine, in words.
         memory: what the runtime calls the memory of its devices.
         has_products: whether it has the runtime's own product with quantised matrices, ``MatMulNBits``; else it gets
@@ -31,7 +32,7 @@ class Provider:
 
     engine: str
     module: str
-    install: str
+    install: Callable[[], str]
     driver: str
     memory: str
     has_products: bool
@@ -42,7 +43,7 @@ class Provider:
 WEBGPU = Provider(
     engine="webgpu",
     module="onnxruntime_ep_webgpu",
-    install="pip install 'motley-mesh[webgpu]'",
+    install=lambda: how_to_install("webgpu"),
     driver="on Linux the Vulkan loader, which most distributions call libvulkan1, and a driver for Vulkan; on Windows"
     " D3D12",
     memory="webgpu",
@@ -53,7 +54,7 @@ WEBGPU = Provider(
 CUDA = Provider(
     engine="onnxruntime-cuda",
     module="onnxruntime_ep_cuda",
-    install="pip install onnxruntime-ep-cuda13, of the same version as onnxruntime",
+    install=lambda: "pip install onnxruntime-ep-cuda13, of the same version as onnxruntime",
     driver="NVIDIA's driver, CUDA 13 and cuDNN 9",
     memory="cuda",
     has_products=True,
@@ -61,7 +62,7 @@ CUDA = Provider(
 TENSORRT_RTX = Provider(
     engine="onnxruntime-tensorrt-rtx",
     module="onnxruntime_ep_nv_tensorrt_rtx",
-    install="pip install 'motley-mesh[tensorrt-rtx]'",
+    install=lambda: how_to_install("tensorrt-rtx"),
     driver="NVIDIA's driver for CUDA 13, and a GPU of the RTX series 30 or later",
     memory="cuda",
     has_products=False,

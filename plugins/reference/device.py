@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from motley.plugins.engine import EngineError, EngineMemoryError
+from motley.protocol.installing import how_to_install
 
 Array: TypeAlias = Any
 """An array of the device's module, or a NumPy array on the host."""
@@ -84,8 +85,7 @@ def _open_cuda() -> Device:
         import cupy
     except ImportError as error:
         raise EngineError(
-            f"engine 'reference' needs CuPy for device 'cuda': install motley-mesh[gpu] ({error}); device 'cpu'"
-            " does not"
+            f"engine 'reference' needs CuPy for device 'cuda' ({error}): {how_to_install('gpu')}; device 'cpu' does not"
         ) from error
     cuda = cupy.cuda
     try:
@@ -99,7 +99,7 @@ def _open_cuda() -> Device:
         ) from error
     except Exception as error:  # each library that is missing or does not load has classes of its own
         raise EngineError(
-            f"engine 'reference': CuPy does not compute on this GPU: {error}; install motley-mesh[gpu], which brings "
-            "NVIDIA's libraries, or use device 'cpu'"
+            f"engine 'reference': CuPy does not compute on this GPU: {error}; the extra gpu brings NVIDIA's "
+            f"libraries ({how_to_install('gpu')}), or use device 'cpu'"
         ) from error
     return Device(cupy, cupy.asnumpy, (cuda.memory.OutOfMemoryError,), (*failures, cuda.compiler.CompileException))

@@ -26,6 +26,7 @@ from onnx import TensorProto
 from motley.plugins.engine import EngineError
 from motley.plugins.mapped_share import MappedShare
 from motley.plugins.tensorrt.lowering import Constant, Part
+from motley.protocol.installing import how_to_install
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,8 @@ def open_library() -> Library:
             raise EngineError(f"engine 'tensorrt': package {package} does not load: {error}") from error
         return Library(module, package, module.__version__)
     raise EngineError(
-        "engine 'tensorrt' needs TensorRT for RTX: install motley-mesh[tensorrt] (tensorrt-rtx), or tensorrt for a "
-        "data-centre GPU; engine 'onnxruntime' needs neither"
+        f"engine 'tensorrt' needs TensorRT for RTX: {how_to_install('tensorrt')}; or tensorrt for a data-centre GPU;"
+        " engine 'onnxruntime' needs neither"
     )
 
 

@@ -21,6 +21,7 @@ from motley.cli.errors import EXIT_INTERRUPTED, CliError, explain
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.states import State
 from motley.daemon.node.workers.training import tickets_of
+from motley.protocol.installing import how_to_install
 from motley.training.adapters import read_adapter, write_adapter
 from motley.training.merging import Change
 from motley.training.mesh.claim import claim
@@ -40,7 +41,7 @@ def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     told = explain(said.exception)
     assert told is not None
     assert told.startswith("training needs torch")
-    assert "pip install 'motley-mesh[train]'" in told
+    assert how_to_install("train") in told
     assert not (tmp_path / "out").exists()
 
 

@@ -15,14 +15,15 @@ from motley.cli.commands.mesh.update import how_to_update, order
 @pytest.mark.parametrize(
     ("prefix", "source", "command"),
     [
-        ("/home/a/.local/share/pipx/venvs/motley-mesh", "", "pipx upgrade motley-mesh"),
-        ("/home/a/.local/share/uv/tools/motley-mesh", "", "uv tool upgrade motley-mesh"),
-        ("/home/a/env", "", "/env/bin/python -m pip install --upgrade motley-mesh"),
-        ("/home/a/pipx/.venv", "/home/a/motley", "cd /home/a/motley && git pull && make .venv/installed"),
+        ("/home/a/.local/share/pipx/venvs/motley-mesh", ("", False), "pipx upgrade motley-mesh"),
+        ("/home/a/.local/share/uv/tools/motley-mesh", ("", False), "uv tool upgrade motley-mesh"),
+        ("/home/a/env", ("", False), "/env/bin/python -m pip install --upgrade motley-mesh"),
+        ("/home/a/pipx/.venv", ("/home/a/motley", True), "cd /home/a/motley && git pull && make .venv/installed"),
+        ("/home/a/env", ("/home/a/motley", False), "cd /home/a/motley && git pull && /env/bin/python -m pip install ."),
     ],
 )
-def test_the_command_depends_on_how_it_was_installed(prefix: str, source: str, command: str) -> None:
-    assert how_to_update(prefix, "/env/bin/python", source) == command
+def test_the_command_depends_on_how_it_was_installed(prefix: str, source: tuple[str, bool], command: str) -> None:
+    assert how_to_update(prefix, "/env/bin/python", *source) == command
 
 
 def test_versions_are_in_order() -> None:

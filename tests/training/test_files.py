@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from motley.protocol.installing import how_to_install
 from motley.training.errors import TrainingError, require_extra
 from motley.training.files import Checkpoints, Curve, Point, written_whole
 from motley.training.settings import Settings, agree, rate_at
@@ -117,5 +119,5 @@ def test_a_folder_holds_one_training(tmp_path: Path) -> None:
 
 def test_what_to_install_is_said() -> None:
     require_extra("json")
-    with pytest.raises(TrainingError, match=r"needs no_such_package: pip install 'motley-mesh\[train\]'"):
+    with pytest.raises(TrainingError, match=re.escape(f"needs no_such_package: {how_to_install('train')}")):
         require_extra("json", "no_such_package")

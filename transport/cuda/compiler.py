@@ -6,6 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from motley.protocol.installing import how_to_install
+
 from .errors import CudaError
 from .kept_kernels import kept_or_compiled
 
@@ -89,7 +91,7 @@ def _nvrtc() -> Any:
         _checked(nvrtc, nvrtc.nvrtcVersion())
     except Exception as error:  # the library is looked for at the first call, and its absence has a type of its own
         raise CudaError(
-            f"kernels for a GPU are compiled by NVRTC, which is missing ({error}); install motley-mesh[gpu]"
+            f"kernels for a GPU are compiled by NVRTC, which is missing ({error}): {how_to_install('gpu')}"
         ) from error
     return nvrtc
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from motley.protocol.installing import how_to_install
+
 from .compiler import Capability, check_capability, compile_kernels
 from .early import EARLY, LaunchConfig
 from .errors import CudaError, DeviceLost, OutOfDeviceMemory
@@ -429,7 +431,7 @@ def _find(libraries: Libraries, device: int) -> tuple[tuple[int, int], Capabilit
         )
     version = known // 1000, known % 1000 // 10
     if version < (major, 0):
-        older = ", or motley-mesh[gpu12] in place of motley-mesh[gpu]" if version >= (12, 0) else ""
+        older = f", or have the extra gpu12 in place of gpu: {how_to_install('gpu12')}" if version >= (12, 0) else ""
         raise CudaError(
             f"the NVIDIA driver knows CUDA {_dotted(version)}, the packages here need {major}.0: install driver "
             f"{DRIVERS[major]} or newer{older}"
@@ -458,7 +460,8 @@ def _failure(name: str, error: RuntimeError) -> CudaError:
     if code in LOST:
         return DeviceLost(f"the GPU is lost ({name}: {error}): {LOST[code]}")
     if code in OTHER_CODE:
-        return CudaError(f"{name} failed: {error}; install the newest NVIDIA driver, and motley-mesh[gpu] anew")
+        anew = f"install the newest NVIDIA driver, and the extra gpu anew: {how_to_install('gpu')}"
+        return CudaError(f"{name} failed: {error}; {anew}")
     return CudaError(f"{name} failed: {error}")
 
 
@@ -467,7 +470,7 @@ def _load() -> Libraries:
         import cupy.cuda
         from cuda.bindings import driver
     except ImportError as error:
-        raise CudaError(f"GPUs need a package that is missing ({error}); install motley-mesh[gpu]") from error
+        raise CudaError(f"GPUs need a package that is missing ({error}): {how_to_install('gpu')}") from error
     return Libraries(cupy.cuda, driver, driver_library())
 
 

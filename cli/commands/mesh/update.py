@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import typer
 from rich.markup import escape
@@ -18,7 +15,8 @@ from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
 from motley.cli.shown.show import results, table
 from motley.cli.typed.options import AsJson
-from motley.protocol.release import PACKAGE, release
+from motley.protocol.installing import PACKAGE, source
+from motley.protocol.release import release
 
 _NUMBERS = re.compile(r"\d+(\.\d+)*")
 _DIGITS = re.compile(r"\d+")
@@ -42,7 +40,7 @@ def update(
     versions = run(_versions(url, api_key))
     newest = max(versions.values(), key=order)
     older = [name for name, version in versions.items() if order(version) < order(newest)]
-    command = how_to_update(sys.prefix, sys.executable, _source())
+    command = how_to_update(sys.prefix, sys.executable, *source())
     if as_json:
         print(json.dumps({"versions": versions, "newest": newest, "older": older, "command_here": command}))
         return
@@ -83,26 +81,20 @@ def order(version: str) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
     return tuple(numbers), stage, tuple(int(each) for each in _DIGITS.findall(rest))
 
 
-def how_to_update(prefix: str, python: str, source: str) -> str:
+def how_to_update(prefix: str, python: str, folder: str, editable: bool) -> str:
     """The command that updates Motley where it is installed.
 
     Args:
         prefix: of the environment that it is installed in.
         python: the interpreter there.
-        source: the folder that it runs from; empty: it was installed as a package.
+        folder, editable: as `motley.protocol.installing.source` tells them.
     """
-    if source:
-        return f"cd {source} && git pull && make .venv/installed"
+    if folder:
+        again = "make .venv/installed" if editable else f"{python} -m pip install ."
+        return f"cd {folder} && git pull && {again}"
     parts = Path(prefix).parts
     if "pipx" in parts:
         return f"pipx upgrade {PACKAGE}"
     if "uv" in parts and "tools" in parts:
         return f"uv tool upgrade {PACKAGE}"
     return f"{python} -m pip install --upgrade {PACKAGE}"
-
-
-def _source() -> str:
-    """The folder that Motley runs from, if it was installed as an editable project."""
-    told = json.loads(distribution(PACKAGE).read_text("direct_url.json") or "{}")
-    editable = told.get("dir_info", {}).get("editable", False)
-    return url2pathname(urlsplit(told["url"]).path) if editable else ""

@@ -179,7 +179,7 @@ def train(
 
     Killed here, it goes on when the command is repeated.
 
-    Needs the extra `train`: pip install 'motley-mesh\\[train]'. The adapter is OUT/adapter, in PEFT's format.
+    Needs the extra `train`, and says how to install that. The adapter is OUT/adapter, in PEFT's format.
     """
     from motley.bench.reports.plots import plot_losses, require_plotting
     from motley.daemon.weights.hub import resolve

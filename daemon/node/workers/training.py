@@ -32,6 +32,7 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import join_address
 from motley.protocol.devices import CPU
 from motley.protocol.files import write_private
+from motley.protocol.installing import how_to_install
 
 LEADER = 0
 LAST = ("failed", "died", "done", "broke")
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 def cannot_train() -> str:
     """What training lacks on this machine, and what to install; empty: nothing."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    return f"it lacks {', '.join(missing)}: pip install 'motley-mesh[train]'" if missing else ""
+    return f"it lacks {', '.join(missing)}: {how_to_install('train')}" if missing else ""
 
 
 def tickets_of(lease: LeaseFile) -> Path:

@@ -14,6 +14,7 @@ from motley.bench.measurements.gpu import contact as gpu_contact
 from motley.bench.measurements.gpu import speed as gpu_speed
 from motley.bench.measurements.gpu import webgpu as gpu_webgpu
 from motley.bench.reports import gpu
+from motley.protocol.installing import how_to_install
 from motley.transport.cuda.driver import CudaDriver
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.host_step import HostStep
@@ -103,7 +104,7 @@ def test_steps_of_webgpu_say_which_package_is_missing(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for step in ("webgpu logits", "webgpu tokens", "webgpu mistral fp16"):
         said = gpu.run(step, 60)["result"]["skipped"]
-        assert said.endswith("missing (it is not here): pip install 'motley-mesh[webgpu]'")
+        assert said.endswith(f"missing (it is not here): {how_to_install('webgpu')}")
 
 
 def test_calls_are_made_one_by_one_until_one_fails() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from motley.bench.reports.plots import (
     plot_training,
     require_plotting,
 )
+from motley.protocol.installing import how_to_install
 from motley.training.files import Point
 from tests.bench.made_reports import DRIFT, latency_report
 
@@ -59,5 +61,5 @@ def test_no_folder_to_draw_to(tmp_path: Path) -> None:
 
 def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PlotError, match=r"pip install 'motley-mesh\[plot\]'"):
+    with pytest.raises(PlotError, match=re.escape(how_to_install("plot"))):
         require_plotting()

@@ -10,6 +10,7 @@ from motley.daemon.machine import gpus as machine_gpus
 from motley.daemon.machine.vulkan import NoVulkanError
 from motley.daemon.node.survey.devices import Device, devices_of, lacking
 from motley.protocol import mesh_pb2 as pb
+from motley.protocol.installing import how_to_install
 from motley.protocol.wording import short_bytes
 from tests.e2e.processes import command
 
@@ -48,7 +49,7 @@ def test_what_the_driver_promises_counts_where_no_engine_has_measured() -> None:
 
 def test_a_missing_package_is_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vulkan", None)
-    assert "pip install 'motley-mesh[webgpu]'" in machine_gpus.why_no_gpu()
+    assert how_to_install("webgpu") in machine_gpus.why_no_gpu()
 
 
 def test_the_command_shows_devices_and_what_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

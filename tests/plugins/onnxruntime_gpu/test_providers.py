@@ -42,7 +42,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
     monkeypatch.setitem(sys.modules, provider.module, None)
     said = lacking(provider.engine)
     assert said.startswith(f"engine {provider.engine!r} needs a package that is missing")
-    assert said.endswith(provider.install)
+    assert said.endswith(provider.install())
 
 
 @pytest.mark.parametrize("provider", [CUDA, TENSORRT_RTX])
