@@ -248,7 +248,12 @@ class Control(MeshServicer):
             _log.log(level, "node %s %s%s", node.name, what_became(node.lost), hint, extra={"node": node.name})
             self.listener.on_lost(node)
             stream.ended.set()
-        _end(context, grpc.StatusCode.ABORTED, f"this node is out of the mesh: {stream.reason}")
+        why = f"this node is out of the mesh: {stream.reason}"
+        if stream.reason == REVOKED:  # looking for the mesh would be of no use to it
+            anew = "to join anew: `motley join`, with a code or a new token"
+            _end(context, grpc.StatusCode.UNAUTHENTICATED, f"{why}; {anew}")
+        else:
+            _end(context, grpc.StatusCode.ABORTED, why)
 
     async def Pair(self, _: AsyncIterator[Empty], context: Context) -> None:
         """A step of handing a join token to a machine whose owner types the code that is shown here. Nothing is read

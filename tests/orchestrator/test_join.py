@@ -19,7 +19,9 @@ import pytest
 
 from motley.daemon.node.app import DaemonConfig, Observer, run_daemon
 from motley.daemon.node.joining.control import NameTaken, TokenRefused
+from motley.daemon.node.joining.membership import all_kept
 from motley.daemon.node.joining.trust import NotThere
+from motley.daemon.weights.cache import ShareCache
 from motley.orchestrator import app, control
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.mesh import nodes
@@ -191,6 +193,23 @@ async def test_who_cannot_join_hears_it_before_the_machine_is_measured(
         await run_daemon(DaemonConfig(target, token, name="new"), Observer())
     said = [record.getMessage().partition(": ")[2] for record in caplog.records if record.levelno > logging.INFO]
     assert [words.split()[:2] for words in said] == [["a", "node"], ["wrong", "join"]]  # asking is no trouble
+
+
+async def test_who_is_revoked_hears_that_alone_and_how_to_join_anew(mesh: Any, tmp_path: Path) -> None:
+    class Revoked(Observer):
+        def joined(self, *_: object) -> None:
+            self.revoking = asyncio.create_task(mesh.call("DELETE", "/api/members/new"))
+
+        def lost(self, why: str, retry_s: float) -> None:
+            raise AssertionError(f"it looks for the orchestrator again: {why}")
+
+    target, token, kept = mesh.orchestrator.local_target, mesh.orchestrator.join_token, tmp_path / "meshes"
+    config = DaemonConfig(target, token, name="new", meshes=kept, cache=ShareCache(tmp_path / "shares"))
+    with pytest.raises(
+        TokenRefused, match=r"^this node is out of the mesh: it was revoked .* anew: `motley join`, with"
+    ):
+        await run_daemon(config, Revoked())
+    assert not all_kept(kept)
 
 
 async def test_senseless_capabilities_are_refused(mesh: Any, new_node: Any) -> None:

@@ -42,7 +42,7 @@ async def test_a_second_machine_finds_the_mesh_joins_by_a_code_and_uses_it(tmp_p
                 assert (status == 0) == (command == "status"), out
                 assert ("laptop" if command == "status" else "takes a key of scope admin") in out
             assert (await _run(*_motley("nodes revoke laptop"), env=up.environment))[0] == 0
-            await _said(joining.stderr, b"wrong join token")
+            await _said(joining.stderr, b"to join anew")
             assert await joining.wait() == 1
             status, out = await _run(*there.on("laptop"), *_motley("status"), env=home)
             assert status == 1
