@@ -16,6 +16,8 @@ from motley.protocol.wording import short_bytes
 
 ROOM_BYTES = 20e9
 """A disk with less room may not hold the shares of a model of everyday size."""
+LEAST_BYTES = 1e9
+"""A disk with less room holds the share of hardly any model."""
 SKEW_S = 60.0
 """Clocks that differ by more make tokens expire at other times than people think, and logs hard to read."""
 DAY_S = 86400.0
@@ -55,19 +57,22 @@ def addresses(found: Sequence[str]) -> Finding:
     return Finding(Level.GOOD, "addresses", f"others are told {found[0]}{others}", advice)
 
 
-def disk(folder: str, free: float, trouble: str = "", nodes: Sequence[str] = ()) -> Finding:
+def disk(folder: str, free: float, trouble: str = "", nodes: Sequence[str] = (), kept: float = 0) -> Finding:
     """About a folder for shares.
 
     Args:
         trouble: why nothing can be written there.
         nodes: that run on this machine and keep their shares there; none: the next one would.
+        kept: bytes of shares that are there.
     """
     if trouble:
         return Finding(Level.BAD, "disk", trouble, "choose another folder: --cache, or MOTLEY_CACHE")
     who = f"{' and '.join(nodes)}, running here, {'keep' if len(nodes) > 1 else 'keeps'} shares"
     told = f"{short_bytes(free)} are free in {folder}, where {who if nodes else 'shares are kept'}"
     if free < ROOM_BYTES:
-        return Finding(Level.NOTE, "disk", told, "`motley cache rm` makes room; --cache chooses another disk")
+        level = Level.BAD if free < LEAST_BYTES else Level.NOTE
+        room = f"`motley cache rm` removes shares, {short_bytes(kept)} now; " if kept else "free some; "
+        return Finding(level, "disk", told, f"{room}--cache chooses another disk")
     return Finding(Level.GOOD, "disk", told)
 
 

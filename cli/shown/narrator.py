@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
 
 from rich.markup import escape
 
+from motley.cli.diagnosis import Level, disk
 from motley.cli.shown.show import console, loading_bars
 from motley.cli.typed.node_options import LogFormat
 from motley.daemon.machine.json_log import VARIABLE, JsonLog
@@ -65,6 +68,12 @@ class Narrator(Observer):
         if it.gpu_bytes and not it.gpus:
             limit = f"--gpu-memory {short_bytes(it.gpu_bytes)} limits nothing here"
             console.print(f"[yellow]{limit}: no GPU was found; `motley devices` says what is missing[/]")
+
+        with contextlib.suppress(OSError):  # whoever needs the folder says what is wrong with it
+            folder = settings.cache.folder
+            room = disk(str(folder), shutil.disk_usage(folder).free, nodes=[settings.name])
+            if room.level is Level.BAD:
+                console.print(f"[yellow]only {escape(room.what)}: {escape(room.remedy)}[/]", soft_wrap=True)
 
     def waits(self, why: str, retry_s: float, left_s: float) -> None:
         """Say that there is no orchestrator yet: whenever that is for another reason, and now and then."""

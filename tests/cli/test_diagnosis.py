@@ -73,7 +73,9 @@ def test_ports_and_firewalls() -> None:
 def test_the_rest() -> None:
     assert addresses([]).level is Level.BAD
     assert "also fd00::1" in addresses(["192.168.1.2", "fd00::1"]).what
-    assert [disk("/d", free).level for free in (1e9, 1e12)] == [Level.NOTE, Level.GOOD]
+    assert [disk("/d", free).level for free in (1e6, 1e9, 1e12)] == [Level.BAD, Level.NOTE, Level.GOOD]
+    assert disk("/d", 1e6).remedy == "free some; --cache chooses another disk"
+    assert disk("/d", 1e6, kept=2e9).remedy.startswith("`motley cache rm` removes shares, 2 GB now; ")
     assert disk("/d", 0, "cannot write").level is Level.BAD
     assert versions("1", "1", [node("a")]).level is Level.GOOD
     assert "a has 2" in versions("1", "1", [node("a", version="2")]).what

@@ -57,6 +57,20 @@ def test_a_node_logs_as_json_and_so_do_its_workers(capsys: pytest.CaptureFixture
     assert all((line["session"], line["rank"]) == ("s", 2) for line in lines[:3])
 
 
+@pytest.mark.parametrize(("free", "told_of"), [(1_000_000, True), (1_000_000_000_000, False)])
+def test_a_person_is_told_that_a_disk_is_too_small_for_shares(
+    free: int, told_of: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(narrator_module, "console", Console(stderr=True, width=200))
+    monkeypatch.setattr(narrator_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    settings = NodeSettings("pc", "10.0.0.1", pb.Capabilities(cpu="a processor"), None, ShareCache(tmp_path), 1)
+    told = narrator(LogFormat.TEXT)
+    told.joined("1", settings)
+    told.close()
+    said = "only 1 MB are free in" in capsys.readouterr().err
+    assert said is told_of
+
+
 def test_a_person_is_told_once_why_the_orchestrator_is_away_and_that_it_is_looked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,13 +93,14 @@ def _disks(cache: Path | None) -> list[Finding]:
     nodes = folders_of_nodes() if cache is None else {}
     found = []
     for folder, names in nodes.items() or [(cache, [])]:
-        shares, trouble = ShareCache(folder), ""
+        shares, trouble, kept = ShareCache(folder), "", 0
         try:
             shares.prepare()
+            kept = sum(entry.size for entry in shares.entries())
         except CacheError as error:
             trouble = str(error)
         free = 0.0 if trouble else float(shutil.disk_usage(shares.folder).free)
-        found.append(disk(str(shares.folder), free, trouble, names))
+        found.append(disk(str(shares.folder), free, trouble, names, kept))
     return found
 
 
