@@ -59,7 +59,7 @@ from motley.orchestrator.trust.identity import SERVER_NAME, Identity, load_ident
 from motley.orchestrator.trust.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.trust.pairings import Pairing, Pairings
 from motley.protocol import MESSAGE_BYTES
-from motley.protocol.address import is_loopback, join_address
+from motley.protocol.address import JOIN_PORT, is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
 
 MAX_BODY = 2 * 1024 * 1024
@@ -96,7 +96,7 @@ class OrchestratorConfig:
 
     host: str = "0.0.0.0"
     """Where nodes reach it (gRPC)."""
-    grpc_port: int = 7337
+    grpc_port: int = JOIN_PORT
     http_host: str = "127.0.0.1"
     """Where clients reach it. Anything but loopback has TLS, and needs an API key."""
     http_port: int = 8000

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 
+JOIN_PORT = 7337
+"""Where nodes join, unless `motley up` is told another port."""
+
 
 def parse_address(text: str) -> tuple[str, int]:
     """Split ``host:port`` (IPv6 hosts in brackets).
@@ -15,6 +18,12 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not an address of the form HOST:PORT, such as 192.168.1.20:7337")
     return host.strip("[]"), int(port)
+
+
+def with_port(typed: str) -> str:
+    """An address to join at as people type it: where that is a host alone, with `JOIN_PORT`."""
+    alone = bool(typed) and (":" not in typed or typed.endswith("]"))
+    return f"{typed}:{JOIN_PORT}" if alone else typed
 
 
 def join_address(host: str, port: str | int) -> str:

@@ -14,7 +14,7 @@ from motley.cli.shown.show import console
 from motley.daemon.node.joining.membership import Membership, all_kept
 from motley.daemon.node.joining.pairing import TRIES, PairingRefused, pair
 from motley.daemon.node.joining.trust import TrustError, fetch_certificate, fingerprint_of
-from motley.protocol.address import join_address, parse_address
+from motley.protocol.address import join_address, parse_address, with_port
 from motley.protocol.announcing import Announced, meshes_here
 from motley.protocol.pairing import typed
 
@@ -45,6 +45,7 @@ async def find_mesh(orchestrator: str, token: str, name: str) -> tuple[str, str]
         if found is None:  # where this machine was the last time; the daemon waits for it, or says what is wrong
             return kept[0].orchestrator, kept[0].token
         orchestrator = await _reachable(found)
+    orchestrator = with_port(orchestrator)
     try:
         host, port = parse_address(orchestrator)
     except ValueError as error:

@@ -9,7 +9,7 @@ import pytest
 from motley.cli.reaching import place
 from motley.cli.reaching.client import Client, Unreachable
 from motley.cli.reaching.home import meshes
-from motley.cli.reaching.joining import last_name
+from motley.cli.reaching.joining import find_mesh, last_name
 from motley.cli.reaching.place import find_place
 from motley.daemon.node.joining.membership import Membership
 
@@ -53,3 +53,7 @@ def test_a_machine_is_called_as_it_was_the_last_time() -> None:
     assert last_name() is None
     LAPTOP.keep(meshes())
     assert last_name() == "laptop"
+
+
+async def test_an_address_that_is_typed_without_a_port_is_joined_at_the_usual_one() -> None:
+    assert await find_mesh("192.0.2.1", "token", "laptop") == ("192.0.2.1:7337", "token")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.protocol.address import is_loopback, join_address, parse_address
+from motley.protocol.address import JOIN_PORT, is_loopback, join_address, parse_address, with_port
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,15 @@ def test_an_address_is_written_as_it_is_read(text: str, host: str, port: int) ->
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="HOST:PORT"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("typed", "host"), [("192.168.1.10", "192.168.1.10"), ("gaming-pc", "gaming-pc"), ("[fd00::1]", "fd00::1")]
+)
+def test_a_host_alone_is_joined_at_the_usual_port(typed: str, host: str) -> None:
+    assert parse_address(with_port(typed)) == (host, JOIN_PORT)
+
+
+@pytest.mark.parametrize("typed", ["", "192.168.1.10:1", "[fd00::1]:1", "fd00::1:7337", "pc:", ":7337"])
+def test_what_has_a_port_or_is_none_stays_as_it_was_typed(typed: str) -> None:
+    assert with_port(typed) == typed

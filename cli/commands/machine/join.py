@@ -40,7 +40,9 @@ def register(app: typer.Typer) -> None:
 def join(
     orchestrator: Annotated[
         str,
-        typer.Argument(metavar="[HOST:PORT]", help="As `motley up` printed it. Default: a mesh in the local network."),
+        typer.Argument(
+            metavar="[HOST[:PORT]]", help="As `motley up` printed it. Default: a mesh in the local network."
+        ),
     ] = "",
     token: Annotated[
         str,

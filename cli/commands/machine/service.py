@@ -11,7 +11,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.shown.show import console
 from motley.cli.typed.command_group import CommandGroup
-from motley.protocol.address import parse_address
+from motley.protocol.address import parse_address, with_port
 
 if TYPE_CHECKING:
     from motley.cli.service.manager import Manager
@@ -35,7 +35,7 @@ def install(
     join: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT[/TOKEN]",
+            metavar="HOST[:PORT][/TOKEN]",
             help="Run `motley join`. The token is for the first time; a machine that has joined before needs none.",
         ),
     ] = "",
@@ -50,6 +50,7 @@ def install(
         raise CliError("say either --up, for a mesh of this machine's own, or --join HOST:PORT/TOKEN")
     address, _, token = join.partition("/")
     if join:
+        address = with_port(address)
         try:
             parse_address(address)
         except ValueError as error:

@@ -36,7 +36,7 @@ from motley.cli.typed.node_options import (
     daemon_config,
 )
 from motley.daemon.machine.importing import imports_that_stay
-from motley.protocol.address import parse_address
+from motley.protocol.address import JOIN_PORT, parse_address
 from motley.protocol.announcing import Announced, announced, is_address
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def register(app: typer.Typer) -> None:
 
 def up(
     host: Annotated[str, typer.Option(help="Address where nodes join.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port where nodes join. 0: any free one.")] = 7337,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port where nodes join. 0: any free one.")] = JOIN_PORT,
     http_host: Annotated[
         str, typer.Option(help="Address of the API. Anything but loopback makes an API key necessary.")
     ] = "127.0.0.1",

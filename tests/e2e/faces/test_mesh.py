@@ -378,7 +378,7 @@ def test_joining_badly_ends_with_one_clear_line(there: Mesh, monkeypatch: pytest
             ((good, "--name", "a"), there.token, "--name"),
             ((f"127.0.0.1:{unused}",), there.token, "is `motley up` running there"),
             ((f"127.0.0.1:{mute.getsockname()[1]}",), there.token, "no answer from"),
-            (("nonsense",), there.token, "HOST:PORT"),
+            (("nonsense:",), there.token, "HOST:PORT"),
             ((good, "--memory", "much"), there.token, "much"),
         ):
             with monkeypatch.context() as patch:
