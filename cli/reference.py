@@ -50,7 +50,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def _argument(argument: Any) -> str:
-    name = (argument.metavar or argument.name.upper().strip("_")).strip("[]")
+    name = (argument.metavar or argument.name.upper().strip("_")).removeprefix("[").removesuffix("]")
     name += "..." if argument.nargs == -1 else ""
     return name if argument.required else f"[{name}]"
 

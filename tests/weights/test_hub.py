@@ -172,7 +172,10 @@ def refusal(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
         (refusal(errors.RepositoryNotFoundError), "neither a folder here nor a model"),
         (refusal(errors.HfHubHTTPError), "fetching owner/name@v1 .* failed"),
         (errors.HFValidationError("bad id"), "nor a valid hub id: bad id"),
-        (errors.LocalEntryNotFoundError("no"), "not been fetched yet and huggingface.co cannot be reached"),
+        (
+            errors.LocalEntryNotFoundError("no"),
+            "neither a folder here nor fetched yet, and huggingface.co cannot be reached",
+        ),
         (ConnectError("no route"), r"failed \(ConnectError: no route\); try again"),
         (OSError(28, "No space left on device"), "No space left on device"),
     ],
