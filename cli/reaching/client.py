@@ -87,13 +87,18 @@ class Client:
         return self._place.url
 
     @property
+    def missing(self) -> str:
+        """Which mesh it is that does not answer, to begin a sentence with."""
+        if name := self._place.joined_as:
+            return f"the mesh that this machine has joined as {name!r} does not answer at {self.url}"
+        return f"no mesh answers at {self.url}"
+
+    @property
     def unreachable(self) -> str:
         """What to say where nobody answers."""
-        if name := self._place.joined_as:
-            return (
-                f"the mesh that this machine has joined as {name!r} does not answer at {self.url}: `motley up` may not"
-                " run there, or the network is down. Name another mesh with --url"
-            )
+        if self._place.joined_as:
+            down = "`motley up` may not run there, or the network is down"
+            return f"{self.missing}: {down}. Name another mesh with --url"
         if why := self._place.unread:
             return (
                 f"no orchestrator answers at {self.url}, and which mesh this machine belongs to cannot be read ({why}):"

@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client, Unreachable
 from motley.cli.reaching.misnamed import check_findable
@@ -67,8 +69,11 @@ async def mesh_or_alone(url: str, api_key: str, alone: str, model: str = "") -> 
             if not alone:
                 raise
             if model:
-                check_findable(model)
-            console.print(f"[dim]no mesh at {client.url}: {alone}[/]")
+                try:
+                    check_findable(model)
+                except CliError as error:
+                    raise CliError(f"{error}\n  (A mesh may know it, but {client.missing}.)") from error
+            console.print(f"[dim]{escape(client.missing)}: {alone}[/]", soft_wrap=True)
             client, lasting = await stack.enter_async_context(mesh_of_one()), False
         yield client, lasting
 

@@ -366,8 +366,8 @@ def _told(repo: str, revision: str | None) -> Iterator[None]:
         raise ModelNotFound(f"{model} is neither a folder here nor a valid hub id: {error}") from error
     except hub.LocalEntryNotFoundError as error:
         raise ModelNotFound(
-            f"{model} is neither a folder here nor fetched yet, and huggingface.co cannot be reached; check the name and"
-            " the connection, or give a folder with the model"
+            f"{model} is neither a folder here nor fetched yet, and huggingface.co cannot be reached; check the name"
+            " and the connection, or give a folder with the model"
         ) from error
     except Exception as error:  # each version of huggingface_hub lets another HTTP library's errors through
         raise ModelNotFound(

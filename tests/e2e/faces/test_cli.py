@@ -429,7 +429,7 @@ def test_run_without_a_mesh_is_a_mesh_of_one(tmp_path: Path) -> None:
 def test_a_plan_without_a_mesh_says_where_none_answers() -> None:
     status, out, err = command("plan", str(BUNDLED))
     assert status == 0, err
-    assert f"no mesh at {USUAL_URL}: planned for this machine" in err
+    assert f"no mesh answers at {USUAL_URL}: planned for this machine" in err
     assert "memory" in out
 
 
@@ -474,7 +474,7 @@ async def test_an_early_interrupt_leaves_nothing_and_says_nothing(command: tuple
     family = process.family()
     os.killpg(process.process.pid, signal.SIGINT)
     assert await process.wait() == 130
-    assert not [line for line in process.lines if not re.match(r"starting machine-|no mesh at ", line)]
+    assert not [line for line in process.lines if not re.match(r"starting machine-|no mesh answers at ", line)]
     assert os.listdir(tmp_path) == []
     _, left = await asyncio.to_thread(psutil.wait_procs, family, END_S)
     assert not left
