@@ -131,7 +131,8 @@ def _told(error: ValidationError, schema: TypeAdapter[Any]) -> FieldError:
     path = _path([*first["loc"], *first.get("ctx", {}).get("path", ())])
     code = _CODES.get(first["type"], "invalid_value")
     if code == "unknown_parameter" and len(first["loc"]) == 1:
-        known = schema.json_schema()["properties"]
+        fields = schema.json_schema()["properties"].items()
+        known = (name for name, field in fields if None not in field.get("enum", ()))  # as `Neutral` ones have
         return FieldError(path, f"is not a known parameter; known: {', '.join(sorted(known))}", code)
     return FieldError(path, _why(first), code)
 

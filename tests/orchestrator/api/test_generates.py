@@ -415,6 +415,15 @@ def test_codes_tell_kinds_of_refusal_apart() -> None:
         assert caught.value.code == code
 
 
+def test_parameters_that_are_always_refused_are_not_told_as_known() -> None:
+    for ask in (chat, completion):
+        with pytest.raises(ApiError, match="temprature is not a known parameter; known: ") as caught:
+            ask(temprature=1)
+        known = str(caught.value).partition("known: ")[2].split(", ")
+        assert {"temperature", "stop", "stream", "n"} <= set(known)
+        assert not {"suffix", "audio", "functions", "modalities", "verbosity"} & set(known)
+
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
