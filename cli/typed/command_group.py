@@ -20,6 +20,9 @@ HELP_WIDTH = 100
 AS_IT_IS = "\b\n"
 """Before a paragraph of help: its lines are not joined."""
 
+_ALSO = {"list": "ls", "remove": "rm"}
+"""What else commands may be called by those who have not looked it up."""
+
 
 class _Listed(TyperGroup):
     """A group whose help has the whole first sentence of each command's, in as many lines as that takes, and which says
@@ -31,6 +34,9 @@ class _Listed(TyperGroup):
         except Exception as error:
             _point_to_others(error, self, ctx)
             raise
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, _ALSO.get(cmd_name, cmd_name))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]

@@ -55,3 +55,12 @@ def test_an_option_of_another_command_is_told_with_that(
     with pytest.raises(SystemExit):
         app(words, prog_name="motley")
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["keys", "token", "nodes", "models", "cache", "adapters"])
+def test_lists_go_by_the_name_that_others_give_them_too(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = []
+    for word in ("ls", "list"):
+        app([group, word, "--help"], standalone_mode=False)
+        told.append(capsys.readouterr().out.partition("\n")[2])
+    assert told[0] == told[1] != ""
