@@ -62,5 +62,5 @@ def test_an_endpoint_without_an_exporter_is_an_error(monkeypatch: pytest.MonkeyP
     assert not traces.export_traces()
     monkeypatch.setenv(traces.ENDPOINTS[0], "http://127.0.0.1:4318")
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(traces.TracesError, match=r"motley-mesh\[otel\]"):
+    with pytest.raises(traces.TracesError, match=r"\[otel\]"):
         traces.export_traces()

@@ -56,7 +56,7 @@ def assignment(engine: str, options: dict[str, str]) -> pb.Assignment:
 @pytest.mark.parametrize(
     ("engine", "options", "words"),
     [
-        ("reference", {"device": "cuda"}, r"needs CuPy for device 'cuda': install motley-mesh\[gpu\]"),
+        ("reference", {"device": "cuda"}, r"needs CuPy for device 'cuda' .*\[gpu\]"),
         ("reference", {"devise": "cuda"}, "engine 'reference' has no option devise; it has: dtype, device"),
         ("onnxruntime", {"device": "cpu"}, "engine 'onnxruntime' has no option device; it has: none"),
     ],
