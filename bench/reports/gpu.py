@@ -161,7 +161,7 @@ STEPS: Mapping[str, Step] = {
     "webgpu logits": Step(
         partial(gpu_contact.on_webgpu, partial(run_tests, [WEBGPU_TESTS, "-k", "golden_models", "-m", "not soak"])),
         120,
-        "golden models by Vulkan, within 1e-4; or what is missing here",
+        "golden models by Vulkan, within 1e-4 (by codes 5 %); or what is missing here",
     ),
     "webgpu calls": Step(
         partial(gpu_contact.on_webgpu, webgpu_calls),

@@ -100,7 +100,7 @@ class KeptSessions:
         if self._folder is None:
             return
         for session in sessions:
-            if session.alive and session.id in self._kept and self._write(session.id, WANTED, pack_wanted(session)):
+            if session.alive and session.workers and self._write(session.id, WANTED, pack_wanted(session)):
                 self._remove(session.id, READY)
         self._folder = None
 

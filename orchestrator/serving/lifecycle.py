@@ -143,6 +143,15 @@ class Lifecycle:
             message = f"session {session.id} ({session.name}) is {session.state}, not ready, after {READY_S:.0f} s;"
             raise refusal("timed_out", f"{message} it goes on: look at GET /api/sessions/{session.id}")
 
+    async def close_for_good(self, session: Session) -> None:
+        """Close a session that nobody wants any more.
+
+        Raises:
+            ServingError: the orchestrator stops, and begins it anew at its next start.
+        """
+        self._carrier.check_running()
+        await self.close(session)
+
     async def close(self, session: Session) -> None:
         """Release a session's ranks and wait, at most `CLOSE_S`, until they are gone."""
         self._carrier.carry_out(session, session.close(self._clock()))

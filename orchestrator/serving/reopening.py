@@ -17,7 +17,7 @@ from motley.orchestrator.sessions.files import Wanted
 AGAIN_S = 5.0
 """A session that could not be begun is tried again after so long, ..."""
 GIVE_UP_S = 600.0
-"""... until so much time has passed since the restart."""
+"""... until so much time has passed since the restart; then at the next one."""
 
 UNWANTED = {"name_in_use", "session_closed"}
 """By these refusals somebody has begun another, or does not want it any more."""
@@ -56,9 +56,14 @@ class Reopening:
             try:
                 await self._lifecycle.create(wanted.request, wanted.loads)
             except ServingError as error:
-                if error.failure.code not in UNWANTED and self._clock() - began < GIVE_UP_S:
-                    await asyncio.sleep(AGAIN_S)
-                    continue
+                if self._carrier.stopping:
+                    return
+                if error.failure.code not in UNWANTED:
+                    if self._clock() - began < GIVE_UP_S:
+                        await asyncio.sleep(AGAIN_S)
+                        continue
+                    _log.warning("session %s (%s) is not begun anew before the next start: %s", session_id, name, error)
+                    return
                 _log.warning("session %s (%s) is not begun anew: %s", session_id, name, error)
             self._kept.forget(session_id)
             return

@@ -115,7 +115,8 @@ def read(content: bytes, away: Away) -> Session:
 def pack_wanted(session: Session) -> bytes:
     """What is wanted of a session that cannot be taken up, as a file has it."""
     request = REQUEST.dump_python(replace(session.request, name=session.name), mode="json")
-    told = {"format": FORMAT, "request": request, "nodes": sorted(session.node_names)}
+    nodes = session.node_names | {worker.node_name for worker in session.workers}  # also of those that are gone
+    told = {"format": FORMAT, "request": request, "nodes": sorted(nodes)}
     if session.experts:
         told["loads"] = session.experts.loads.lately()
     return json.dumps(told).encode()

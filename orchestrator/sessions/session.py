@@ -357,13 +357,7 @@ class Session:
             case "released":
                 return self._on_end(worker, blame.ended_unasked(worker), now)
             case "failed":
-                failure = blame.reported(worker, event.failed, self.worker)
-                blames_itself = failure.lost_rank == worker.index + 1
-                if self._recovers_from_loss and blames_itself and self.losses.blames(worker):
-                    self.losses.explain(failure)
-                if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
-                    self.failure = failure  # others have missed it before it could say why itself
-                return self._on_end(worker, failure, now)
+                return self._on_end(worker, self._explained(worker, event.failed), now)
             case "timing" if isinstance(worker, Rank):
                 worker.timing = event.timing
             case "steps" if isinstance(worker, Rank):
@@ -424,13 +418,31 @@ class Session:
             failed: why workers there have ended, likewise: another one may be to blame.
         """
         commands: list[Command] = []
-        for worker in taken_up(self.workers, node_id, name):
+        told = {index: failure for (epoch, index), failure in failed.items() if epoch == self.epoch}
+        back = taken_up(self.workers, node_id, name)
+        for worker in self.workers:
+            if worker.node_name == name and worker.index in told:
+                worker.died = told[worker.index].code == "worker_died"
+                if worker not in back:
+                    self._explained(worker, told[worker.index])  # others have missed it before
+        for worker in back:
             if (self.epoch, worker.index) not in held:
-                told = failed.get((self.epoch, worker.index))
-                worker.died = told is None or told.code == "worker_died"
-                why = blame.ended_cut_off(worker) if told is None else blame.reported(worker, told, self.worker)
+                worker.died = worker.died or worker.index not in told
+                failure = told.get(worker.index)
+                why = self._explained(worker, failure) if failure else blame.ended_cut_off(worker)
                 commands += self._on_end(worker, why, now)
         return commands
+
+    def _explained(self, worker: Worker, failure: Failure) -> Failure:
+        """What a worker has reported, with names. What others have said of it before it could say why itself is
+        replaced by that."""
+        failure = blame.reported(worker, failure, self.worker)
+        blames_itself = failure.lost_rank == worker.index + 1
+        if self._recovers_from_loss and blames_itself and self.losses.blames(worker):
+            self.losses.explain(failure)
+        if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
+            self.failure = failure
+        return failure
 
     def _on_node_gone(self, node_id: str, reason: str, now: float) -> list[Command]:
         """A node is lost, or not waited for any more.

@@ -69,7 +69,7 @@ class _GroupPlaces:
         found: f32[S, C], the slots of the positions that its pieces may see.
         slots: i64[S, C], of those that they see.
         mask: what is added to their scores.
-        look: makes `slots` and `mask`.
+        make_mask: makes `slots` and `mask`.
         runs: what attends, bound once, by the result and whether the group is the whole step in its order.
     """
 
@@ -80,7 +80,7 @@ class _GroupPlaces:
     found: Mirror
     slots: ort.OrtValue
     mask: ort.OrtValue
-    look: Action
+    make_mask: Action
     runs: dict[tuple[str, bool], Action]
 
 
@@ -130,7 +130,8 @@ class StepRows:
         slots: f32[T], where their keys and values go, by what nodes call that.
         there: all of these in the GPU's memory, by name.
         windows: the groups of the step under way, by the window of the layers that they are for.
-        actions: what has all this go up, and has the groups look.
+        upload: what has all this go up.
+        actions: that, and what makes the masks of the groups.
     """
 
     def __init__(
@@ -160,11 +161,11 @@ class StepRows:
         self.there = {name: device.empty((count, width)) for name, width in floats.items() if name != "hidden"}
         self.there["hidden"] = hidden
         self.there |= {name: device.empty((count, 1), np.int64) for name in slots}
-        self.first = [
+        self.upload = [
             upload([packed]),
             device.bind(unpacking, {"packed": packed.there}, self.there, device.captures(count)),
         ]
-        self.actions = [*self.first]
+        self.actions = [*self.upload]
 
 
 def _stands(window: int) -> str:
@@ -195,7 +196,7 @@ class Attending:
         self._tables: dict[str, int] = {}
         """The widths of the tables that layers turn by, by name."""
         self._most_heads = 1
-        self._looking: dict[int, ort.InferenceSession] = {}
+        self._group_sessions: dict[int, ort.InferenceSession] = {}
         """What makes masks and slots of groups, by the window of the layers that they are for."""
         self._unpacking: ort.InferenceSession | None = None
         self._captured = WeakKeyDictionary[_GroupPlaces, int]()
@@ -218,14 +219,14 @@ class Attending:
         if heads.rotary:
             self._tables |= dict.fromkeys((cos, sin), heads.rotary // 2)
         window = attributes_of(then.node)["window"]
-        if window not in self._looking:
-            self._looking[window] = group_session(self._device, window, self._nothing(window))
+        if window not in self._group_sessions:
+            self._group_sessions[window] = group_session(self._device, window, self._nothing(window))
         placed = None if sinks is None else self._device.array(sinks)
         return Attention(self._sessions[heads], queries, then.results[0], keys, values, window, placed)
 
     def rows(self, hidden: ort.OrtValue) -> StepRows:
         """Make the places for steps of as many rows as there is room for embeddings."""
-        windows = {window: self._pieces(window) for window in self._looking}
+        windows = {window: self._pieces(window) for window in self._group_sessions}
         floats = {"hidden": self._graph.hidden, **self._tables, **dict.fromkeys(map(_stands, windows), 1)}
         slots = sorted({_slots_name(each.own_blocks) for each in windows.values()})
         if self._unpacking is None:
@@ -267,8 +268,8 @@ class Attending:
                     layer.actions[:] = [self._attend(group, layer, in_order, len(kept.layers)) for group in placed]
                 kept.groups, kept.in_order, changed = placed, in_order, True
         if changed:
-            looks = (group.look for kept in rows.windows.values() for group in kept.groups)
-            rows.actions[:] = [*rows.first, *looks]
+            masks = (group.make_mask for kept in rows.windows.values() for group in kept.groups)
+            rows.actions[:] = [*rows.upload, *masks]
 
     def actions(self, rows: StepRows, attention: Attention, places: Mapping[str, ort.OrtValue]) -> Sequence[Action]:
         """What has the groups of a step attend in one layer: `begin` changes it.
@@ -284,7 +285,7 @@ class Attending:
         """Let go of the caches and all else."""
         self.caches.clear()
         self._sessions.clear()
-        self._looking.clear()
+        self._group_sessions.clear()
         self._unpacking = None
 
     def _has_own_blocks(self, window: int) -> bool:
@@ -353,9 +354,13 @@ class Attending:
             np.copyto(places.rows.host, numbers)  # which `places` shares
             carry_out([[upload([places.rows, places.places])]])
             places.pieces, places.in_order = group.pieces, numbers.ravel().tolist() == [*range(numbers.size)]
-        if kept.pieces.find(group, places.found.host):
-            carry_out([[upload([places.found])]])
-        kept.pieces.stand(group, rows.stands[window])
+        if kept.pieces.write_slots(group, places.found.host):
+            try:
+                carry_out([[upload([places.found])]])
+            except BaseException:
+                places.found.host.fill(-1)  # they have not gone up
+                raise
+        kept.pieces.write_positions(group, rows.stands[window])
         return places
 
     def _new_places(self, step: StepRows, shape: tuple[int, int, int], window: int) -> _GroupPlaces:
@@ -378,7 +383,7 @@ class Attending:
             found=found,
             slots=slots,
             mask=mask,
-            look=device.bind(self._looking[window], inputs, {"slots": slots, "mask": mask}, captured=True),
+            make_mask=device.bind(self._group_sessions[window], inputs, {"slots": slots, "mask": mask}, captured=True),
             runs={},
         )
 

@@ -25,6 +25,8 @@ ORDER = "step.order"
 """What nodes read: i64[T, 1], the numbers of the rows."""
 SLOTS, WINDOW_SLOTS = "step.slots", "step.slots.windowed"
 """The same: i64[T, 1], where the rows' keys and values go; in layers with a window, the latter."""
+SPLIT_PARTS = 7
+"""A kernel binds what it splits and each part; WebGPU promises eight buffers."""
 NEVER = np.float32(-3e38)
 """What is added to the score of a position that is not seen."""
 
@@ -215,7 +217,14 @@ def unpacking_session(device: Gpu, floats: Mapping[str, int], whole: Sequence[st
     constants = Constants()
     widths = [*floats.values(), *(1 for _ in whole)]
     parts = [*floats, *(f"{name}.float" for name in whole)]
-    nodes = [helper.make_node("Split", ["packed", constants.i64(widths)], parts, axis=1)]
+    nodes, rest, left = list[NodeProto](), "packed", [*zip(parts, widths, strict=True)]
+    while left:
+        taken, left = (left, []) if len(left) <= SPLIT_PARTS else (left[: SPLIT_PARTS - 1], left[SPLIT_PARTS - 1 :])
+        if left:
+            taken = [*taken, (f"rest.{len(left)}", sum(width for _, width in left))]
+        sizes = constants.i64([width for _, width in taken])
+        nodes.append(helper.make_node("Split", [rest, sizes], [name for name, _ in taken], axis=1))
+        rest = taken[-1][0]
     nodes += [helper.make_node("Cast", [f"{name}.float"], [name], to=TensorProto.INT64) for name in whole]
     outputs = [*(declared(name, np.float32) for name in floats), *(declared(name, np.int64) for name in whole)]
     packed = [declared("packed", np.float32, ["T", sum(widths)])]

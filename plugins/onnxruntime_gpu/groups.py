@@ -107,11 +107,11 @@ class Pieces(NamedTuple):
     own_blocks: bool = False
 
     def first_seen(self, span: Span) -> int:
-        """The first position that a row of a span sees."""
-        return max(0, span.position - self.window + 1) if self.window else 0
+        """The first position of the first block of which a row of a span sees any: it changes only as often."""
+        return max(0, span.position - self.window + 1) // self.tokens * self.tokens if self.window else 0
 
     def seen(self, span: Span) -> int:
-        """How many positions the rows of a span see."""
+        """How many positions there are from the first that the rows of a span see, to the last."""
         return span.position + span.rows - self.first_seen(span)
 
     def grouped(self, spans: Sequence[tuple[int, Span]]) -> list[Group]:
@@ -143,7 +143,7 @@ class Pieces(NamedTuple):
                 groups.append(Group([Piece(row, each.rows) for row, each in together], [s for _, s in together], shape))
         return groups
 
-    def stand(self, group: Group, positions: F32) -> None:
+    def write_positions(self, group: Group, positions: F32) -> None:
         """Write where the rows of a group stand, counted from the first position that their piece sees.
 
         Args:
@@ -155,7 +155,7 @@ class Pieces(NamedTuple):
             if piece.rows > 1:
                 stands += _steps(piece.rows, piece.rows)
 
-    def find(self, group: Group, slots: F32) -> bool:
+    def write_slots(self, group: Group, slots: F32) -> bool:
         """Write where the keys and values are of C positions from the first one that each piece sees, as far as its
         sequence has blocks; whether that changes anything.
 

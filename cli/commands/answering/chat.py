@@ -301,10 +301,9 @@ class Chat:
         if lost := lost_since(before, self._session):
             console.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
         took, count = time.monotonic() - began, usage.get("completion_tokens", 0)
-        rate = f", {count / took:.0f} each second" if count > took else ""
         cut = finish == "length" and self._sampling["max_tokens"] is None
         ended = f"; ended by {limit_reached(usage, self._session['context'])}" if cut else ""
-        console.print(f"[dim]{counted(count, 'token')} in {took:.1f} s{rate}{ended}[/]")
+        console.print(f"[dim]{counted(count, 'token')} in {took:.1f} s{ended}[/]")
 
     async def _stream(self, question: str, said: list[str]) -> tuple[dict[str, int], str]:
         """Print an answer as it comes, and note it in `said`; its usage, and why it ended."""

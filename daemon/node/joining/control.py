@@ -103,6 +103,22 @@ class Control:
         self._describing: dict[str, asyncio.Task[None]] = {}
         """By the orchestrator's id: models that are being described."""
 
+    def hello(self, settings: NodeSettings) -> pb.Hello:
+        """What this node says first."""
+        return pb.Hello(
+            protocol=VERSION,
+            version=release(),
+            name=settings.name,
+            address=settings.address,
+            capabilities=settings.capabilities,
+            held=self._ranks.told,
+            failed=self._ranks.failed,
+            lease=self._leasing.told,
+            jobs=self._trainings.told,
+            kept_jobs=self._trainings.kept,
+            process=settings.process,
+        )
+
     async def stay(
         self, channel: grpc.aio.Channel, secret: str, joined: Callable[[pb.Welcome, NodeSettings], None]
     ) -> None:
@@ -126,24 +142,12 @@ class Control:
             settings = self._settings = _reachable(self._settings, await _admitted(call, patience))
             self._ranks.attach(self, settings)
             self._trainings.attach(self.say, settings)
-            hello = pb.Hello(
-                protocol=VERSION,
-                version=release(),
-                name=settings.name,
-                address=settings.address,
-                capabilities=settings.capabilities,
-                held=self._ranks.told,
-                failed=self._ranks.failed,
-                lease=self._leasing.told,
-                jobs=self._trainings.told,
-                kept_jobs=self._trainings.kept,
-                process=settings.process,
-            )
+            hello = self.hello(settings)
             await call.write(pb.NodeMessage(hello=hello))
             first = await _read(call, patience)
             if first is END or first.WhichOneof("body") != "welcome":
                 raise OrchestratorLost("the orchestrator answered without a welcome")
-            self._ranks.welcomed()
+            self._ranks.heard(hello.failed)
             joined(first.welcome, settings)
             if settings.capabilities.gpus:
                 self._spawn(self._watch_gpus(first.welcome.heartbeat_s))

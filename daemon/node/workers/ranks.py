@@ -8,9 +8,10 @@ answered is not computed further, as the orchestrator asks again for what it sti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from motley.daemon.lending.mirror import borrowed_place
@@ -33,8 +34,9 @@ logger = logging.getLogger(__name__)
 
 RankObserver = Callable[[str, pb.RankEvent], None]
 """Called with what a rank is on this node (`HeldRank.role`), and what the orchestrator is told of it."""
-FAILURES_KEPT = 100
-"""So many failures are told again at the beginning of a stay, the latest ones."""
+FAILURES_KEPT, WORDS_KEPT = 20, 300
+"""So many failures are told again at the beginning of a stay, the latest ones, and so many characters of each: what a
+node says first may not be long."""
 PASSED_ON = {"peers", "placement", "host", "adapter"}
 """Commands to a rank that go to its worker as they come."""
 
@@ -59,7 +61,7 @@ class Ranks:
         self._talk: Talk | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.failed: deque[pb.RankEvent] = deque(maxlen=FAILURES_KEPT)
-        """Failures since the stay under way, or the last one, began. Of the latest the orchestrator may have heard
+        """The latest failures that were not told at the beginning of a stay. Of some the orchestrator may have heard
         nothing: a stay has ended before that is noticed."""
         self.answering = Answering(self._held, self.say)
         """The requests under way."""
@@ -81,9 +83,11 @@ class Ranks:
         """
         self._talk, self._settings = talk, settings
 
-    def welcomed(self) -> None:
-        """The orchestrator has heard what it is told at the beginning of a stay."""
-        self.failed.clear()
+    def heard(self, told: Iterable[pb.RankEvent]) -> None:
+        """The orchestrator has heard of some failures for certain."""
+        for each in told:
+            with contextlib.suppress(ValueError):
+                self.failed.remove(each)
 
     async def detach(self) -> None:
         """A stay has ended: end the ranks that were not ready, and what was being answered."""
@@ -249,7 +253,9 @@ class Ranks:
     def _rank_event(self, rank: HeldRank, event: pb.RankEvent) -> None:
         self._observe(rank.role, event)
         if event.HasField("failed"):
-            self.failed.append(event)
+            told = pb.RankEvent.FromString(event.SerializeToString())
+            told.failed.message = told.failed.message[:WORDS_KEPT]
+            self.failed.append(told)
         self.say(rank=event)
 
 

@@ -120,8 +120,9 @@ class FarRoom:
 
     def lose(self, tier: FarTier) -> None:
         """Go on without a tier, none of whose blocks holds anything."""
-        assert len(self._free.pop(tier)) == len(tier.numbers), "a running sequence has far blocks that are lost"
+        free = self._free.pop(tier)
         del self._unused[tier]
+        assert len(free) == len(tier.numbers), "a running sequence has far blocks that are lost"
 
     def _tier_of(self, block: int) -> FarTier:
         return next(tier for tier in self._free if block in tier.numbers)

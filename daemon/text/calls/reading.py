@@ -58,7 +58,7 @@ class JsonCall:
         self._name, self._arguments = names[0], [*names[1:], "arguments", "parameters"]
         either = "|".join(self._arguments)
         self._head = re.compile(rf'\{{\s*"{self._name}"\s*:\s*({_TEXT})\s*,\s*"(?:{either})"\s*:\s*(?=\{{)')
-        self._scan = _Nested()
+        self._scan, self._mark = _Nested(), form.end
         self._told = -1
         """Characters up to which the arguments have been told; -1: they have not begun."""
 
@@ -71,8 +71,10 @@ class JsonCall:
             yield text[self._told : inner]
             self._told = inner
         if not end:
-            return
-        if self._told >= 0:
+            closed = self._scan.member_end  # the call may lack its own last brace
+            if closed and self._mark and text[closed:].lstrip().startswith(self._mark):
+                yield Ended(closed)
+        elif self._told >= 0:
             yield Ended(end)
         else:
             yield from self._unusual(text[:end])

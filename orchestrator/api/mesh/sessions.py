@@ -79,7 +79,7 @@ class SessionsApi:
     async def delete(self, request: web.Request) -> web.Response:
         """Release all ranks; answers when they are gone."""
         session = find_session(self._sessions, request)
-        await self._lifecycle.close(session)
+        await self._lifecycle.close_for_good(session)
         return web.json_response(session_json(session))
 
 

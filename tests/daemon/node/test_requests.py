@@ -24,6 +24,7 @@ from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.text.templates import ChatTemplate
 from motley.daemon.text.tokenizer import Tokenizer
 from motley.daemon.weights.cache import ShareCache
+from motley.orchestrator.trust.limits import HELLO_BYTES
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 from tests.daemon.node.test_rendering import ENDLESS
@@ -184,13 +185,20 @@ async def test_a_rank_that_does_not_lead_tells_by_name_what_it_computes(
 
 
 def test_failures_are_told_again_until_they_are_heard(tmp_path: Path) -> None:
-    """A stay may have ended before that is noticed."""
+    """A stay may have ended before that is noticed; and what a node says first is short enough to be read."""
     settings = NodeSettings("pc", "127.0.0.1", pb.Capabilities(), None, ShareCache(tmp_path), 1)
     ranks = Ranks(settings, lambda role, event: None)
+    leasing = Leasing("pc", ranks, LeaseFile(tmp_path / "lease.json"))
+    control = Control(settings, ranks, leasing, Relays(), Trainings(settings, leasing, tmp_path / "tickets"))
     rank = HeldRank(pb.RankCommand(session="s", epoch=2, rank=1, assign=pb.Assignment()))
-    failed = rank.event(failed=pb.Failure(code="peer_lost", lost_rank=1))
-    for event in (rank.event(ready=pb.Ready()), failed):
-        ranks._rank_event(rank, event)
-    assert [*ranks.failed] == [failed]
-    ranks.welcomed()
-    assert not ranks.failed
+    ranks._rank_event(rank, rank.event(ready=pb.Ready()))
+    for number in range(200):
+        failure = pb.Failure(code="peer_lost", lost_rank=number, message=5000 * "x")
+        ranks._rank_event(rank, rank.event(failed=failure))
+    hello = control.hello(settings)
+    assert hello.failed[-1].failed.lost_rank == 199
+    assert hello.ByteSize() < HELLO_BYTES / 4
+    later = rank.event(failed=pb.Failure(code="peer_lost", lost_rank=7))
+    ranks._rank_event(rank, later)
+    ranks.heard(hello.failed)
+    assert [*control.hello(settings).failed] == [later]

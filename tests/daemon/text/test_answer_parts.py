@@ -96,6 +96,13 @@ CASES: list[tuple[CallFormat | None, str, ThoughtMarks | None, Taken]] = [
         ("", "", [("f", '{"a": 1}')]),
     ),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', None, ("", "", [("f", '{"a": 1}')])),
+    (
+        HERMES,
+        '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>'
+        '\n<tool_call>{"name": "g", "arguments": {}}</tool_call>',
+        None,
+        ("", "", [("f", '{"a": 1}'), ("g", "{}")]),
+    ),
     (HERMES, "a < b <tool_x  ", None, ("a < b <tool_x  ", "", [])),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a', None, ("", "", [("f", '{"a')])),
     (

@@ -293,6 +293,12 @@ def test_a_node_that_comes_back_without_its_rank_says_who_is_to_blame(session: S
     assert (session.failure.code, session.failure.lost_rank) == ("node_lost", 1)
     assert "node 'pc' (rank 0) is lost: its connection ended" in session.failure.message
     assert not session.workers[1].died
+    died = Failure(code="worker_died", message="its worker process was killed by signal 9")
+    session.on_node_back("newer", "pc", set(), {(1, 0): died}, 11)
+    assert session.failure.message == "node 'pc' (rank 0): its worker process was killed by signal 9", (
+        "as it knows better"
+    )
+    assert session.workers[0].died
 
 
 def test_who_is_cut_off_is_not_waited_for_when_a_session_is_closed(session: Session) -> None:

@@ -97,3 +97,20 @@ def test_two_transfers_for_each_sum_and_nothing_is_bound_again(
     assert traffic.bound == 0
     assert traffic.down == terms + tokens  # and logits, which the first rank has
     assert traffic.up == sums + OF_A_TOKEN * tokens * ranks
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "gemma3"])
+def test_a_token_past_a_window_takes_no_more(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first position that is seen changes with each token, and what goes up only with each block."""
+    case = golden_case(name)
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    traffic = Traffic(monkeypatch)
+    with LocalSession(case.folder, WebGpuEngine, shares, tmp_path) as session:
+        longest, tokens = max(each.window for each in case.attentions), session.graphs[0].blocks.tokens
+        went_up = []
+        for position in range(longest + 2 * tokens):
+            traffic.forget()
+            session.step(case.tokens[:1], position)
+            went_up.append(traffic.up)
+    past = went_up[longest:]
+    assert past.count(OF_A_TOKEN) > len(past) - 2 * len(past) // tokens - 2
