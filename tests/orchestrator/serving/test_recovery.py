@@ -17,11 +17,18 @@ from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.serving import kept_sessions
 from motley.orchestrator.serving.answering.requests import FRUITLESS
 from motley.orchestrator.serving.replanning import recovery
+from motley.orchestrator.sessions import cut_off
 from motley.orchestrator.sessions.losses import LOSSES
 from motley.protocol.mesh_pb2 import Delta, Described, Empty, Failure, Generate, RankCommand
 
 from ..conftest import Mesh, of_kind
 from .conftest import STREAM, text_of, two_words_at_a_time
+
+
+@pytest.fixture(autouse=True)
+def _lost_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose connection has ended is not waited for as long as it is elsewhere."""
+    monkeypatch.setattr(cut_off, "RETURN_S", 0.3)
 
 
 async def planned_anew(mesh: Any, session: dict[str, Any], epoch: int) -> dict[str, Any]:
@@ -202,8 +209,9 @@ async def test_a_session_of_before_a_restart_waits_for_its_nodes(
 
 
 async def test_a_machine_that_is_lost_for_a_moment_takes_its_session_up_again(
-    mesh: Any, new_node: Any, bard: Any
+    mesh: Any, new_node: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cut_off, "RETURN_S", 30.0)
     bard.answer = two_words_at_a_time
     task = await text_of(mesh)
     await bard.leave()
