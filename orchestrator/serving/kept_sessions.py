@@ -102,12 +102,10 @@ class KeptSessions:
         for session in sessions:
             if session.alive and session.workers and self._write(session.id, WANTED, pack_wanted(session)):
                 self._remove(session.id, READY)
-        self._folder = None
+        self._folder, self._kept, self._wanted = None, {}, {}
 
     def forget(self, session_id: str) -> None:
         """A session is not wanted any more."""
-        if self._folder is None:
-            return
         if self._kept.pop(session_id, None) is not None:
             self._remove(session_id, READY)
         if self._wanted.pop(session_id, None) is not None:

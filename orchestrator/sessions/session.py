@@ -418,19 +418,15 @@ class Session:
             failed: why workers there have ended, likewise: another one may be to blame.
         """
         commands: list[Command] = []
-        told = {index: failure for (epoch, index), failure in failed.items() if epoch == self.epoch}
         back = taken_up(self.workers, node_id, name)
-        for worker in self.workers:
-            if worker.node_name == name and worker.index in told:
-                worker.died = told[worker.index].code == "worker_died"
-                if worker not in back:
-                    self._explained(worker, told[worker.index])  # others have missed it before
-        for worker in back:
-            if (self.epoch, worker.index) not in held:
-                worker.died = worker.died or worker.index not in told
-                failure = told.get(worker.index)
-                why = self._explained(worker, failure) if failure else blame.ended_cut_off(worker)
-                commands += self._on_end(worker, why, now)
+        for worker in [each for each in self.workers if each.node_name == name]:
+            key = self.epoch, worker.index
+            failure, ended = failed.get(key), worker in back and key not in held
+            if failure is not None or ended:  # of one that is gone already, others may have said less than it knows
+                worker.died = failure is None or failure.code == "worker_died"
+                why = blame.ended_cut_off(worker) if failure is None else self._explained(worker, failure)
+                if ended:
+                    commands += self._on_end(worker, why, now)
         return commands
 
     def _explained(self, worker: Worker, failure: Failure) -> Failure:

@@ -150,17 +150,20 @@ class StepRows:
             windows: how a step is cut for layers, by their windows.
         """
         self.count = count = hidden.shape()[0]
-        packed = device.mirror(np.zeros((count, sum(floats.values()) + len(slots)), np.float32))
-        ends = np.cumsum([*floats.values(), *(1 for _ in slots)])[:-1]
-        parts = dict(zip([*floats, *slots], np.split(packed.host, ends, axis=1), strict=True))
+        widths = {**floats, **dict.fromkeys(slots, 1)}
+        packed = device.mirror(np.zeros((count, sum(widths.values())), np.float32))
+        ends = np.cumsum([*widths.values()])[:-1]
+        parts = dict(zip(widths, np.split(packed.host, ends, axis=1), strict=True))
         self.hidden: F32 = parts.pop("hidden")
         self.stands: dict[int, F32] = {window: parts.pop(_stands(window))[:, 0] for window in windows}
         self.slots: dict[str, F32] = {name: parts.pop(name)[:, 0] for name in slots}
         self.tables: dict[str, F32] = parts
         self.windows = {window: _WindowGroups(pieces) for window, pieces in windows.items()}
-        self.there = {name: device.empty((count, width)) for name, width in floats.items() if name != "hidden"}
-        self.there["hidden"] = hidden
-        self.there |= {name: device.empty((count, 1), np.int64) for name in slots}
+        kinds = dict.fromkeys(slots, np.int64)
+        self.there = {
+            name: hidden if name == "hidden" else device.empty((count, width), kinds.get(name, np.float32))
+            for name, width in widths.items()
+        }
         self.upload = [
             upload([packed]),
             device.bind(unpacking, {"packed": packed.there}, self.there, device.captures(count)),

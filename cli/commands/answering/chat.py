@@ -300,10 +300,10 @@ class Chat:
         before, self._session = self._session, self._background.wait(as_it_is_now(self._client, self._session))
         if lost := lost_since(before, self._session):
             console.print(f"[yellow]{escape(lost)}[/]", soft_wrap=True)
-        took, count = time.monotonic() - began, usage.get("completion_tokens", 0)
         cut = finish == "length" and self._sampling["max_tokens"] is None
         ended = f"; ended by {limit_reached(usage, self._session['context'])}" if cut else ""
-        console.print(f"[dim]{counted(count, 'token')} in {took:.1f} s{ended}[/]")
+        tokens = counted(usage.get("completion_tokens", 0), "token")
+        console.print(f"[dim]{tokens} in {time.monotonic() - began:.1f} s{ended}[/]")
 
     async def _stream(self, question: str, said: list[str]) -> tuple[dict[str, int], str]:
         """Print an answer as it comes, and note it in `said`; its usage, and why it ended."""

@@ -253,7 +253,8 @@ class Ranks:
     def _rank_event(self, rank: HeldRank, event: pb.RankEvent) -> None:
         self._observe(rank.role, event)
         if event.HasField("failed"):
-            told = pb.RankEvent.FromString(event.SerializeToString())
+            told = pb.RankEvent()
+            told.CopyFrom(event)
             told.failed.message = told.failed.message[:WORDS_KEPT]
             self.failed.append(told)
         self.say(rank=event)

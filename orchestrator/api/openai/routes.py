@@ -207,8 +207,7 @@ def _timings(choices: Sequence[_Choice]) -> dict[str, Any]:
 
     Without the way there and back: ``ttft_ms`` is the time to the first token, ``ms_per_token`` that from each token of
     an answer to the next, in the mean, or null where all came at once, or its node does not tell (before version 10 of
-    the protocol); of an answer that went on after a loss, what was
-    written since counts.
+    the protocol); of an answer that went on after a loss, what was written since counts.
     """
     known = [1e3 * choice.last.token_s for choice in choices if choice.last.token_s]
     ttft_ms = 1e3 * min(choice.last.prefill_s for choice in choices)
