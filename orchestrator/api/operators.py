@@ -22,7 +22,8 @@ from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.answering.tally import Histogram, Outcome
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank, decode_steps
 from motley.protocol.release import release

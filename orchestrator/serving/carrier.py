@@ -10,7 +10,8 @@ from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.errors import SHUTTING_DOWN, ServingError, refusal
 from motley.orchestrator.serving.kept_sessions import KeptSessions
 from motley.orchestrator.serving.relays import Relays
-from motley.orchestrator.sessions.session import Command, Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Command, Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import OrchestratorMessage
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import Failure
 
 SHUTTING_DOWN = "the orchestrator is shutting down"

@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from motley.orchestrator.adapters import NamedAdapter
+from motley.orchestrator.sessions.facts import State
 from motley.orchestrator.sessions.files import SessionFileError, Wanted, pack, pack_wanted, read, read_wanted
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Away
 from motley.protocol.files import write_private

@@ -26,7 +26,8 @@ from motley.orchestrator.serving.plans.layouts import Layouts
 from motley.orchestrator.serving.plans.participants import choose_participants, wanted_model
 from motley.orchestrator.serving.plans.sizes import caches_of
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.sessions.session import ModelKnown, Session, State
+from motley.orchestrator.sessions.facts import ModelKnown, State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import NameInUseError, SessionTable
 
 READY_S = 3600.0

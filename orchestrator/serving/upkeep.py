@@ -18,7 +18,8 @@ from motley.orchestrator.serving.errors import refusal, unready
 from motley.orchestrator.serving.plans.memory import Memory
 from motley.orchestrator.serving.plans.participants import able_hosts
 from motley.orchestrator.serving.plans.planner import Planner
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Session
 from motley.protocol import MAX_RANKS
 
 QUESTIONS = 10

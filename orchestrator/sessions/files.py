@@ -23,7 +23,8 @@ from motley.orchestrator.planning.cutting.shares import RankPlan
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.sessions.session import ModelKnown, Session, State
+from motley.orchestrator.sessions.facts import ModelKnown, State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.workers import Away, CacheHolder, Rank, Worker
 from motley.protocol.mesh_pb2 import Described, Loan, ModelProfile, ModelSpec, Ready
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Session
 
 
 def missed_nodes(session: Session) -> list[str]:

@@ -1,21 +1,7 @@
 """A session is a model served by a set of ranks, as a state machine. Pure.
 
 Events come in (what ranks say, a lost node, time), commands for ranks come out; `motley.orchestrator.serving`
-carries them. The life of a session:
-
-    =============  =======================================================  ====================================
-    state          entered when                                             left when
-    =============  =======================================================  ====================================
-    planning       it is asked for                                          the shares are decided: assignments
-    starting       the assignments are sent                                 every rank listens: peers
-    connecting     every rank knows its peers                               a rank reports progress in loading
-    loading        weights are being read                                   every rank is ready
-    ready          it can answer                                            a rank is lost: recovering
-    recovering     a rank is lost, after it was ready once, or a GPU fails  there is a new plan: starting again
-    paused         no plan has fitted for a while, after it was ready once  there is a new plan: starting again
-    failed         a rank failed, its node is lost or a deadline passed     the session is closed
-    closing        a client deletes it                                      every rank is gone: it is forgotten
-    =============  =======================================================  ====================================
+carries them. The states are told of in `motley.orchestrator.sessions.facts`.
 
 From every state a failure leads to *failed* and a deletion to *closing*; both release all ranks that are not gone. But
 where an engine fails that was chosen for a node's GPU, the session gets another plan, in which the node has another.
@@ -39,34 +25,26 @@ All of this is one state machine in one file, though a long one: who reads what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.experts.checksums import HostedError
 from motley.orchestrator.experts.hosts import ExpertHost, Holder, Member
-from motley.orchestrator.experts.loads import KeptLoads
 from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.questions import Answer, Question
-from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import UNREACHABLE_S, ExpertMap
 from motley.orchestrator.mesh.nodes import LEFT, REVOKED, what_became
 from motley.orchestrator.planning.caches import Caches
-from motley.orchestrator.planning.cost import Forecast
-from motley.orchestrator.planning.placement.terms import PlacementError, expert_name
-from motley.orchestrator.session_request import SessionRequest
+from motley.orchestrator.planning.placement.terms import PlacementError
 from motley.orchestrator.sessions import blame
 from motley.orchestrator.sessions.assignments import Assignments
 from motley.orchestrator.sessions.cut_off import cut_off, overdue, taken_up
-from motley.orchestrator.sessions.losses import PROVEN_S, Losses
+from motley.orchestrator.sessions.facts import Interruption, Pause, SessionFacts, State
+from motley.orchestrator.sessions.losses import PROVEN_S
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import (
-    Activity,
     AdapterOrder,
-    Assignment,
-    Described,
     Failure,
     HostedExperts,
     ModelProfile,
@@ -86,230 +64,26 @@ EXPLAIN_S = 2.0
 """Whoever is to blame for the end of a session has so long to say why, while its clients wait."""
 RELEASE_S = 10.0
 """A rank that was told to stop, and does not say that it has, is taken for gone after this."""
-CLEAR_S = 1.0
-"""When a rank is lost, the others have so long to end before there is a new plan; where one takes longer, its memory is
-not free, so the plan does without its node if it can."""
 
-ENGINE_FAILURES = (
-    *("engine_error", "device_lost", "wrong_results", "insufficient_memory", "out_of_memory"),
-    *("internal_error", "worker_died", "timed_out"),
-)
-"""What ranks fail with where another engine may do better."""
 
 Command = tuple[str, RankCommand]
 """The id of a node, and what to tell one of the workers there."""
 
 
-class State(StrEnum):
-    """See the table above."""
-
-    PLANNING = "planning"
-    STARTING = "starting"
-    CONNECTING = "connecting"
-    LOADING = "loading"
-    READY = "ready"
-    RECOVERING = "recovering"
-    PAUSED = "paused"
-    FAILED = "failed"
-    CLOSING = "closing"
-
-
-@dataclass(frozen=True)
-class ModelKnown:
-    """What was found out of a session's model when it was first planned.
-
-    Attributes:
-        spec: the model with every quantisation that units must suit.
-        profiles: what it costs, by quantisation.
-        copies: by the name of a node that was asked, what it has of the model.
-    """
-
-    spec: ModelSpec
-    profiles: Mapping[str, ModelProfile]
-    copies: Mapping[str, Described]
-
-
-@dataclass(frozen=True)
-class Interruption:
-    """Why a session is planned anew.
-
-    Attributes:
-        at: since when it serves nobody.
-        why: and, if no plan fits, why it ends.
-        lost: whether ranks were lost; else somebody wants another plan.
-        avoid: ids of nodes that the new plan should do without.
-    """
-
-    at: float
-    why: Failure
-    lost: bool = True
-    avoid: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Why a session is paused.
-
-    Attributes:
-        why: what no plan fits for, and what its requests end with, if they do.
-        brief: a machine that is there has only taken a device back for a while, so requests wait for it.
-    """
-
-    why: Failure
-    brief: bool = False
-
-
 @dataclass
-class Session:
+class Session(SessionFacts):
     """One session. Its methods are told what has happened, and return what its workers are to be told."""
 
-    id: str
-    request: SessionRequest
-    name: str
-    """What clients call the model; the profile's name unless the request has one."""
-    created: float
-    """Unix time."""
-    planned: float = 0.0
-    """When its nodes were chosen: a node that registers later is new to the session."""
-    state: State = State.PLANNING
-    profile: ModelProfile = field(default_factory=ModelProfile)
-    caches: Caches = field(default_factory=lambda: Caches(context=0, tokens=0))
-    """How many tokens prompt and answer have together, and how many all requests have in the caches; 0: not planned."""
-    epoch: int = 1
-    """The number of the plan that its workers follow. What a worker of another plan says is ignored."""
-    known: ModelKnown | None = field(default=None, repr=False)
-    """What was found out of its model, for further plans; None: not all of that yet."""
-    serves: bool = False
-    """It has been ready, so it takes requests, which wait while it recovers."""
-    losses: Losses = field(default_factory=Losses)
-    """Of ranks."""
-    recoveries: int = 0
-    """How often it has been ready again after ranks were lost."""
-    failed_engines: list[tuple[str, str, str]] = field(default_factory=list)
-    """Engines that were chosen for GPUs and have failed, for whoever chooses: ids of nodes, the engines, and why."""
-    interruption: Interruption | None = None
-    """Why it was planned anew the last time, or is to be; None: it never was."""
-    pause: Pause | None = None
-    """Why it is paused, or was the last time."""
-    without: set[str] = field(default_factory=set)
-    """Names of nodes that it does without, as something there was taken back: it grows again when it is given."""
-    ranks: list[Rank] = field(default_factory=list)
-    holders: list[CacheHolder] = field(default_factory=list)
-    """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
-    experts: ExpertMap | None = None
-    """Where its experts are; None: in the ranks' shares, or there are none."""
-    earlier_loads: KeptLoads = field(default_factory=dict, repr=False)
-    """How often its experts were chosen before the orchestrator was started again: they are placed by that at first."""
-    adapters: dict[str, NamedAdapter] = field(default_factory=dict)
-    """Those that its requests may name, by that."""
-    forecast: Forecast | None = None
-    """What its token was forecast to take when it was planned; None: not forecast."""
-    activity: Activity | None = None
-    """What its leader has told last of the requests under way; None: there has been none."""
-    failure: Failure | None = None
-    deadline_from: float = 0.0
-    """While it starts: when a worker last showed life. Once it is ready: since when. Once it has ended, or recovers:
-    when its workers were told to stop."""
     _explained_late: bool = False
     """The worker to blame for its end has had `EXPLAIN_S` to say why."""
     _assignments: Assignments | None = field(default=None, repr=False)
     """What its workers are started with; None: it is not planned yet."""
 
     @property
-    def workers(self) -> Sequence[Worker]:
-        """All its workers: the ranks, cache holders and expert hosts by index, then the workers of groups that do not
-        lead one."""
-        return [*self.ranks, *self.holders, *(self.experts.hosts + self.experts.members if self.experts else ())]
-
-    def worker(self, index: int) -> Worker | None:
-        """The worker with this index, if there is one."""
-        return next((worker for worker in self.workers if worker.index == index), None)
-
-    @property
-    def node_names(self) -> set[str]:
-        """Names of the nodes where it has workers, or where a lost host of it may begin anew."""
-        names = {worker.node_name for worker in self.workers if not worker.gone}
-        return names | (bound_nodes(self.experts.hosts, {}) if self.experts and self.alive else set())
-
-    @property
-    def leader(self) -> Rank:
-        """The rank that takes the requests."""
-        return self.ranks[0]
-
-    @property
-    def alive(self) -> bool:
-        """Whether the session serves, or is on its way up."""
-        return self.state not in (State.FAILED, State.CLOSING)
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether requests can be given to the session: it is ready or, and then they wait, it recovers, or a device
-        that it needs was taken back for a while."""
-        return self.serves and self.alive and self.paused_for_long is None
-
-    @property
-    def replanned(self) -> bool:
-        """Whether the session waits for another plan than it had."""
-        return self.state in (State.RECOVERING, State.PAUSED)
-
-    @property
-    def paused_for_long(self) -> Failure | None:
-        """Why the session is paused, if nobody knows for how long: requests end, and others are refused."""
-        return self.pause.why if self.state is State.PAUSED and self.pause and not self.pause.brief else None
-
-    @property
-    def answers(self) -> bool:
-        """Whether its leader can be asked: it is ready, and can be reached."""
-        return self.state is State.READY and self.leader.away is None
-
-    @property
-    def unplanned(self) -> bool:
-        """Whether the session waits for a plan: its first, or another."""
-        return self.state is State.PLANNING or self.replanned
-
-    def cleared(self, now: float) -> bool:
-        """Whether the session recovers and waits for none of its old workers any more."""
-        waited = now - self.deadline_from
-        return self.state is State.RECOVERING and (waited > CLEAR_S or all(worker.gone for worker in self.workers))
-
-    @property
-    def suspects(self) -> set[str]:
-        """While it recovers: ids of nodes that the new plan should do without, see `Losses.suspects`."""
-        if not (self.interruption and self.interruption.lost):
-            return set()
-        code = self.losses.last[-1].why.code
-        others = [worker for worker in self.workers if not self._by_chosen_engine(worker, code)]
-        return self.losses.suspects(others)  # a node whose engine has failed gets another
-
-    @property
-    def unblamed(self) -> set[str]:
-        """While it recovers: ids of the nodes none of whose workers is to blame for that."""
-        lost = self.interruption is not None and self.interruption.lost
-        blamed = {worker.node_id for worker in self.workers if lost and self.losses.blames(worker)}
-        return {worker.node_id for worker in self.workers} - blamed
-
-    @property
-    def unreleased(self) -> set[str]:
-        """While it recovers: ids of nodes where a worker of a plan before has not ended yet."""
-        return self.losses.occupied | {worker.node_id for worker in self.workers if not worker.gone}
-
-    @property
-    def over(self) -> bool:
-        """Whether the session has ended and no worker is left of it."""
-        return not self.alive and all(worker.gone for worker in self.workers)
-
-    @property
     def explained(self) -> bool:
         """Whether it has ended for a final reason: the worker to blame has said why, is gone, or has had its time."""
         blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
         return not self.alive and (blamed is None or blamed.gone or self._explained_late)
-
-    @property
-    def waiting_for(self) -> list[str]:
-        """Experts that no host can be asked for now, by name: requests that need one wait."""
-        if self.experts is None or self.state is not State.READY:
-            return []
-        return [expert_name(key) for key in self.experts.waiting_for]
 
     def assign(
         self,
@@ -434,7 +208,7 @@ class Session:
         replaced by that."""
         failure = blame.reported(worker, failure, self.worker)
         blames_itself = failure.lost_rank == worker.index + 1
-        if self._recovers_from_loss and blames_itself and self.losses.blames(worker):
+        if self.recovers_from_loss and blames_itself and self.losses.blames(worker):
             self.losses.explain(failure)
         if self.failure and failure.lost_rank == self.failure.lost_rank == worker.index + 1:
             self.failure = failure
@@ -460,7 +234,7 @@ class Session:
         if not lost or not self.alive:
             return []
         failure = blame.node_gone(lost, reason)
-        if self._recovers_from_loss and any(map(self.losses.blames, lost)):
+        if self.recovers_from_loss and any(map(self.losses.blames, lost)):
             self.losses.explain(failure)  # others have missed its rank before
         return self._lose_rank(failure, now, ". Start its daemon again, or start a session without it")
 
@@ -502,7 +276,7 @@ class Session:
             advice: what to do if it is for good, to follow the message.
         """
         blamed = self.worker(failure.lost_rank - 1)
-        if engine_failed := self._by_chosen_engine(blamed, failure.code):
+        if engine_failed := self.failed_by_chosen_engine(blamed, failure.code):
             assert isinstance(blamed, Rank)
             self.failed_engines.append((blamed.node_id, blamed.setup.engine, failure.message))
         if self.replanned:
@@ -517,12 +291,6 @@ class Session:
             failure.message = f"ranks were lost {times} times in a row, the last time: {failure.message}"
             return self.fail(failure, now)
         return self._interrupt(Interruption(now, failure, lost=self.serves), now)
-
-    def _by_chosen_engine(self, worker: Worker | None, code: str) -> bool:
-        """Whether a worker has failed by its engine, which was chosen for a GPU, so that a further plan should have
-        another. One that has served may have died of anything."""
-        chosen = isinstance(worker, Rank) and worker.setup.on_gpu and bool(worker.setup.chosen)
-        return chosen and code in ENGINE_FAILURES and not (self.serves and code == "worker_died")
 
     def replan(self, why: str, avoid: Collection[str], now: float) -> list[Command]:
         """Stop all workers to plan the session anew, though nothing is lost. It must have a plan.
@@ -539,15 +307,6 @@ class Session:
         self.interruption, self.state = interruption, State.RECOVERING
         return self._release(now)
 
-    @property
-    def has_plan(self) -> bool:
-        """Whether there are workers by a plan that holds."""
-        return self.alive and not self.unplanned
-
-    @property
-    def _recovers_from_loss(self) -> bool:
-        return self.replanned and self.interruption is not None and self.interruption.lost
-
     def wait_for_plan(self, pause: Pause) -> None:
         """No plan has fitted for a while: pause until one does. The session must recover, or be paused already."""
         assert self.replanned
@@ -559,7 +318,7 @@ class Session:
         assert self.state is State.READY
         assert not any(isinstance(worker, Rank) for worker in lost)
         if all(isinstance(worker, CacheHolder) for worker in lost):
-            return [self._command(each, release=Release()) for each in lost] + self._lose_caches(lost, why)
+            return self._stop(lost) + self._lose_caches(lost, why)
         return self._lose(lost, why, now)
 
     def fail(self, failure: Failure, now: float) -> list[Command]:
@@ -635,7 +394,7 @@ class Session:
             host = worker.host
             self.experts.lose(host, why, now, ended=ended and worker is host, node_lost=node_lost and worker is host)
             worker.ended, worker.node_lost = ended, node_lost
-            released += [self._command(own, release=Release()) for own in host.group if not own.ended]
+            released += self._stop(own for own in host.group if not own.ended)
         return released + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Command]:
@@ -643,11 +402,15 @@ class Session:
         if self.experts is None or self.state is not State.READY:
             return []
         ordered, placement = self.experts.advance(now)
-        orders = [self._command(worker, host=to_message(host.ordered)) for host in ordered for worker in host.group]
+        orders = [
+            self._command(worker, RankCommand(host=to_message(host.ordered)))
+            for host in ordered
+            for worker in host.group
+        ]
         return orders + (self._tell_trunk(placement) if placement else [])
 
     def _tell_trunk(self, placement: Placement) -> list[Command]:
-        return [self._command(rank, placement=placement) for rank in self.ranks]
+        return [self._command(rank, RankCommand(placement=placement)) for rank in self.ranks]
 
     # ------------------------------------------------------------ cache holders
 
@@ -661,12 +424,7 @@ class Session:
         for holder in others:
             if not holder.lost:
                 holder.lost, holder.needless = f"{lost[0]} is lost", True
-        return [self._command(holder, release=Release()) for holder in others if first]
-
-    @property
-    def lost_holder(self) -> CacheHolder | None:
-        """The cache holder that was lost, for which all others were let go; None: none is known to be."""
-        return next((holder for holder in self.holders if holder.lost and not holder.needless), None)
+        return self._stop(others) if first else []
 
     def replace_holders(self, why: str, now: float) -> list[Command]:
         """Stop all workers to plan the session anew with other cache holders, unless that is under way. It must have
@@ -688,7 +446,7 @@ class Session:
             self.state = State.CONNECTING
             if self.experts:
                 self.experts.connected()
-            return [self._command(each, peers=self._peers(each)) for each in self.workers]
+            return self._introduce(self.workers)
         if self.state is State.READY and self.experts and isinstance(worker, Holder):
             host = worker.host
             host.heard = now
@@ -697,7 +455,7 @@ class Session:
                 return self._go_on(now)
             if worker.ready or not all(each.address for each in host.group):
                 return []
-            return [self._command(each, peers=self._peers(each)) for each in host.group]
+            return self._introduce(host.group)
         if all(worker.ready is not None for worker in self.workers):
             if self.serves and self.interruption is not None and self.interruption.lost:
                 self.recoveries += 1
@@ -708,7 +466,12 @@ class Session:
     def _pin_adapters(self) -> list[Command]:
         """Have the leader load those that stay loaded: that of the plan before had."""
         pinned = [each.message for each in self.adapters.values() if each.pinned]
-        return [self._command(self.leader, adapter=AdapterOrder(adapter=each, pin=True)) for each in pinned]
+        orders = [AdapterOrder(adapter=each, pin=True) for each in pinned]
+        return [self._command(self.leader, RankCommand(adapter=order)) for order in orders]
+
+    def _introduce(self, workers: Sequence[Worker]) -> list[Command]:
+        """Tell workers whom they need to know."""
+        return [self._command(worker, RankCommand(peers=self._peers(worker))) for worker in workers]
 
     def _peers(self, worker: Worker) -> Peers:
         """The addresses that a worker needs: of all ranks and hosts and, if it belongs to a group, of that group."""
@@ -730,32 +493,15 @@ class Session:
         self.deadline_from = now
         for worker in self.workers:
             worker.gone = worker.gone or worker.away is not None  # it hears of it when it is back
-        return [self._command(worker, release=Release()) for worker in self.workers if not worker.gone]
+        return self._stop(worker for worker in self.workers if not worker.gone)
+
+    def _stop(self, workers: Iterable[Worker]) -> list[Command]:
+        return [self._command(worker, RankCommand(release=Release())) for worker in workers]
 
     def _assign(self, worker: Worker) -> Command:
         assert self._assignments is not None
-        return self._command(worker, assign=self._assignments.of(worker))
+        return self._command(worker, RankCommand(assign=self._assignments.of(worker)))
 
-    def _command(
-        self,
-        worker: Worker,
-        *,
-        assign: Assignment | None = None,
-        peers: Peers | None = None,
-        release: Release | None = None,
-        placement: Placement | None = None,
-        host: HostedExperts | None = None,
-        adapter: AdapterOrder | None = None,
-    ) -> Command:
-        command = RankCommand(
-            session=self.id,
-            epoch=self.epoch,
-            rank=worker.index,
-            assign=assign,
-            peers=peers,
-            release=release,
-            placement=placement,
-            host=host,
-            adapter=adapter,
-        )
-        return worker.node_id, command
+    def _command(self, worker: Worker, body: RankCommand) -> Command:
+        body.session, body.epoch, body.rank = self.id, self.epoch, worker.index
+        return worker.node_id, body

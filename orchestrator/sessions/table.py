@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Iterator
 
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import Gpu
 
 

@@ -19,9 +19,10 @@ from motley.orchestrator.planning.choosing.arrangement import kind_of
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.lifecycle import Lifecycle
 from motley.orchestrator.serving.replanning.rearranging import GAIN, Rearranging
+from motley.orchestrator.sessions.facts import State
 from motley.orchestrator.sessions.losses import Loss
 from motley.orchestrator.sessions.missed_nodes import missed_nodes
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.usual_sampling import usual
 from motley.orchestrator.workers import CacheHolder, Rank, Worker, decode_steps

@@ -12,7 +12,8 @@ from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.serving.answering.requests import Requests
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.replanning.rearranging import Rearranging
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 
 SETTLE_S = 10.0

@@ -18,7 +18,8 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import ServingError
 from motley.orchestrator.serving.plans.forecasts import Forecasts
 from motley.orchestrator.serving.replanning.recovery import Recovery
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank, Worker
 from motley.protocol.wording import human_bytes

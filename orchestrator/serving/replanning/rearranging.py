@@ -19,8 +19,9 @@ from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.forecasts import Forecasts, forecast_of
 from motley.orchestrator.serving.plans.participants import taken_back
 from motley.orchestrator.serving.replanning.recovery import Recovery
+from motley.orchestrator.sessions.facts import State
 from motley.orchestrator.sessions.missed_nodes import missed_nodes
-from motley.orchestrator.sessions.session import Session, State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.protocol.mesh_pb2 import Empty, OrchestratorMessage
 

@@ -29,7 +29,8 @@ from motley.orchestrator.serving.plans.layouts import Layouts
 from motley.orchestrator.serving.plans.participants import choose_participants, participant, taken_back
 from motley.orchestrator.serving.plans.substitutes import substitutes
 from motley.orchestrator.session_request import Place, SessionRequest
-from motley.orchestrator.sessions.session import Interruption, ModelKnown, Pause, Session, State
+from motley.orchestrator.sessions.facts import Interruption, ModelKnown, Pause, State
+from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import Failure
 
 PATIENCE_S = 20.0

@@ -18,7 +18,8 @@ from motley.orchestrator.planning.placement.terms import PlacementError, expert_
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions.assignments import model_spec
-from motley.orchestrator.sessions.session import PROGRESS_S, Command, Session, State
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import PROGRESS_S, Command, Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank
 from motley.protocol.mesh_pb2 import (

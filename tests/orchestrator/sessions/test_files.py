@@ -25,8 +25,9 @@ from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.serving.kept_sessions import FOLDER, READY, WANTED, KeptSessions
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions.assignments import model_spec
+from motley.orchestrator.sessions.facts import ModelKnown, State
 from motley.orchestrator.sessions.files import SessionFileError, pack, read
-from motley.orchestrator.sessions.session import ModelKnown, Session, State
+from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Away, CacheHolder, Rank
 from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, Failure, Loan, ModelProfile, RankEvent, Ready

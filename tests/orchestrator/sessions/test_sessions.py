@@ -14,14 +14,8 @@ from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions.assignments import model_spec
 from motley.orchestrator.sessions.cut_off import AWAY_S, CUT_S, RETURN_S
-from motley.orchestrator.sessions.session import (
-    LISTEN_S,
-    PROGRESS_S,
-    RELEASE_S,
-    Command,
-    Session,
-    State,
-)
+from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.session import LISTEN_S, PROGRESS_S, RELEASE_S, Command, Session
 from motley.orchestrator.sessions.table import NameInUseError, SessionTable
 from motley.orchestrator.workers import CacheHolder, Rank
 from motley.protocol.mesh_pb2 import Activity, Empty, Failure, Loading, ModelProfile, RankEvent, Ready, Timing
