@@ -48,7 +48,7 @@ WHOLE_NORMS = {
 GATHERED = {
     "layers.*.linear_attn.out_proj": "transformers gathers all heads' results on every rank; here ranks sum terms",
     **dict.fromkeys(
-        (f"layers.*.linear_attn.{name}" for name in ("conv1d_q", "conv1d_k", "conv1d_v", "A_log", "dt_bias")),
+        (f"layers.*.linear_attn.{name}" for name in ("conv1d_q", "conv1d_k", "conv1d_v", "decay", "dt_bias")),
         "transformers has all heads' recurrent states on every rank",
     ),
 }

@@ -10,10 +10,11 @@ from typing import Any
 
 from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
 from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.layers import Block, model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL
-from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
+from motley.daemon.models.description.axes import Axis, RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
@@ -59,7 +60,7 @@ def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, ahead: bool 
     attends = attending_layers(keys, shape.layers)
     keys.only("attn_output_gate", True)
     bias = keys.flag("attention_bias", False)
-    heads, reach = read_heads(keys), keys.size("linear_conv_kernel_dim")
+    heads, reach = read_heads(keys), keys.size(REACH)
     feed = mlp(shape)
 
     def layer(number: int, enter: Block | None = None) -> Layer:
@@ -87,30 +88,8 @@ def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: Recurr
     """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.linear_attn"
     q, k, v, z, b, a = _projections(writer, at, module, shape.residual, x, heads)
-    sees = Axis(Kind.PLAIN, reach, "linear_conv_kernel_dim")
-    elements = 2 * heads.key_axis.size + heads.value_axis.size
-
-    def filters(letter: str, out: Axis, start: int) -> W:
-        whole = Part(f"{module}.conv1d.weight[:, 0]", (elements, reach), start)
-        return W(f"{module}.conv1d_{letter}.weight", out, sees, parts=(whole,))
-
-    y = writer.delta_rule(
-        f"{at}.recurrent",
-        number,
-        (q, k, v, z),
-        (b, a),
-        heads,
-        filters=(
-            filters("q", heads.key_axis, 0),
-            filters("k", heads.key_axis, heads.key_axis.size),
-            filters("v", heads.value_axis, 2 * heads.key_axis.size),
-        ),
-        decay=W(f"{module}.A_log", heads.gate_axis),
-        bias=W(f"{module}.dt_bias", heads.gate_axis),
-        gain=W(f"{module}.norm.weight", Axis(Kind.PLAIN, heads.value_size, "linear_value_head_dim")),
-        epsilon=shape.epsilon,
-    )
-    return writer.linear(f"{at}.output", y, W(f"{module}.out_proj.weight", shape.residual, heads.value_axis))[0]
+    names, eps = {"norm": "norm", "output": "out_proj"}, shape.epsilon
+    return gated_delta_net(writer, shape, number, module, (q, k, v, z), (b, a), heads, reach, epsilon=eps, **names)
 
 
 def _projections(

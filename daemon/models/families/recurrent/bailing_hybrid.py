@@ -5,8 +5,8 @@ Source: the layers of Kimi Linear, https://arxiv.org/abs/2510.26692, with whole 
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.delta_apart import delta_net_apart
 from motley.daemon.models.blocks.delta_net import LINEAR
+from motley.daemon.models.blocks.gated_delta import gated_delta_net
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
@@ -129,7 +129,7 @@ def _delta_attention(
         W(f"{module}.f_proj.weight", heads.speed_axis, shape.residual),
         ys=(f"{at}.b", f"{at}.a"),
     )
-    return delta_net_apart(
+    return gated_delta_net(
         writer,
         shape,
         number,

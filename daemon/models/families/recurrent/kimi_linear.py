@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.delta_apart import REACH, delta_net_apart
 from motley.daemon.models.blocks.delta_net import LINEAR
+from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.latent import latent_attention, read_latent_sizes
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
@@ -103,7 +103,7 @@ def kimi_delta_attention(
     )
     (a,) = writer.linear(f"{at}.a", rows[0], matrix("f_b", heads.speed_axis, short))
     (z,) = writer.linear(f"{at}.z", rows[1], matrix("g_b", heads.value_axis, short))
-    return delta_net_apart(
+    return gated_delta_net(
         writer,
         shape,
         number,

@@ -6,8 +6,8 @@ Norms are before the blocks of the former, after those of the latter.
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.delta_apart import REACH, delta_net_apart
 from motley.daemon.models.blocks.delta_net import attending_layers, read_heads
+from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.layers import model, post_norm_layer, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -100,6 +100,6 @@ def _delta_net(
         *(W(f"{module}.{letter}_proj.weight", gate, shape.residual) for letter in "ba"),
         ys=(f"{at}.b", f"{at}.a"),
     )
-    return delta_net_apart(
+    return gated_delta_net(
         writer, shape, number, module, (q, k, v, z), (b, a), heads, reach, epsilon=EPSILON, written=written
     )

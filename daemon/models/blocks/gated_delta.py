@@ -1,6 +1,7 @@
-"""Gated DeltaNets of which files have each projection and each filter by itself, as flash-linear-attention names them.
+"""A gated DeltaNet, from its projections to its output.
 
-Source: https://github.com/fla-org/flash-linear-attention.
+Sources: Yang et al. 2024, Gated Delta Networks, https://arxiv.org/abs/2412.06464;
+https://github.com/fla-org/flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ REACH = "linear_conv_kernel_dim"
 """What configs call the positions that the convolution sees."""
 
 
-def delta_net_apart(
+def gated_delta_net(
     writer: Writer,
     shape: Shape,
     number: int,
@@ -25,6 +26,8 @@ def delta_net_apart(
     reach: int,
     *,
     epsilon: float,
+    norm: str = "o_norm",
+    output: str = "o_proj",
     written: float = 1.0,
     squashed: bool = False,
     floor: float = 0.0,
@@ -34,7 +37,9 @@ def delta_net_apart(
     Args:
         module: the layer's in a checkpoint.
         gates: b and a, see `DeltaRule`, as are `epsilon`, `written`, `squashed` and `floor`.
-        reach: positions that the convolution of queries, keys and values sees, a row's own among them.
+        reach: positions that the convolution of queries, keys and values sees, a row's own among them. Files have a
+            filter for each of the three, or one for all.
+        norm, output: what files call the norm of heads and the output projection.
     """
     at = f"layers.{number}.attention"
     axes = {"q": heads.key_axis, "k": heads.key_axis, "v": heads.value_axis}
@@ -54,10 +59,10 @@ def delta_net_apart(
         filters=(filters[0], filters[1], filters[2]),
         decay=W(f"{module}.decay", heads.gate_axis, parts=(Part(f"{module}.A_log[:]", (heads.values,)),)),
         bias=W(f"{module}.dt_bias", gates[1].axis),
-        gain=W(f"{module}.o_norm.weight", Axis(Kind.PLAIN, heads.value_size, "the size of a value head")),
+        gain=W(f"{module}.{norm}.weight", Axis(Kind.PLAIN, heads.value_size, "the size of a value head")),
         epsilon=epsilon,
         written=written,
         squashed=squashed,
         floor=floor,
     )
-    return writer.linear(f"{at}.output", y, W(f"{module}.o_proj.weight", shape.residual, heads.value_axis))[0]
+    return writer.linear(f"{at}.output", y, W(f"{module}.{output}.weight", shape.residual, heads.value_axis))[0]
