@@ -88,8 +88,10 @@ def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: Recurr
     """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.linear_attn"
     q, k, v, z, b, a = _projections(writer, at, module, shape.residual, x, heads)
-    names, eps = {"norm": "norm", "output": "out_proj"}, shape.epsilon
-    return gated_delta_net(writer, shape, number, module, (q, k, v, z), (b, a), heads, reach, epsilon=eps, **names)
+    projections, gates, epsilon, output = (q, k, v, z), (b, a), shape.epsilon, "out_proj"
+    return gated_delta_net(
+        writer, shape, number, module, projections, gates, heads, reach, epsilon=epsilon, norm="norm", output=output
+    )
 
 
 def _projections(
