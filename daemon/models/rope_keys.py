@@ -6,7 +6,7 @@ the one since (``rope_parameters``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import log, sqrt
 from typing import Any
 
@@ -99,6 +99,30 @@ def rope_keys_of_both_kinds(keys: Keys) -> tuple[Keys, Keys]:
         raise keys.refusal("rope_parameters", "an object with full_attention and sliding_attention")
     full = keys.inner("rope_scaling") if keys.get("rope_scaling") else given.inner("full_attention")
     return full, given.inner("sliding_attention")
+
+
+def ropes_by_layers(keys: Keys, head_size: int, turns: Sequence[bool]) -> tuple[dict[str, Rope], list[str | None], int]:
+    """The rotary embeddings, which one each layer has (None: none), and the longest context.
+
+    ``layer_rope_theta`` has a base for each layer, 0 for those that do not rotate.
+
+    Args:
+        turns: which layers rotate where the keys are silent.
+    """
+    rope, context = read_rope(keys, head_size)
+    bases, layers = keys.get("layer_rope_theta"), len(turns)
+    if bases is None:
+        return {"main": rope}, ["main" if turned else None for turned in turns], context
+    numbers = isinstance(bases, list) and all(type(base) in (int, float) and base >= 0 for base in bases)
+    if not numbers or len(bases) != layers:
+        raise keys.refusal("layer_rope_theta", f"a list of {layers} bases, 0 for layers that do not rotate")
+    given = keys.inner("rope_scaling" if keys.get("rope_scaling") else "rope_parameters")
+    names = {base: f"base{index}" for index, base in enumerate(sorted({*bases} - {0}))}
+    ropes = {}
+    for base, name in names.items():
+        given.values["rope_theta"] = float(base)
+        ropes[name], context = rope_of(keys, given, head_size, float(base))
+    return ropes, [names.get(base) for base in bases], context
 
 
 def rope_of(

@@ -52,6 +52,7 @@ KNOWN: Mapping[str, KnownModel] = MappingProxyType(
         "minimax-m2": KnownModel("MiniMaxAI/MiniMax-M2"),
         "mistral-7b": KnownModel("mistralai/Mistral-7B-Instruct-v0.1"),
         "mixtral-8x7b": KnownModel("mistralai/Mixtral-8x7B-Instruct-v0.1"),
+        "muse-glimmer-30b": KnownModel("meta-models/Muse-Glimmer-30B"),
         "qwen2.5-0.5b": KnownModel("Qwen/Qwen2.5-0.5B-Instruct", "int8"),
         "qwen2.5-7b": KnownModel("Qwen/Qwen2.5-7B-Instruct-AWQ", packed=True),
         "qwen3-0.6b": KnownModel("Qwen/Qwen3-0.6B", "int8"),

@@ -378,6 +378,9 @@ def _routed(logits: F64, rule: Routing, correction: F64 | float) -> tuple[list[f
     elif rule.scores == "softmax of chosen":
         chosen = sorted(range(len(logits)), key=lambda expert: -logits[expert])[: rule.chosen]
         weights = _softmax(logits[chosen])
+    elif rule.scores == "sigmoid of chosen":
+        chosen = sorted(range(len(logits)), key=lambda expert: -(logits + correction)[expert])[: rule.chosen]
+        weights = _sigmoid(logits[chosen])
     else:
         scores = _softmax(logits) if rule.scores == "softmax" else _sigmoid(logits)
         ranks = scores + correction

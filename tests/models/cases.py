@@ -56,6 +56,7 @@ TELLING = {
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
     *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe", "cohere", "starcoder2", "phimoe", "apertus"),
     *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna", "bailing-hybrid", "hy-v4", "glm5-next"),
+    *("muse-glimmer", "kolibri1"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {
@@ -77,7 +78,7 @@ MADE_OF_OTHERS = {
         "minimax_m3",
         "ministral",
     ),
-    *("flex_olmo", "helium", "hyperclovax", "solar_open", "step3p5", "vaultgemma"),
+    *("cohere_compass", "flint", "flex_olmo", "helium", "hyperclovax", "solar_open", "step3p5", "vaultgemma"),
     *("cwm", "glm", "mellum", "minicpm3", "mistral4", "sarvam_moe", "youtu"),
     *("cohere2", "cohere2_moe", "jais2", "nemotron", "olmo_hybrid", "stablelm"),
     *("deepseek_v32", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma2", "glm4_moe_lite"),

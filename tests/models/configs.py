@@ -50,6 +50,16 @@ PHI3 = LLAMA | {"model_type": "phi3"}
 GLM4_MOE = (
     LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 )
+MUSE_GLIMMER = without(LLAMA, "hidden_act") | {"model_type": "muse_glimmer_text", "head_dim": 16}
+NORTH_MICRO = LLAMA | {
+    "model_type": "cohere_compass_text",
+    "rope_parameters": {
+        "full_attention": None,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2]},
+    },
+}
+KOLIBRI = LLAMA | EXPERTS | {"model_type": "kolibri1", "head_dim": 16}
+FLINT = LLAMA | EXPERTS | {"model_type": "flint", "head_dim": 16}
 DOTS1 = GLM4_MOE | {"model_type": "dots1", "n_shared_experts": 1, "sliding_window": None}
 MIMO = GLM4_MOE | {"model_type": "mimo_v2_flash", "head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1}
 _LATENT = {

@@ -317,6 +317,9 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         weights = {name: value for name, value in _filters_apart(weights) if not name.startswith("model.visual.")}
         for today, published in _GLM5_NEXT.items():
             weights = {name.replace(today, published): value for name, value in weights.items()}
+    if family in ("muse_glimmer", "cohere_compass"):
+        unread = "model.vision_", "model.visual."
+        weights = {name: value for name, value in weights.items() if not name.startswith(unread)}
     if family == "lfm3":
         weights = {name.replace(".g_proj.", ".gate_proj."): value for name, value in weights.items()}
     if family in ("olmo_hybrid", "kimi_linear", "bailing_hybrid"):

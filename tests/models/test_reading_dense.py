@@ -22,7 +22,9 @@ from tests.models.configs import (
     IQUESTCODER,
     JAIS2,
     LLAMA,
+    MUSE_GLIMMER,
     NANOCHAT,
+    NORTH_MICRO,
     VAULTGEMMA,
     read,
     without,
@@ -49,6 +51,27 @@ def test_iquestcoder_is_a_llama(tmp_path: Path) -> None:
     assert {attend.heads for attend in attentions(read(tmp_path, silent))} == {Heads(16, 8, 128)}
     unused = read(tmp_path, IQUESTCODER | {"use_sliding_window": False, "sliding_window": 16})
     assert windows(unused) == [0, 0, 0]
+
+
+def test_muse_glimmer_turns_where_there_are_windows(tmp_path: Path) -> None:
+    model = read(tmp_path, MUSE_GLIMMER)
+    assert [(each.rope, each.window) for each in attentions(model)] == [("main", 2048), ("main", 2048), (None, 0)]
+    assert {each.scale for each in attentions(model)} == {3.87 * 16**-0.5}
+    based = read(tmp_path, MUSE_GLIMMER | {"layer_rope_theta": [0, 500, 500]})
+    assert [each.rope for each in attentions(based)] == [None, "base0", "base0"]
+    assert based.ropes == {"base0": Rope(500.0, 16)}
+
+
+def test_north_micro_has_a_rotary_embedding_for_each_kind_of_layer(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = read(tmp_path, NORTH_MICRO | {"layer_types": kinds, "sliding_window": 16})
+    assert [(each.rope, each.window) for each in attentions(model)] == [
+        ("sliding_attention", 16),
+        (None, 0),
+        ("sliding_attention", 16),
+    ]
+    assert model.ropes == {"sliding_attention": Rope(500.0, 16)}
+    assert windows(read(tmp_path, NORTH_MICRO)) == [0, 0, 0]
 
 
 def test_helium_s_neighbouring_elements_turn_together(tmp_path: Path) -> None:
@@ -135,6 +158,11 @@ def test_jais2_has_biases_unless_its_config_says_otherwise(tmp_path: Path) -> No
         (EXAONE | {"hidden_act": "gelu"}, "hidden_act"),
         (HYPERCLOVAX | {"use_post_norm": 1}, "use_post_norm"),
         (HELIUM | {"hidden_act": "gelu"}, "hidden_act"),
+        (MUSE_GLIMMER | {"hidden_activation": "gelu"}, "hidden_activation"),
+        (MUSE_GLIMMER | {"attention_bias": True}, "attention_bias"),
+        (MUSE_GLIMMER | {"layer_rope_theta": [500, 0]}, "layer_rope_theta"),
+        (NORTH_MICRO | {"rope_parameters": {"sliding_attention": None}}, "rope_parameters"),
+        (NORTH_MICRO | {"rope_parameters": None}, "rope_parameters"),
         (NANOCHAT | {"hidden_act": "silu"}, "hidden_act"),
         (NANOCHAT | {"final_logit_softcapping": 0}, "final_logit_softcapping"),
         (NANOCHAT | {"sliding_window": 16}, "sliding_window"),

@@ -14,7 +14,20 @@ from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Activation, Gated, Join, Norm, Route, Routing
 from motley.daemon.models.description.rope import Llama3Scaling, Rope
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import FLEX_OLMO, GLM4_MOE, LAGUNA, MELLUM, QWEN2, QWEN3_MOE, SARVAM_MOE, STEP, read, without
+from tests.models.configs import (
+    FLEX_OLMO,
+    FLINT,
+    GLM4_MOE,
+    KOLIBRI,
+    LAGUNA,
+    MELLUM,
+    QWEN2,
+    QWEN3_MOE,
+    SARVAM_MOE,
+    STEP,
+    read,
+    without,
+)
 from tests.models.test_reading import attentions, windows
 
 
@@ -32,6 +45,26 @@ def test_sarvam_30b_is_a_glm_whose_heads_turn_whole(tmp_path: Path) -> None:
     assert places["model.layers.0.self_attn.k_proj.weight"] == fused
     assert places["model.layers.1.mlp.gate.e_score_correction_bias"] == {"model.layers.1.mlp.gate.expert_bias"}
     assert "model.word_embeddings.weight" in places["model.embed_tokens.weight"]
+
+
+def test_flint_sees_everything_in_the_first_two_layers_and_the_last(tmp_path: Path) -> None:
+    model = read(tmp_path, FLINT | {"num_hidden_layers": 5})
+    assert [(each.window, each.rope) for each in attentions(model)] == [
+        *[(0, None)] * 2,
+        *[(513, "main")] * 2,
+        (0, None),
+    ]
+    assert model.expert_layers == [2, 3, 4]
+    (routing,) = {each.routing for each in model.operations if isinstance(each, Route)}
+    assert routing == Routing(2, "sigmoid", normalised=True)
+
+
+def test_every_fifth_layer_of_kolibri_sees_everything(tmp_path: Path) -> None:
+    model = read(tmp_path, KOLIBRI | {"num_hidden_layers": 6})
+    assert windows(model) == [513, 513, 513, 513, 0, 513]
+    assert {(each.routing.scores, each.routing.normalised) for each in model.operations if isinstance(each, Route)} == {
+        ("sigmoid of chosen", False)
+    }
 
 
 def test_mellum_s_layers_with_windows_have_a_rotary_embedding_of_their_own(tmp_path: Path) -> None:
@@ -196,6 +229,9 @@ def test_the_text_of_qwen_2_5_omni_is_a_qwen2(tmp_path: Path) -> None:
         (STEP | {"swiglu_limits": [7.0, -1.0, 0]}, "swiglu_limits"),
         (STEP | {"rope_theta": [1e4, 1e4]}, "rope_theta"),
         (STEP | {"rope_theta": 0}, "rope_theta"),
+        (FLINT | {"mlp_only_layers": [7]}, "mlp_only_layers"),
+        (FLINT | {"layer_types": ["full_attention"]}, "layer_types"),
+        (KOLIBRI | {"num_experts_per_tok": 7}, "num_experts_per_tok"),
         (FLEX_OLMO | {"clip_qkv": 8.0}, "clip_qkv"),
         (MELLUM | {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
         (LAGUNA | {"attention_bias": True}, "attention_bias"),

@@ -67,6 +67,10 @@ WHOLE_KIMI_DELTA = {
         *("conv1d_q", "conv1d_k", "conv1d_v", "decay", "dt_bias"),
     )
 }
+WHOLE_HEADS = {
+    f"layers.*.self_attn.{name}": "transformers has all heads on every rank, as it does not cut sinks"
+    for name in (*(f"{letter}_proj" for letter in "qkvo"), "sinks")
+}
 TRANSPOSED = {
     "layers.*.feed_forward.experts.gate_up_proj": "files have it transposed, and transformers cuts it as it is there",
     "layers.*.feed_forward.experts.down_proj": "the same",
@@ -83,6 +87,7 @@ DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "qwen3_5_moe": GATHERED,
     "qwen2_moe": SHARED,
     "flex_olmo": WHOLE_NORMS,
+    "flint": WHOLE_HEADS,
     "glm5_next": WHOLE_KIMI_DELTA,
     "llama4": TRANSPOSED,
     "minimax_m2": WHOLE_NORMS,

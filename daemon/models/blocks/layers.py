@@ -163,21 +163,28 @@ def both_norms_layer(
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     ),
+    *,
+    enter: Block | None = None,
+    after: Shape | None = None,
 ) -> Layer:
     """A layer as Gemma has it: norms of what attention and the MLP read, and of what they make.
 
     Args:
         norms: the modules of those after attention, before the MLP and after it.
         attend, mlp: from normalised rows to what is normalised and added, f32[T, D] -> f32[T, D]{U_tp}.
+        enter: see `pre_norm_layer`.
+        after: what norms after attention and the MLP are like; None: like those before.
     """
     writer = begin(shape, number)
     at, module = f"layers.{number}", f"model.layers.{number}"
     after_attention, before_mlp, after_mlp = norms
-    x = norm(writer, shape, f"{at}.attention.norm", writer.x, f"{module}.input_layernorm.weight")
+    after = after or shape
+    entered = writer.x if enter is None else enter(writer, writer.x)
+    x = norm(writer, shape, f"{at}.attention.norm", entered, f"{module}.input_layernorm.weight")
     x = attend(writer, x)
-    x = norm(writer, shape, f"{at}.attention.after", x, f"{module}.{after_attention}.weight")
-    residual = writer.add(writer.x, x)
+    x = norm(writer, after, f"{at}.attention.after", x, f"{module}.{after_attention}.weight")
+    residual = writer.add(entered, x)
     x = norm(writer, shape, f"{at}.mlp.norm", residual, f"{module}.{before_mlp}.weight")
     x = mlp(writer, x)
-    x = norm(writer, shape, f"{at}.mlp.after", x, f"{module}.{after_mlp}.weight")
+    x = norm(writer, after, f"{at}.mlp.after", x, f"{module}.{after_mlp}.weight")
     return writer.layer(writer.add(residual, x))

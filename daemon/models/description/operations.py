@@ -412,14 +412,15 @@ class Routing:
 
     Attributes:
         chosen: experts per row.
-        scores: ``softmax`` or ``sigmoid`` of all logits, or ``softmax of chosen``: of the largest logits alone; or
-            ``sparse mixer``: for each of two, of those logits alone that are near it.
+        scores: ``softmax`` or ``sigmoid`` of all logits, by which experts are chosen; or they are chosen by their
+            logits, for a ``softmax of chosen`` or ``sigmoid of chosen`` ones; or ``sparse mixer``: a softmax for each
+            of two, of those logits alone that are near it.
         tolerance: what is near, see ``motley.SparseMixer``.
         normalised: the weights of a row are divided by their sum (plus `epsilon`).
         groups: experts are in so many groups, of which only the `groups_kept` best count: those with the largest sum of
             their two best scores. 1: they are in none.
         scaling: what the weights are multiplied by in the end.
-        correction: f32[experts], added to the scores for choosing alone; None: nothing is.
+        correction: f32[experts], added for choosing alone, to what experts are chosen by; None: nothing is.
         gains: f32[experts], what the weight of each expert is multiplied by in the end; None: nothing.
     """
 

@@ -12,6 +12,7 @@ from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.dense.apertus import apertus
 from motley.daemon.models.families.dense.arcee import arcee
 from motley.daemon.models.families.dense.cohere import cohere, cohere2
+from motley.daemon.models.families.dense.cohere_compass import cohere_compass
 from motley.daemon.models.families.dense.exaone import exaone
 from motley.daemon.models.families.dense.exaone4 import exaone4
 from motley.daemon.models.families.dense.gemma import gemma
@@ -24,6 +25,7 @@ from motley.daemon.models.families.dense.jais2 import jais2
 from motley.daemon.models.families.dense.llama import internlm3, iquestcoder, llama
 from motley.daemon.models.families.dense.ministral3 import ministral3
 from motley.daemon.models.families.dense.mistral import cwm, ministral, mistral
+from motley.daemon.models.families.dense.muse_glimmer import muse_glimmer
 from motley.daemon.models.families.dense.nanochat import nanochat
 from motley.daemon.models.families.dense.nemotron import nemotron
 from motley.daemon.models.families.dense.olmo2 import olmo2
@@ -40,12 +42,14 @@ from motley.daemon.models.families.experts.cohere2_moe import cohere2_moe
 from motley.daemon.models.families.experts.dots1 import dots1
 from motley.daemon.models.families.experts.ernie4_5 import ernie4_5, ernie4_5_moe
 from motley.daemon.models.families.experts.exaone_moe import exaone_moe
+from motley.daemon.models.families.experts.flint import flint
 from motley.daemon.models.families.experts.gemma4 import gemma4, gemma4_unified
 from motley.daemon.models.families.experts.glm4_moe import glm4_moe, glm4_moe_ahead, solar_open
 from motley.daemon.models.families.experts.gpt_oss import gpt_oss
 from motley.daemon.models.families.experts.granitemoe import granitemoe, granitemoe_swa, granitemoeshared
 from motley.daemon.models.families.experts.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe, hunyuan_vl
 from motley.daemon.models.families.experts.hy_v3 import hy_v3
+from motley.daemon.models.families.experts.kolibri1 import kolibri1
 from motley.daemon.models.families.experts.laguna import laguna
 from motley.daemon.models.families.experts.llama4 import llama4
 from motley.daemon.models.families.experts.mellum import mellum
@@ -91,6 +95,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "cohere": cohere,
     "cohere2": cohere2,
     "cohere2_moe": cohere2_moe,
+    "cohere_compass_text": cohere_compass,
     "cwm": cwm,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
@@ -103,6 +108,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "exaone_moe": exaone_moe,
     "flex_olmo": flex_olmo,
     "falcon_h1": falcon_h1,
+    "flint": flint,
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
@@ -137,6 +143,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "jais2": jais2,
     "kimi_k2": deepseek_v3,
     "kimi_linear": kimi_linear,
+    "kolibri1": kolibri1,
     "laguna": laguna,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
@@ -153,6 +160,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "mistral": mistral,
     "mistral4": mistral4,
     "mixtral": mixtral,
+    "muse_glimmer_text": muse_glimmer,
     "nanochat": nanochat,
     "nemotron": nemotron,
     "nemotron_h": nemotron_h,
@@ -201,6 +209,7 @@ AHEAD: Mapping[str, Callable[[Keys], Model]] = {
 TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "aya_vision": ("cohere2",),
     "cohere2_vision": ("cohere2",),
+    "cohere_compass": ("cohere_compass_text",),
     "exaone4_5": ("exaone4",),
     "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),
@@ -230,6 +239,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "minicpmv4_7": ("qwen3_5_text",),
     "minimax_m3_vl": ("minimax_m3_vl_text",),
     "mistral3": ("mistral", "ministral3", "mistral4"),
+    "muse_glimmer": ("muse_glimmer_text",),
     "nemotron_h_omni": ("nemotron_h",),
     "ovis2": ("qwen2",),
     "perception_lm": ("llama",),

@@ -33,8 +33,9 @@ class Router:
             results = next(names), self._route.chosen.name
             weights = nodes.node(SPARSE_MIXER.name, [logits], *results, domain=DOMAIN, tolerance=rule.tolerance)
         elif rule.scores == "softmax of chosen":
-            largest = self._top(logits, rule.chosen, f"{self._at}.largest")
-            weights = nodes.node("Softmax", [largest], next(names), axis=-1)
+            weights = nodes.node("Softmax", [self._best(logits, rule, f"{self._at}.largest")], next(names), axis=-1)
+        elif rule.scores == "sigmoid of chosen":
+            weights = nodes.node("Sigmoid", [self._best(logits, rule, f"{self._at}.largest")], next(names))
         else:
             odds = f"{self._at}.odds"
             if rule.scores == "softmax":
@@ -42,10 +43,7 @@ class Router:
             else:
                 assert rule.scores == "sigmoid"
                 scores = nodes.node("Sigmoid", [logits], odds)
-            ranked = self._ranked(scores, rule)
-            weights = self._top(ranked, rule.chosen, next(names) if ranked == scores else f"{self._at}.largest")
-            if ranked != scores:
-                weights = nodes.node("GatherElements", [scores, self._route.chosen.name], next(names), axis=1)
+            weights = self._best(scores, rule, next(names))
         if rule.normalised:
             total = nodes.node("ReduceSum", [weights, nodes.integers([1])], f"{self._at}.total", keepdims=1)
             if rule.epsilon:
@@ -64,6 +62,14 @@ class Router:
         steps = 1 + rule.normalised + (rule.scaling != 1.0) + (rule.gains is not None)
         yield from (f"{self._at}.step.{step}" for step in range(1, steps))
         yield self._route.weights.name
+
+    def _best(self, scores: str, rule: Routing, values: str) -> str:
+        """Those of the scores that the experts have that are chosen by them."""
+        ranked = self._ranked(scores, rule)
+        if ranked == scores:
+            return self._top(scores, rule.chosen, values)
+        self._top(ranked, rule.chosen, f"{self._at}.ranked.largest")
+        return self._nodes.node("GatherElements", [scores, self._route.chosen.name], values, axis=1)
 
     def _ranked(self, scores: str, rule: Routing) -> str:
         """The scores that experts are chosen by."""

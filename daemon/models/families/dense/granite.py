@@ -18,7 +18,7 @@ from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope_keys import read_rope, rope_of
+from motley.daemon.models.rope_keys import read_rope, ropes_by_layers
 
 Feed = Callable[[Writer, int, Value], Value]
 """What a layer's MLP or experts make of rows, given the layer's number: f32[T, D] -> f32[T, D]{U_tp}."""
@@ -70,7 +70,7 @@ def granite_like(
     turned: Sequence[str | None]
     if by_layers:
         windows = _windows(keys, shape.layers)
-        ropes, turned, context = _ropes_by_layers(keys, shape)
+        ropes, turned, context = ropes_by_layers(keys, shape.heads.size, [True] * shape.layers)
     else:
         windows, (rope, context) = no_windows(keys, shape.layers), read_rope(keys, shape.heads.size)
         ropes, turned = {"main": rope}, ["main"] * shape.layers
@@ -120,24 +120,3 @@ def _windows(keys: Keys, layers: int) -> list[int]:
     """The window of each layer, which all but every fourth have where a config is silent; 0: none."""
     kinds = [SLIDING if number % 4 else FULL for number in range(layers)]
     return listed_windows(keys, layers, read_window(keys, 128), kinds)
-
-
-def _ropes_by_layers(keys: Keys, shape: Shape) -> tuple[dict[str, Rope], list[str | None], int]:
-    """The rotary embeddings, which one each layer has (None: none), and the longest context.
-
-    ``layer_rope_theta`` has a base for each layer, 0 for those that do not rotate.
-    """
-    rope, context = read_rope(keys, shape.heads.size)
-    bases = keys.get("layer_rope_theta")
-    if bases is None:
-        return {"main": rope}, ["main"] * shape.layers, context
-    numbers = isinstance(bases, list) and all(type(base) in (int, float) and base >= 0 for base in bases)
-    if not numbers or len(bases) != shape.layers:
-        raise keys.refusal("layer_rope_theta", f"a list of {shape.layers} bases, 0 for layers that do not rotate")
-    given = keys.inner("rope_scaling" if keys.get("rope_scaling") else "rope_parameters")
-    names = {base: f"base{index}" for index, base in enumerate(sorted({*bases} - {0}))}
-    ropes = {}
-    for base, name in names.items():
-        given.values["rope_theta"] = float(base)
-        ropes[name], context = rope_of(keys, given, shape.heads.size, float(base))
-    return ropes, [names.get(base) for base in bases], context
