@@ -17,7 +17,7 @@ from motley.daemon.lending.hub_mirror import HubMirror
 from motley.daemon.loading.fetching import LoadError, found
 from motley.daemon.loading.progress import Progress
 from motley.daemon.models.cutting.holding import for_engine
-from motley.daemon.models.description.model import EMBEDDING, expected_shapes
+from motley.daemon.models.description.model import expected_shapes
 from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.weights.cache import Label, ShareCache, share_key
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
@@ -149,7 +149,8 @@ def open_planned(
                 f"{fingerprint[:12]}, planned {assignment.fingerprint[:12]}); give every node the same model"
             )
         shapes = expected_shapes(opened.model)
-        elements = sum(prod(shape) for name, shape in shapes.items() if name != EMBEDDING or opened.model.tied)
+        table = "" if opened.model.tied else opened.model.embedding.name
+        elements = sum(prod(shape) for name, shape in shapes.items() if name != table)
         model = assignment.model
         asked = quantisation or model.quantisation
         held, beside = for_engine(asked, assignment.engine), {model.quantisation, *model.beside} - {asked}

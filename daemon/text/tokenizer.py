@@ -119,7 +119,7 @@ class Tokenizer:
         generation = read_json(folder / "generation_config.json")
 
         vocabulary = 1 + max(backend.get_vocab().values(), default=-1)
-        rows = _rows(config)
+        rows, known = _rows(config, "vocab_size"), _rows(config, "output_vocab_size", "vocab_size")
         special = {
             name: text
             for name in (*_ENDINGS, "unk_token", "pad_token")
@@ -138,7 +138,7 @@ class Tokenizer:
         response_template, notice = _load_response_template(folder / "tokenizer_config.json", settings)
         return cls(
             backend,
-            vocabulary=vocabulary if rows is None else min(vocabulary, rows),
+            vocabulary=vocabulary if known is None else min(vocabulary, known),
             stop_tokens=frozenset(stop),
             special=special,
             add_bos=add_bos if isinstance(add_bos, bool) else None,
@@ -309,11 +309,11 @@ def _token_ids(path: Path, value: object) -> list[int]:
     return checked
 
 
-def _rows(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a model knows, by its ``config.json``; None: that is not said there."""
+def _rows(config: Mapping[str, Any], *keys: str) -> int | None:
+    """How many tokens a model has, by the first of some keys of its ``config.json``; None: that is not said there."""
     text = config.get("text_config")
-    rows = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
-    return rows if isinstance(rows, int) else None
+    told = [part.get(key) for key in keys for part in (config, text) if isinstance(part, dict)]
+    return next((rows for rows in told if isinstance(rows, int)), None)
 
 
 def _refuse_words_beyond(

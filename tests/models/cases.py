@@ -200,7 +200,9 @@ def elements_in_files(case: Case) -> int:
         shapes = {name: files.tensor(name, ("F32", "F16", "BF16", "U8")).shape for name in files.names()}
     trunks, names = ("model.", *case.model.prefixes), case.model.ignored
     ignored = [*names, *(trunk + name.removeprefix("model.") for trunk in trunks for name in names)]
-    return sum(
+    table = case.model.embedding
+    words = next((part.shape[0] for part in table.parts if part.tensor in shapes), case.model.vocabulary)
+    return (case.model.vocabulary - words) * case.model.hidden + sum(
         prod(shape) * (2 if name.endswith("_blocks") else 1)  # a byte is two elements of MXFP4
         for name, shape in shapes.items()
         if not name.endswith("_scales") and not name.startswith((*OTHER_PARTS, *ignored))

@@ -50,6 +50,7 @@ PHI3 = LLAMA | {"model_type": "phi3"}
 GLM4_MOE = (
     LLAMA | {"model_type": "glm4_moe", "n_routed_experts": 6} | {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 )
+APERTUS_15 = LLAMA | {"model_type": "apertus1p5_text", "hidden_act": "xielu", "output_vocab_size": 80}
 MUSE_GLIMMER = without(LLAMA, "hidden_act") | {"model_type": "muse_glimmer_text", "head_dim": 16}
 NORTH_MICRO = LLAMA | {
     "model_type": "cohere_compass_text",

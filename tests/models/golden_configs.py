@@ -1498,6 +1498,14 @@ CASES: dict[str, dict[str, Any]] = {
             "deepstack_visual_indexes": [0],
         },
     },
+    "apertus1p5": {
+        "model_type": "apertus1p5_text",
+        "vocab_size": 120,
+        "output_vocab_size": 101,
+        "num_key_value_heads": 2,
+        "hidden_act": "xielu",
+        "rope_parameters": _LLAMA3_ROPE,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

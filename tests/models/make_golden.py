@@ -411,7 +411,8 @@ def main() -> None:
         folder.mkdir(parents=True)
         settings = settings_of(changes)
         _write_model(folder, settings, seed=number)
-        vocabulary = settings.get("text_config", settings)["vocab_size"]
+        text = settings.get("text_config", settings)
+        vocabulary = text.get("output_vocab_size", text["vocab_size"])
         found = next(filter(None, (_continue(folder, vocabulary, seed) for seed in range(100))))
         tokens, logits = found
         np.savez_compressed(folder / "expected.npz", tokens=tokens, prompt=PROMPT, logits=logits)

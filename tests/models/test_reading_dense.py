@@ -14,6 +14,7 @@ from motley.daemon.models.description.operations import Norm, Scale, SoftCap
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import (
+    APERTUS_15,
     EXAONE,
     GRANITE,
     HELIUM,
@@ -158,6 +159,8 @@ def test_jais2_has_biases_unless_its_config_says_otherwise(tmp_path: Path) -> No
         (EXAONE | {"hidden_act": "gelu"}, "hidden_act"),
         (HYPERCLOVAX | {"use_post_norm": 1}, "use_post_norm"),
         (HELIUM | {"hidden_act": "gelu"}, "hidden_act"),
+        (APERTUS_15 | {"output_vocab_size": 101}, "output_vocab_size"),
+        (APERTUS_15 | {"tie_word_embeddings": True}, "tie_word_embeddings"),
         (MUSE_GLIMMER | {"hidden_activation": "gelu"}, "hidden_activation"),
         (MUSE_GLIMMER | {"attention_bias": True}, "attention_bias"),
         (MUSE_GLIMMER | {"layer_rope_theta": [500, 0]}, "layer_rope_theta"),

@@ -11,6 +11,7 @@ _TABLES = "motley.CachedAttention with 2 rotary tables"
 REFUSED: Mapping[str, str] = {
     "afmoe": f"Sigmoid, .*TopK, .*motley.Experts, {_TABLES}",
     "apertus": "motley.Xielu",
+    "apertus1p5": "motley.Xielu",
     "arcee": "Relu",
     "axk1": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "bailing-hybrid": "motley.GatedDelta",

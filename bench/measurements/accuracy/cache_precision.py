@@ -15,7 +15,6 @@ from motley.bench.measurements.accuracy.drift import even_shares, execute, layer
 from motley.bench.measurements.accuracy.reading import F64, POSITIONS, TEXT, divergences, log_softmax, with_head
 from motley.bench.meshes.thread_mesh import thread_mesh
 from motley.daemon.models.cutting.profile import profile
-from motley.daemon.models.description.model import EMBEDDING
 from motley.daemon.models.files import load_tokenizer, open_model
 from motley.daemon.weights.spec import Encoding
 from motley.orchestrator.planning.cutting.shares import cached_bytes
@@ -56,7 +55,7 @@ def measure_cache_formats(
         refuse_whole(folder, model)
         tokens = load_tokenizer(folder).encode(TEXT)[: min(POSITIONS, model.context)]
         share, layers = even_shares(model, 1), len(model.layers)
-        states: dict[str, F32] = dict.fromkeys(CACHE_FORMATS, source.rows(EMBEDDING, tokens))
+        states: dict[str, F32] = dict.fromkeys(CACHE_FORMATS, source.rows(model.embedding.name, tokens))
         for layer in range(layers):
             progress(layer, layers)
             part = with_head if layer == layers - 1 else layer_graph

@@ -147,7 +147,7 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
         refuse_whole(model, described)
         tokens = np.random.default_rng(0).integers(0, described.vocabulary, POSITIONS).tolist()
         one, split = even_shares(described, 1), even_shares(described, ranks)
-        fp32_one = fp32 = fp16_one = fp16 = exact = source.rows(EMBEDDING, tokens)
+        fp32_one = fp32 = fp16_one = fp16 = exact = source.rows(described.embedding.name, tokens)
         for layer in range(len(described.layers)):
             progress(layer, len(described.layers))
             with (

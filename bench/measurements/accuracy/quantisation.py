@@ -20,7 +20,7 @@ from motley.bench.measurements.accuracy.drift import even_shares, execute, layer
 from motley.bench.measurements.accuracy.reading import POSITIONS, TEXT, divergences, log_softmax, with_head
 from motley.bench.meshes.thread_mesh import thread_mesh
 from motley.daemon.models.cutting.units import fused_matrices
-from motley.daemon.models.description.model import EMBEDDING, Model, tensors
+from motley.daemon.models.description.model import Model, tensors
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.weights.checkpoints.tensor_files import TensorFiles
 from motley.daemon.weights.located import Located
@@ -104,7 +104,7 @@ def measure_foresight(folder: Path, progress: Callable[[int, int], None] = lambd
         refuse_whole(folder, model)
         tokens = load_tokenizer(folder).encode(TEXT)[: min(POSITIONS, model.context)]
         kinds: list[tuple[str, int]] = [("fp32", 0), *((str(form), block) for form in FORMATS for block in BLOCKS)]
-        states: dict[tuple[str, int], F32] = dict.fromkeys(kinds, source.rows(EMBEDDING, tokens))
+        states: dict[tuple[str, int], F32] = dict.fromkeys(kinds, source.rows(model.embedding.name, tokens))
         share, layers = even_shares(model, 1), len(model.layers)
         for layer in range(layers):
             progress(layer, layers)

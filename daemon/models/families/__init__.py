@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.families.dense.apertus import apertus
+from motley.daemon.models.families.dense.apertus import apertus, apertus1p5
 from motley.daemon.models.families.dense.arcee import arcee
 from motley.daemon.models.families.dense.cohere import cohere, cohere2
 from motley.daemon.models.families.dense.cohere_compass import cohere_compass
@@ -89,6 +89,7 @@ from motley.daemon.models.keys import Keys
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "afmoe": afmoe,
     "apertus": apertus,
+    "apertus1p5_text": apertus1p5,
     "arcee": arcee,
     "axk1": axk1,
     "bailing_hybrid": bailing_hybrid,
@@ -207,6 +208,7 @@ AHEAD: Mapping[str, Callable[[Keys], Model]] = {
 """What describes the head of a model that predicts a token further ahead, by the same. Each raises `ConfigError`."""
 
 TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
+    "apertus1p5": ("apertus1p5_text",),
     "aya_vision": ("cohere2",),
     "cohere2_vision": ("cohere2",),
     "cohere_compass": ("cohere_compass_text",),

@@ -89,6 +89,12 @@ def test_added_tokens_may_be_beyond_the_model(folder: WriteFolder) -> None:
         assert tokenizer.vocabulary == 259
 
 
+def test_a_head_may_know_the_first_tokens_alone(folder: WriteFolder) -> None:
+    """As Apertus 1.5's, of which the others stand for images and sounds."""
+    config = {"text_config": {"vocab_size": 259, "output_vocab_size": 200}}
+    assert Tokenizer.load(folder(bytes_tokenizer(), config=config)).vocabulary == 200
+
+
 @pytest.mark.parametrize("config", [{"vocab_size": 200}, {"model_type": "gemma3", "text_config": {"vocab_size": 200}}])
 def test_a_tokenizer_with_more_words_than_the_model_is_anothers(folder: WriteFolder, config: dict[str, Any]) -> None:
     path = folder(bytes_tokenizer(), config=config)

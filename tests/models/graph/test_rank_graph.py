@@ -267,7 +267,7 @@ def _in_standard_operators(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
 
 @pytest.mark.parametrize(("case", "quantisation"), ENCODED)
 def test_profile_counts_what_a_share_holds(case: Case, quantisation: str) -> None:
-    model = case.changed(vocab_size=64)  # so that no vocabulary unit is shorter than the others
+    model = case.changed(vocab_size=64, output_vocab_size=None)  # so that no vocabulary unit is shorter than the others
     told = profile(model, quantisation, 32)
     cut = units(model, quantisation, 32)
     declared = build_rank_graph(model, [whole_share(cut)], 0, quantisation, 32, 64)
@@ -340,7 +340,7 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
         heads["head_dim"] = 16  # of its recurrent heads
     if case.model.family == "laguna":
         heads["num_attention_heads_per_layer"] = [each.heads.group * keys for each in case.attentions]
-    model = case.changed(vocab_size=64, **heads, **recurrent)
+    model = case.changed(vocab_size=64, output_vocab_size=None, **heads, **recurrent)
     told = profile(model, quantisation, 32, exact=True)
     cut = units(model, quantisation, 32, exact=True)
     counts = (cut.kv_groups, cut.mlp, cut.vocabulary)

@@ -1,6 +1,11 @@
-"""Apertus: Llama with norms of query and key heads, and an MLP without a gate whose activation is xIELU."""
+"""Apertus: Llama with norms of query and key heads, and an MLP without a gate whose activation is xIELU.
+
+The head of Apertus 1.5 may know the first tokens alone, which are those of text: others stand for images and sounds.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
@@ -9,10 +14,11 @@ from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
-from motley.daemon.models.description.model import Layer, Model
+from motley.daemon.models.description.model import EMBEDDING, Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
+from motley.daemon.weights.places import Part
 
 THETA = 12000000.0
 DEFAULTS = {
@@ -55,6 +61,19 @@ def apertus(keys: Keys) -> Model:
     activations = [f"model.layers.{number}.mlp.act_fn" for number in range(shape.layers)]
     ignored = [f"{each}.{constant}" for each in activations for constant in ("beta", "eps")]
     return spelled(model("apertus", shape, layer, {"main": rope}, context, ignored=ignored), NORMS)
+
+
+def apertus1p5(keys: Keys) -> Model:
+    """Describe a model of type ``apertus1p5_text``."""
+    words = keys.size("vocab_size")
+    known = keys.size("output_vocab_size", words, most=words)
+    if known == words:
+        return apertus(keys)
+    keys.only("tie_word_embeddings", False)
+    keys.values["vocab_size"] = known
+    model = apertus(keys)
+    table, whole = model.embedding, Part(EMBEDDING, (words, model.hidden))
+    return replace(model, embedding=replace(table, name="model.embed_words.weight", parts=(whole,)))
 
 
 def _mlp(writer: Writer, number: int, x: Value, columns: Axis) -> Value:
