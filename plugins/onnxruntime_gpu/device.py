@@ -187,6 +187,24 @@ class Gpu:
             self._capturing.add(session)
         return session
 
+    def check_fp16(self) -> None:
+        """Make sure that the GPU computes in FP16.
+
+        Raises:
+            EngineError: it does not.
+        """
+        half = np.zeros(1, np.float16)
+        try:
+            ends = [declared(name, np.float16, [1]) for name in ("x", "y")]
+            self.run(self.session([helper.make_node("Neg", ["x"], ["y"])], ends[:1], ends[1:]), {"x": half})
+        except Exception as error:  # the runtime's own classes share no other base
+            gpu = self._device.device
+            name = gpu.metadata.get("Description") or f"{gpu.vendor}, device {gpu.device_id:#06x}"
+            raise EngineError(
+                f"engine {self.provider.engine!r} cannot compute in fp16 on this GPU ({name}): it or its driver lacks"
+                f" {self.provider.fp16} ({plain(error)}). Compute in fp32, or use a newer driver"
+            ) from error
+
     def captures(self, rows: int) -> bool:
         """Whether runs of so many rows of a step are captured, and repeated from then on."""
         return bool(self.provider.capturing) and rows <= CAPTURED_ROWS

@@ -63,6 +63,7 @@ from motley.plugins.onnxruntime_gpu.device import (
     download,
     upload,
 )
+from motley.plugins.onnxruntime_gpu.halving import halved
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.measuring import measure_speed
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
@@ -81,6 +82,8 @@ from motley.plugins.streams import STREAM_OPERATORS
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
+ACTIVATIONS = "activations"
+"""The option that says what products are computed in: ``fp32``; or ``fp16``, see `halved`."""
 
 _UNKNOWN = {
     "CachedAttentionInChunks",
@@ -95,7 +98,7 @@ _UNKNOWN = {
 
 
 class WebGpuEngine:
-    """A GPU of any make; see `motley.plugins.engine.Engine`. It has no options."""
+    """A GPU of any make; see `motley.plugins.engine.Engine`. ``extra``: `ACTIVATIONS`."""
 
     on_gpu: ClassVar[bool] = True
     keeps_windows: ClassVar[bool] = True
@@ -115,11 +118,11 @@ class WebGpuEngine:
     def __init__(self, graph: RankGraph, collectives: Collectives, options: EngineOptions) -> None:
         """
         Raises:
-            EngineError: no plugin or GPU; or the engine or its provider lacks an operator of the graph.
+            EngineError: no plugin or GPU; or engine, provider or GPU lack what the graph or an option wants.
             EngineMemoryError: the GPU has too little memory.
         """
         name = self.provider.engine
-        options.check_extra(name)
+        options.check_extra(name, *((ACTIVATIONS,) if self.provider.fp16 else ()))
         graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
@@ -133,6 +136,7 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
+        self._halves = self._computes_in_fp16(options.extra.get(ACTIVATIONS, "fp32"))
         self._errors_told = ErrorsTold(name)
         self._chunks = Latest[tuple[int, int, bool], Chunk](BOUND_KEPT)
         """By the first of their rows, the one after the last, and whether the rank is alone."""
@@ -204,6 +208,20 @@ class WebGpuEngine:
 
     # -- what is made once -------------------------------------------------------------------------------------------
 
+    def _computes_in_fp16(self, activations: str) -> bool:
+        """Whether products are computed in FP16, as the option says.
+
+        Raises:
+            EngineError: it says something else, or the GPU cannot.
+        """
+        if activations not in ("fp32", "fp16"):
+            raise EngineError(
+                f"engine {self.provider.engine!r}: option {ACTIVATIONS} is fp32 or fp16, not {activations!r}"
+            )
+        if activations == "fp16":
+            self._device.check_fp16()
+        return activations == "fp16"
+
     def _part(self, segment: Segment) -> Part:
         attention = adapt = None
         if isinstance(segment.then, Kernel):
@@ -236,6 +254,8 @@ class WebGpuEngine:
         captured: bool = False,
     ) -> ort.InferenceSession:
         """A session with the weights that its nodes read."""
+        if self._halves:
+            nodes = halved(nodes, [output.name for output in outputs], self._initializers)
         read = dict.fromkeys(chain.from_iterable(map(reads, nodes)))
         weights = [self._initializers[name] for name in read if name in self._initializers]
         return self._device.session(nodes, inputs, outputs, weights, str(self._graph.share_file.parent), captured)

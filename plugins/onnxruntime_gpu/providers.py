@@ -28,6 +28,7 @@ class Provider:
         settings: gives those that the GPU is opened with.
         capturing: the setting that, being 1, has a session keep the commands of a run and repeat them; empty: there is
             none, or none that has been tried.
+        fp16: what a GPU must have to compute in FP16, as the provider calls it; empty: that has not been tried.
     """
 
     engine: str
@@ -38,6 +39,7 @@ class Provider:
     has_products: bool
     settings: Callable[[], dict[str, str]] = dict
     capturing: str = ""
+    fp16: str = ""
 
 
 WEBGPU = Provider(
@@ -50,6 +52,7 @@ WEBGPU = Provider(
     has_products=True,
     settings=provider_settings,
     capturing="enableGraphCapture",
+    fp16="shader-f16",
 )
 CUDA = Provider(
     engine="onnxruntime-cuda",

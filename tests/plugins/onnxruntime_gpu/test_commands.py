@@ -5,10 +5,7 @@ Each in a process of its own, as a Vulkan layer counts what its whole process do
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,10 @@ from motley.daemon.models.cutting.units import units
 from motley.plugins.engine import EngineLostError
 from motley.plugins.onnxruntime_gpu.device import Gpu
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
-from motley.plugins.onnxruntime_gpu.preference import SOFTWARE, VARIABLE
+from motley.plugins.onnxruntime_gpu.preference import VARIABLE
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 from tests.models.cases import LocalSession, golden_case, uneven_shares
+from tests.plugins.onnxruntime_gpu.processes import said_by_process
 from tests.plugins.onnxruntime_gpu.test_transfers import OF_A_TOKEN
 from tests.vulkan_layer import KINDS, LOST, counted, layer_environment, opened
 
@@ -31,17 +29,7 @@ LAYERS = 2
 
 def said(function: str, folder: Path, *arguments: Any, **environment: str) -> Any:
     """What a function of this module returns in a process that has the layer."""
-    asked = ", ".join(map(repr, arguments))
-    code = f"import json; import {__name__} as here; print(json.dumps(here.{function}({asked})))"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, SOFTWARE: "1", **layer_environment(folder), **environment},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert told.returncode == 0, told.stderr
-    return json.loads(told.stdout.splitlines()[-1])
+    return said_by_process(__name__, function, *arguments, **layer_environment(folder), **environment)
 
 
 def of_a_token(ranks: int) -> dict[str, int]:

@@ -1,0 +1,86 @@
+"""Has a graph's products computed in FP16, and the gates between two of them; all else stays FP32.
+
+So what is summed over ranks, residuals, norms, routers, rotation and attention are FP32: a value is cast where a
+product begins and where it ends. Matrices are cast too, once: the runtime computes beforehand what constants make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from onnx import NodeProto, TensorProto, helper
+
+from motley.plugins.onnxruntime_gpu.bound import needed
+
+_PRODUCTS = {"Gemm", "MatMulNBits"}
+_GATES = {"Add", "Clip", "Gelu", "Min", "Mul", "QuickGelu", "Sigmoid", "Split"}
+"""Operators that compute in FP16 where a product is made of what they make of another."""
+
+
+def halved(
+    nodes: Sequence[NodeProto], outputs: Collection[str], initializers: Mapping[str, TensorProto]
+) -> list[NodeProto]:
+    """The nodes of a graph, in order, with its products in FP16; what floats it reads and gives is FP32 as before."""
+    return [*_Halving(nodes, initializers).run(outputs)]
+
+
+class _Halving:
+    def __init__(self, nodes: Sequence[NodeProto], initializers: Mapping[str, TensorProto]) -> None:
+        self._nodes = nodes
+        self._initializers = initializers
+        self._in_fp16 = _outputs_in_fp16(nodes)
+        self._cast: set[str] = set()
+        """Values that there are in both types."""
+
+    def run(self, outputs: Collection[str]) -> Iterator[NodeProto]:
+        for node in self._nodes:
+            halves = node.output[0] in self._in_fp16
+            for name in filter(None, node.input):
+                yield from self._available(name, halves)
+            made = NodeProto()
+            made.CopyFrom(node)
+            if halves:
+                made.input[:] = [_half(name) if self._is_float(name) else name for name in node.input]
+                made.output[:] = map(_half, node.output)
+            yield made
+        for name in outputs:
+            yield from self._available(name, False)
+
+    def _available(self, name: str, halves: bool) -> Iterator[NodeProto]:
+        """What makes a value available in FP16, or in FP32."""
+        if (name in self._in_fp16) != halves and name not in self._cast and self._is_float(name):
+            self._cast.add(name)
+            if halves:
+                yield helper.make_node("Cast", [name], [_half(name)], to=TensorProto.FLOAT16)
+            else:
+                yield helper.make_node("Cast", [_half(name)], [name], to=TensorProto.FLOAT)
+
+    def _is_float(self, name: str) -> bool:
+        """Whether an operand of a product or gate is no whole numbers: only constants are any."""
+        return bool(name) and (
+            name not in self._initializers or self._initializers[name].data_type == TensorProto.FLOAT
+        )
+
+
+def _half(name: str) -> str:
+    """What a value is called in FP16."""
+    return f"{name}.fp16"
+
+
+def _outputs_in_fp16(nodes: Sequence[NodeProto]) -> set[str]:
+    """The values that are made in FP16."""
+    chosen = [name for node in nodes if node.op_type == "TopK" for name in node.output]
+    routers = {node.output[0] for node in needed(nodes, chosen)}
+    products = [node for node in nodes if node.op_type in _PRODUCTS and node.output[0] not in routers]
+    made = {node.output[0] for node in products}
+    gates = [node for node in nodes if node.op_type in _GATES]
+    after, before = set(made), {node.input[0] for node in products}
+    for node in gates:
+        if not after.isdisjoint(node.input):
+            after.update(node.output)
+    for node in reversed(gates):
+        if not before.isdisjoint(node.output):
+            before.update(node.input)
+    return made.union(
+        *(node.output for node in gates if node.output[0] in after and not before.isdisjoint(node.output))
+    )

@@ -1,0 +1,98 @@
+"""Products in FP16, by a driver that has it, which is opened in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motley.daemon.models.cutting.units import units
+from motley.daemon.rank.gate import Gate, reference_answers
+from motley.plugins.engine import Collectives, EngineError, EngineOptions, RankGraph
+from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.onnxruntime_gpu.engine import ACTIVATIONS, WebGpuEngine
+from motley.plugins.onnxruntime_gpu.halving import halved
+from motley.plugins.onnxruntime_gpu.lowering import lowered_for
+from motley.plugins.onnxruntime_gpu.providers import WEBGPU
+from motley.plugins.reference.engine import ReferenceEngine
+from motley.plugins.segments import Mixture, cut_into_segments
+from tests.models.cases import LocalSession, golden_case, uneven_shares
+from tests.plugins.onnxruntime_gpu.processes import said_by_process
+from tests.plugins.onnxruntime_gpu.test_engine import logits_of
+from tests.software_gpu import fp16_driver
+
+CLOSE_IN_FP16 = 0.02
+"""How far logits may be off, in parts of the largest one."""
+GATE = {"Add", "Clip", "Min", "Mul", "QuickGelu", "Split"}
+"""The operators of a gate of gpt-oss."""
+FP16 = EngineOptions(extra={ACTIVATIONS: "fp16"})
+
+
+def examined(graph: RankGraph, collectives: Collectives, options: EngineOptions) -> WebGpuEngine:
+    """An engine that has passed its exam as that of a rank does, and computes in FP16."""
+    gate = Gate(graph, collectives)
+    engine = WebGpuEngine(graph, gate, FP16)
+    gate.open(engine, reference_answers(graph, collectives.rank, collectives.size, ReferenceEngine))
+    return engine
+
+
+def error(name: str, quantisation: str, ranks: int) -> float:
+    """How far logits of a golden model are off, of which every other rank is on a processor."""
+    case = golden_case(name)
+    engines = [examined if rank % 2 == 0 else OnnxRuntimeEngine for rank in range(ranks)]
+    with tempfile.TemporaryDirectory() as folder:
+        got = logits_of(case, engines, ranks, quantisation, Path(folder) / "gpu")
+        expected = logits_of(case, ReferenceEngine, 1, quantisation, Path(folder) / "reference")
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("name", "quantisation", "ranks"), [("gemma3", "fp32", 1), ("qwen3", "int4", 2), ("gpt-oss", "int8", 3)]
+)
+def test_golden_models_pass_the_gate_and_are_close(name: str, quantisation: str, ranks: int) -> None:
+    """Of the last one, too, whose experts are chosen by a router."""
+    driver = fp16_driver()
+    if isinstance(driver, str):
+        if "CI" in os.environ and sys.platform == "linux":
+            pytest.fail(driver)
+        pytest.skip(driver)
+    off = said_by_process(__name__, "error", name, quantisation, ranks, **driver)
+    assert 1e-4 < off < CLOSE_IN_FP16, "less would be FP32"
+
+
+def test_products_and_gates_are_in_fp16_and_no_more(tmp_path: Path) -> None:
+    """No norm, nothing that turns or is summed; and no router, whose products are of plain floats here."""
+    case = golden_case("gpt-oss")
+    shares = uneven_shares(units(case.model, "int8", 32), 1)
+    with LocalSession(case.folder, WebGpuEngine, shares, tmp_path, "int8") as session:
+        lowered = lowered_for(WEBGPU, session.graphs[0].proto)
+    segments = cut_into_segments(lowered.nodes, lowered.initializers, ["logits"])
+    parts = [(segment.nodes, segment.outputs) for segment in segments]
+    experts = [each for segment in segments if isinstance(segment.then, Mixture) for each in segment.then.experts]
+    parts += [(expert.node, [output.name for output in expert.output]) for expert in experts]
+    kinds: dict[bool, set[str]] = {True: set(), False: set()}
+    for nodes, outputs in parts:
+        for node in halved(nodes, outputs, lowered.initializers):
+            kinds[node.output[0].endswith(".fp16")].add(node.op_type)
+    assert kinds[True] == {"Cast", "MatMulNBits", *GATE}
+    assert "MatMulNBits" not in kinds[False]
+    assert "Gemm" in kinds[False]
+
+
+def test_a_gpu_without_it_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+
+    def refused(activations: str, folder: str) -> str:
+        options = EngineOptions(extra={ACTIVATIONS: activations})
+        with pytest.raises(EngineError) as raised:
+            LocalSession(case.folder, WebGpuEngine, shares, tmp_path / folder, options=options)
+        return str(raised.value)
+
+    assert "cannot compute in fp16 on this GPU" in refused("fp16", "lacking")
+    assert "shader-f16" in refused("fp16", "named")
+    assert "is fp32 or fp16, not 'bf16'" in refused("bf16", "unknown")
