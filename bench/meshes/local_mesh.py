@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -60,6 +60,7 @@ class MeshSpec:
         node_tokens: what they may have besides in the memory of a cache holder of every rank, across the network.
         cache_format: what keys and values are kept as: "fp32", "fp16" or "int8".
         engines: of each rank; empty: all have `engine`.
+        engine_options: settings of `engine`, by name.
         pin: one core per rank, in order, where there are enough.
         link: the network to emulate between the ranks, as `motley.bench.meshes.emulator.LinkSpec.parse` reads it; "":
             none.
@@ -87,6 +88,7 @@ class MeshSpec:
     cache_format: str = SessionRequest.cache_format
     engine: str = "onnxruntime"
     engines: Sequence[str] = ()
+    engine_options: Mapping[str, str] = field(default_factory=dict)
     threads: int = 1
     wire: str = "fp32"
     exact: bool = False
@@ -277,6 +279,7 @@ class LocalMesh:
             sequences=blocks.slots or SessionRequest.sequences,
             one_wave=spec.one_wave,
             engine=spec.engine,
+            engine_options=spec.engine_options,
             threads=spec.threads,
             secret=secrets.token_bytes(32),
             plain=pb.Empty(),

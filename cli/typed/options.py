@@ -61,6 +61,13 @@ class Device(StrEnum):
     WEBGPU = "webgpu"
 
 
+class Activations(StrEnum):
+    """What products on a graphics card of any make are computed in."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+
+
 ENGINES_ON = {
     Device.CPU: ("onnxruntime",),
     Device.CUDA: ("cuda", "onnxruntime-cuda", "onnxruntime-tensorrt-rtx", "tensorrt", "tensorrt-whole"),
@@ -117,6 +124,16 @@ DeviceOption = Annotated[
         help="What computes: the processor (cpu), an NVIDIA graphics card (cuda), or one of any make (webgpu). With an"
         " --engine that can compute on several, as reference can: on which. Default: whatever is faster, or as it is"
         " loaded already.",
+    ),
+]
+ActivationsOption = Annotated[
+    Activations | None,
+    typer.Option(
+        "--activations",
+        parser=one_of(Activations),
+        metavar="|".join(Activations),
+        help="What a graphics card of any make (webgpu) computes products in: fp16 holds floats in half of the memory,"
+        " and is less exact. Default: fp32.",
     ),
 ]
 WhatIf = Annotated[
@@ -314,12 +331,19 @@ def by_node(option: str, typed: Sequence[str], choices: Collection[str] = ()) ->
     return whole, single
 
 
-def on_device(engine: str | None, device: Device | None) -> tuple[str | None, dict[str, str]]:
+def on_device(
+    engine: str | None, device: Device | None, activations: Activations | None = None
+) -> tuple[str | None, dict[str, str]]:
     """The engine that ``--engine`` and ``--device`` mean together, None if neither says any, and its settings.
 
     Raises:
-        CliError: the engine does not compute on the device.
+        CliError: the engine does not compute on the device, or not in one type or another.
     """
+    if activations is not None:
+        engine, settings = on_device(engine, device)
+        if engine not in ENGINES_ON[Device.WEBGPU]:
+            raise CliError("--activations is of engine 'webgpu': give --device webgpu, too, or leave it out")
+        return engine, {**settings, "activations": str(activations)}
     if device is None:
         return engine, {}
     if engine is None:

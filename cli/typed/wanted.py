@@ -91,6 +91,8 @@ class Wanted:
         computing = _engines_of(session)
         chosen = planned or session["engine"] != AUTO
         device = session["engine_options"].get("device") or _device_of(computing[-1])
+        products = session["engine_options"].get("activations", "fp32")
+        products_differ = request.engine_options.get("activations", products) != products
         quants, engines = unlike_on(request.quantisations, "quantisation"), unlike_on(request.engines, "engine")
         for named, unlike, how in (
             ("--quant", unlike_all("quantisation", self.any_quantisation), f"as {session['quantisation']}"),
@@ -98,6 +100,7 @@ class Wanted:
             ("--engine", chosen and not self.any_engine and request.engine not in computing, f"by {computing[-1]}"),
             ("--engine", bool(engines), f"by {', '.join(engines)}"),
             ("--device", chosen and self.device not in (None, device), f"on device {device}"),
+            ("--activations", products_differ, f"with products in {products}"),
             ("--context", planned and request.context not in (0, length), f"for {length} tokens"),
             ("--cache-tokens", planned and request.cache_tokens not in (0, held), f"with caches of {held} tokens"),
             (
@@ -193,7 +196,7 @@ def stop_command(session: dict[str, Any]) -> str:
 
 def start_command(session: dict[str, Any]) -> str:
     """The command that starts a session anew as it was, for a shell; but for `block`, `wire`, `threads` and engine
-    options other than the device, which only the API knows."""
+    options other than these two, which only the API knows."""
     from motley.orchestrator.session_request import SessionRequest
 
     words = ["motley", "run", session["model"], "PROMPT"]
@@ -206,6 +209,7 @@ def start_command(session: dict[str, Any]) -> str:
             words += [option, value]
     for option, value in (
         ("--device", session["engine_options"].get("device", "")),
+        ("--activations", session["engine_options"].get("activations", "")),
         ("--context", session["context"]),
         ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] != session["context"] else 0),
         ("--cache-disk-tokens", session["cache_disk_tokens"]),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from motley.cli.errors import CliError
-from motley.cli.typed.options import Device, on_device
+from motley.cli.typed.options import Activations, Device, on_device
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Failure
@@ -116,6 +116,13 @@ def test_a_device_chooses_the_engine(
 def test_an_engine_that_computes_elsewhere_is_refused() -> None:
     with pytest.raises(CliError, match="--device webgpu: engine 'cuda' computes on cuda; leave out"):
         on_device("cuda", Device.WEBGPU)
+
+
+def test_what_products_are_computed_in_is_a_setting_of_one_engine() -> None:
+    assert on_device(None, Device.WEBGPU, Activations.FP16) == ("webgpu", {"activations": "fp16"})
+    for engine, device in ((None, None), ("auto", None), ("cuda", Device.CUDA)):
+        with pytest.raises(CliError, match="--activations is of engine 'webgpu': give --device webgpu"):
+            on_device(engine, device, Activations.FP16)
 
 
 async def test_the_command_line_puts_a_rank_on_each_device_of_a_node(

@@ -33,6 +33,7 @@ class DeviceReport:
     Attributes:
         system: the operating system with its version.
         versions: of packages that matter, by name.
+        engine_options: settings that the engine was given.
         model: the name of the model, or the shape of one with random weights.
         ms_per_token: ``p50``, ``p95``, ``p99`` and ``mean`` of the time of a token, by quantisation.
         failures: the quantisations that could not be measured, each with why.
@@ -42,13 +43,20 @@ class DeviceReport:
     versions: Mapping[str, str]
     device: Device
     engine: str
+    engine_options: Mapping[str, str]
     model: str
     ms_per_token: Mapping[str, Mapping[str, float]]
     failures: Mapping[str, str]
 
 
 async def measure_device(
-    device: Device, engine: str, model: Path, quantisations: Sequence[str], tokens: int, threads: int
+    device: Device,
+    engine: str,
+    model: Path,
+    quantisations: Sequence[str],
+    tokens: int,
+    threads: int,
+    engine_options: Mapping[str, str],
 ) -> DeviceReport:
     """Load a model on one rank in each quantisation, which the gate then examines, and time tokens.
 
@@ -56,19 +64,28 @@ async def measure_device(
         device: what the engine computes on.
         tokens: how many are timed.
         threads: of the rank.
+        engine_options: settings of the engine.
     """
     times: dict[str, Mapping[str, float]] = {}
     failures = {}
     context = 1 + WARM_UP + PROMPT + tokens + 1  # no longer, as the gate examines all of it, which takes a while
     for quantisation in quantisations:
-        spec = MeshSpec(model, (1.0,), quantisation, context=context, engine=engine, threads=threads)
+        spec = MeshSpec(
+            model,
+            (1.0,),
+            quantisation,
+            context=context,
+            engine=engine,
+            engine_options=engine_options,
+            threads=threads,
+        )
         try:
             async with LocalMesh(spec) as mesh:
                 await mesh.decode([1], WARM_UP)
                 times[quantisation] = (await latency_of(mesh, range(2, 2 + PROMPT), tokens)).ms_per_token
         except MeshError as error:
             failures[quantisation] = str(error)
-    return DeviceReport(platform.platform(), _versions(), device, engine, model.name, times, failures)
+    return DeviceReport(platform.platform(), _versions(), device, engine, engine_options, model.name, times, failures)
 
 
 def _versions() -> dict[str, str]:

@@ -21,6 +21,7 @@ from motley.cli.shown.show import console, limit_reached, loading_bars, lost_sin
 from motley.cli.typed.given import left_alone, refuse, typed
 from motley.cli.typed.options import (
     MODELS_OWN,
+    ActivationsOption,
     AdapterFolders,
     AdapterRank,
     Adapters,
@@ -86,6 +87,7 @@ def run(
     quant: Quants = None,
     engine: Engines = None,
     device: DeviceOption = None,
+    activations: ActivationsOption = None,
     context: Context = None,
     cache_tokens: CacheTokens = None,
     cache_disk_tokens: CacheDiskTokens = None,
@@ -170,7 +172,7 @@ def run(
     may_be_alone = text is not None and left_alone(command, "url")
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
-    computing, settings = on_device(everywhere, device)
+    computing, settings = on_device(everywhere, device, activations)
     request = checked_request(
         {
             "model": model,

@@ -15,7 +15,7 @@ from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client
 from tests.conftest import SHARED_MESH
 from tests.e2e.processes import BUNDLED, Mesh, last_json, mesh, motley
-from tests.software_gpu import ALLOWED, ALLOWED_BY_PROVIDER, show_software_gpu
+from tests.software_gpu import ALLOWED, ALLOWED_BY_PROVIDER, fp16_driver, show_software_gpu
 from tests.vulkan_layer import LOST, layer_environment
 
 GREEDY = {"model": BUNDLED.name, "prompt": "ROMEO:\nLook, good sir, you are", "max_tokens": 8, "temperature": 0}
@@ -85,6 +85,22 @@ async def test_experts_on_a_gpu_s_host_say_what_those_of_a_cpu_say(gpu_mesh: Mes
         texts.append(body["choices"][0]["text"])
         await client.call("DELETE", f"/api/sessions/{session['id']}")
     assert texts[0] == texts[1]
+
+
+async def test_products_in_fp16_where_a_gpu_has_it(gpu_mesh: Mesh, client: Client) -> None:
+    """The one of all other tests has not."""
+    asked = {"engine": "webgpu", "engine_options": {"activations": "fp16"}, "context": 64, "shares": [1, 1]}
+    with pytest.raises(CliError, match=r"cannot compute in fp16 on this GPU .*shader-f16"):
+        await gpu_mesh.session(nodes=["onnxruntime@cpu", "gpu"], **asked)
+    driver = fp16_driver()
+    if isinstance(driver, str):
+        pytest.skip(driver)
+    alone = await gpu_mesh.session(nodes=["cpu"], context=64)
+    expected = await said(client)
+    await client.call("DELETE", f"/api/sessions/{alone['id']}")
+    await gpu_mesh.join("halving", **{ALLOWED: "1"}, **driver)
+    await gpu_mesh.session(nodes=["onnxruntime@cpu", "halving"], **asked)
+    assert await said(client) == expected
 
 
 async def test_too_little_memory_on_the_gpu_is_refused_with_numbers(gpu_mesh: Mesh, client: Client) -> None:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.shown.show import console, results, table
-from motley.cli.typed.options import ENGINES_ON, Device, Quantisation, one_of
+from motley.cli.typed.options import ENGINES_ON, ActivationsOption, Device, Quantisation, on_device, one_of
 from motley.protocol.wording import short_bytes
 
 DEVICE_EXAMPLE = "Example: motley bench device --device webgpu --json > report.json"
@@ -33,6 +33,7 @@ def device(
             show_default="a GPU if one can be used, else cpu",
         ),
     ] = None,
+    activations: ActivationsOption = None,
     like: Annotated[
         str, typer.Option(help="Shape of the random model that it computes, see `motley bench synth`.")
     ] = SHAPE,
@@ -62,6 +63,7 @@ def device(
         raise CliError(f"--like: no shape is called {like!r}; there are: {', '.join(SHAPES)}")
     if model is not None and not model.exists():
         raise CliError(f"--model: there is no {model}")
+    _, settings = on_device(None, device, activations)
     with console.status("asking drivers and engines, and measuring"):
         machine = measure(run(installed_engines()))
     devices = devices_of(machine)
@@ -76,7 +78,7 @@ def device(
         nullcontext(model) if model else temporary_model(SHAPES[like], like) as folder,
         console.status(f"loading {escape(folder.name)} on {escape(found.name)}"),
     ):
-        report = run(measure_device(found, engine, folder, list(quant or QUANTISATIONS), tokens, threads))
+        report = run(measure_device(found, engine, folder, list(quant or QUANTISATIONS), tokens, threads, settings))
     if as_json:
         print(json.dumps(asdict(report)))
         return
