@@ -51,7 +51,7 @@ def error(name: str, quantisation: str, ranks: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "quantisation", "ranks"), [("gemma3", "fp32", 1), ("qwen3", "int4", 2), ("gpt-oss", "int8", 3)]
+    ("name", "quantisation", "ranks"), [("gemma3", "fp32", 1), ("qwen3", "int4", 2), ("laguna", "int4", 3)]
 )
 def test_golden_models_pass_the_gate_and_are_close(name: str, quantisation: str, ranks: int) -> None:
     """Of the last one, too, whose experts are chosen by a router."""
