@@ -27,8 +27,19 @@ typedef struct {
     Find of_instance, of_device, of_physical_device;
 } Interface;
 
+typedef struct {
+    char name[256];
+    uint32_t version;
+} Extension;
+
+typedef struct Told { // the beginning of what something is told in, and of what is chained to that
+    int kind;
+    struct Told *next;
+    uint32_t numbers[4];
+} Told;
+
 enum { LOADER_INSTANCE = 47, LOADER_DEVICE = 48, LINK = 0, DEVICE_LOST = -4, INITIALIZATION_FAILED = -3 };
-enum { MOST = 8 };
+enum { MOST = 8, INCOMPLETE = 5, BUS_INFO = 1000212000 };
 
 struct Counts { // in the order of tests/vulkan_layer.py
     uint64_t submits, dispatches, copies, fills, waits;
@@ -46,8 +57,9 @@ static void (*next_copy)(void *, uint64_t, uint64_t, uint32_t, const void *);
 static void (*next_fill)(void *, uint64_t, uint64_t, uint64_t, uint32_t);
 static int (*next_wait_for)(void *, uint32_t, const void *, uint32_t, uint64_t);
 static int (*next_enumerate)(void *, uint32_t *, void **);
+static int (*next_extensions)(void *, const char *, uint32_t *, Extension *);
 static void (*next_properties)(void *, uint32_t *);
-static void (*next_properties2)(void *, uint32_t *);
+static void (*next_properties2)(void *, Told *);
 static int (*next_create_device)(void *, Made *, const void *, void **);
 
 static int is_lost(void) {
@@ -98,6 +110,26 @@ static int enumerate(void *of, uint32_t *count, void **found) {
     return failed;
 }
 
+// Each GPU is on a bus of its own, 1 and so on, as software drivers have none.
+static void put_on_bus(void *gpu, Told *told) {
+    for (Told *each = told->next; each; each = each->next)
+        if (each->kind == BUS_INFO)
+            memcpy(each->numbers, (uint32_t[]){0, (uint32_t)number_of(gpu) + 1, 0, 0}, sizeof each->numbers);
+}
+
+static int extensions(void *gpu, const char *of_layer, uint32_t *count, Extension *found) {
+    uint32_t room = *count;
+    int failed = next_extensions(gpu, of_layer, count, found);
+    if (failed || of_layer)
+        return failed;
+    if (found && room <= *count)
+        return INCOMPLETE;
+    if (found)
+        found[*count] = (Extension){"VK_EXT_pci_bus_info", 2};
+    ++*count;
+    return 0;
+}
+
 // A device's kind is the fifth number of its properties; MOTLEY_TEST_GPU_KINDS has a digit for each GPU.
 static void call_it(void *gpu, uint32_t *properties) {
     const char *kinds = getenv("MOTLEY_TEST_GPU_KINDS");
@@ -111,9 +143,10 @@ static void properties(void *gpu, uint32_t *told) {
     call_it(gpu, told);
 }
 
-static void properties2(void *gpu, uint32_t *told) {
+static void properties2(void *gpu, Told *told) {
     next_properties2(gpu, told);
-    call_it(gpu, told + 4); // after a kind and a pointer
+    call_it(gpu, told->numbers);
+    put_on_bus(gpu, told);
 }
 
 static Link *next_link(Made *from, int kind) {
@@ -138,6 +171,7 @@ static int create_instance(Made *from, const void *allocator, void **made) {
     int failed = create(from, allocator, made);
     if (!failed) {
         next_enumerate = FIND(of_instance, *made, "vkEnumeratePhysicalDevices");
+        next_extensions = FIND(of_instance, *made, "vkEnumerateDeviceExtensionProperties");
         next_properties = FIND(of_instance, *made, "vkGetPhysicalDeviceProperties");
         next_properties2 = FIND(of_instance, *made, "vkGetPhysicalDeviceProperties2");
         next_create_device = FIND(of_instance, *made, "vkCreateDevice");
@@ -173,6 +207,7 @@ static const struct {
     {"vkCreateInstance", (Function)create_instance},
     {"vkCreateDevice", (Function)create_device},
     {"vkEnumeratePhysicalDevices", (Function)enumerate},
+    {"vkEnumerateDeviceExtensionProperties", (Function)extensions},
     {"vkGetPhysicalDeviceProperties", (Function)properties},
     {"vkGetPhysicalDeviceProperties2", (Function)properties2},
     {"vkGetPhysicalDeviceProperties2KHR", (Function)properties2},

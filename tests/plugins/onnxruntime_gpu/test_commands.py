@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from tests.plugins.onnxruntime_gpu.processes import said_by_process
 from tests.plugins.onnxruntime_gpu.test_transfers import OF_A_TOKEN
 from tests.vulkan_layer import KINDS, LOST, counted, layer_environment, opened
 
+DEVICE_SELECTION = "/usr/share/vulkan/implicit_layer.d/VkLayer_MESA_device_select*.json"
+"""Where Mesa tells of the layer by which a process is shown one GPU of several."""
 LAYERS = 2
 """Of the model that is computed here."""
 
@@ -72,13 +75,28 @@ def gpu_opened() -> int:
     return opened()
 
 
+def shown_twice(folder: Path) -> dict[str, str]:
+    """The environment of a process to which the software driver is two GPUs."""
+    driver, again = Path(os.environ["VK_DRIVER_FILES"]), folder / "again.json"
+    again.write_text(driver.read_text().replace("./", f"{driver.parent}/"))
+    return {"VK_DRIVER_FILES": f"{driver}:{again}"}
+
+
 @pytest.mark.parametrize(("wanted", "expected"), [("", 1), ("discrete", 1), ("integrated", 0)])
 def test_the_gpu_that_is_asked_for_is_opened(wanted: str, expected: int, tmp_path: Path) -> None:
     """Of two, the first of which passes for the processor's, and the other for one with memory of its own."""
-    driver = Path(os.environ["VK_DRIVER_FILES"])
-    (tmp_path / "again.json").write_text(driver.read_text().replace("./", f"{driver.parent}/"))
-    drivers = {"VK_DRIVER_FILES": f"{driver}:{tmp_path / 'again.json'}", KINDS: "12", VARIABLE: wanted}
-    assert said("gpu_opened", tmp_path, **drivers) == expected
+    assert said("gpu_opened", tmp_path, **shown_twice(tmp_path), **{KINDS: "12", VARIABLE: wanted}) == expected
+
+
+@pytest.mark.skipif(
+    not glob(DEVICE_SELECTION) and "CI" not in os.environ,
+    reason="Mesa's layer chooses, of Debian's mesa-vulkan-drivers",
+)
+@pytest.mark.parametrize(("bus", "expected"), [(1, 0), (2, 1)])
+def test_of_two_gpus_of_one_kind_the_one_on_a_bus_is_opened(bus: int, expected: int, tmp_path: Path) -> None:
+    """As Mesa's layer shows the process no other."""
+    chosen = {KINDS: "22", "DRI_PRIME": f"pci-0000_{bus:02}_00_0!"}
+    assert said("gpu_opened", tmp_path, **shown_twice(tmp_path), **chosen) == expected
 
 
 def lost() -> list[str]:
