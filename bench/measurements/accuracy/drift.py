@@ -5,7 +5,8 @@ Three runs of the same tokens, each over the split model and over one process, m
 - *FP32*: by the CPU engine in float32, ranks being threads with a mesh on loopback: what Motley computes.
 - *FP16*, simulated: the graph node by node; every operator takes and gives float16 values (weights, activations,
   residual, partial sums) and computes inside in float32, as half-precision kernels do. Sums over ranks are float32 in
-  rank order, rounded when they are done. It is what compute in half precision would cost; Motley does not do that.
+  rank order, rounded when they are done. It is what compute in half precision would cost; Motley does that for products
+  alone, and where it is asked to (`motley.bench.measurements.accuracy.product_precision`).
 - *float64*: the graph node by node on one process, the truth that both are held against.
 
 Weights are the checkpoint's, not quantised any further. A difference is divided by the largest magnitude of the float64
@@ -20,7 +21,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
@@ -256,15 +257,21 @@ def on_disk(source: Source, ranks: Sequence[Declared]) -> Iterator[list[RankGrap
 # -- running it -----------------------------------------------------------------------------------------------------
 
 
-def execute(graphs: Sequence[RankGraph], on_every_rank: OnEveryRank, hidden: F32) -> F32:
-    """The result of a `layer_graph` as rank 0 has it, computed by the engine in one step."""
-    open_engine = load_engine(ENGINE)
+def execute(
+    graphs: Sequence[RankGraph],
+    on_every_rank: OnEveryRank,
+    hidden: F32,
+    engine: str = ENGINE,
+    options: Mapping[str, str] | None = None,
+) -> F32:
+    """The result of a `layer_graph` as rank 0 has it, computed by an engine with these settings in one step."""
+    open_engine = load_engine(engine)
     rows = len(hidden)
 
     def work(communicator: Communicator) -> F32:
         graph = graphs[communicator.rank]
         span = Span(np.arange(graph.blocks.count, dtype=np.int32), position=0, rows=rows, wanted=rows, prompt=rows)
-        engine = open_engine(graph, Peers(communicator), EngineOptions(max_rows=rows))
+        engine = open_engine(graph, Peers(communicator), EngineOptions(max_rows=rows, extra=options or {}))
         try:
             return engine.step(hidden.copy(), [span]).copy()
         finally:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from motley.bench.measurements.accuracy.drift import Drift
     from motley.bench.measurements.accuracy.precision import FormatError
     from motley.bench.measurements.accuracy.quantisation import Foresight, WeightError
+    from motley.bench.measurements.accuracy.ways import Moved
     from motley.bench.measurements.serving.serve import Served
     from motley.bench.measurements.speed.adapters import Adapted
     from motley.bench.measurements.speed.latency import LatencyReport
@@ -218,6 +219,13 @@ def show_cache_formats(rows: Sequence[CacheError]) -> None:
     title = f"caches against fp32 ones, {rows[0].positions} tokens of a text: distributions of the next token"
     columns = ["caches", "bytes per token", "mean KL, nats", "largest", "same likeliest token"]
     console.print(table(columns, cells, title=title))
+
+
+def show_products(moved: Moved) -> None:
+    """What products in FP16 do."""
+    cells = [[f"{moved.mean_kl:.1e}", f"{moved.max_kl:.1e}", f"{100 * moved.same_greedy:.1f} %"]]
+    title = f"products in fp16 against fp32, {moved.positions} tokens of a text: distributions of the next token"
+    console.print(table(["mean KL, nats", "largest", "same likeliest token"], cells, title=title))
 
 
 def show_weight_errors(errors: list[WeightError]) -> None:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from motley.plugins.onnxruntime_gpu.preference import SOFTWARE
+from tests.software_gpu import fp16_driver
 
 
 def said_by_process(module: str, function: str, *arguments: Any, **environment: str) -> Any:
@@ -24,3 +27,13 @@ def said_by_process(module: str, function: str, *arguments: Any, **environment: 
     )
     assert told.returncode == 0, told.stderr
     return json.loads(told.stdout.splitlines()[-1])
+
+
+def said_in_fp16(module: str, function: str, *arguments: Any) -> Any:
+    """The same of a process whose GPU has FP16. Skips the test where there is no driver; in CI on Linux there has to be."""
+    driver = fp16_driver()
+    if isinstance(driver, str):
+        if "CI" in os.environ and sys.platform == "linux":
+            pytest.fail(driver)
+        pytest.skip(driver)
+    return said_by_process(module, function, *arguments, **driver)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -21,9 +19,8 @@ from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.segments import Mixture, cut_into_segments
 from tests.models.cases import LocalSession, golden_case, uneven_shares
-from tests.plugins.onnxruntime_gpu.processes import said_by_process
+from tests.plugins.onnxruntime_gpu.processes import said_in_fp16
 from tests.plugins.onnxruntime_gpu.test_engine import logits_of
-from tests.software_gpu import fp16_driver
 
 CLOSE_IN_FP16 = 0.02
 """How far logits may be off, in parts of the largest one."""
@@ -55,12 +52,7 @@ def error(name: str, quantisation: str, ranks: int) -> float:
 )
 def test_golden_models_pass_the_gate_and_are_close(name: str, quantisation: str, ranks: int) -> None:
     """Of the last one, too, whose experts are chosen by a router."""
-    driver = fp16_driver()
-    if isinstance(driver, str):
-        if "CI" in os.environ and sys.platform == "linux":
-            pytest.fail(driver)
-        pytest.skip(driver)
-    off = said_by_process(__name__, "error", name, quantisation, ranks, **driver)
+    off = said_in_fp16(__name__, "error", name, quantisation, ranks)
     assert 1e-4 < off < CLOSE_IN_FP16, "less would be FP32"
 
 
