@@ -30,7 +30,7 @@ def said_by_process(module: str, function: str, *arguments: Any, **environment: 
 
 
 def said_in_fp16(module: str, function: str, *arguments: Any) -> Any:
-    """The same of a process whose GPU has FP16. Skips the test where there is no driver; in CI on Linux there has to be."""
+    """The same of a process whose GPU has FP16. Where no driver has, the test is skipped; in CI it fails."""
     driver = fp16_driver()
     if isinstance(driver, str):
         if "CI" in os.environ and sys.platform == "linux":
