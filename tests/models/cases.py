@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -231,8 +231,8 @@ def golden_cases() -> list[Case]:
     return cases
 
 
-def others_soak(rows: Iterable[Any]) -> list[Any]:
-    """Parameters of a test, each a case or a tuple with one: those of cases not in `KINDS` wait for `make soak`.
+def others_soak(rows: Iterable[Any], among: Collection[str] = KINDS) -> list[Any]:
+    """Parameters of a test, each a case or a tuple with one: those of other cases than these wait for `make soak`.
 
     For tests of what engines do with any model; that each model is computed rightly is tested with all at every commit.
     """
@@ -240,7 +240,7 @@ def others_soak(rows: Iterable[Any]) -> list[Any]:
     for row in rows:
         values = row if isinstance(row, tuple) else (row,)
         (case,) = (str(value) for value in values if isinstance(value, Case))
-        parameters.append(pytest.param(*values, marks=pytest.mark.soak if case not in KINDS else ()))
+        parameters.append(pytest.param(*values, marks=pytest.mark.soak if case not in among else ()))
     return parameters
 
 

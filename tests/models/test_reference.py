@@ -63,7 +63,7 @@ def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_pa
     assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
 
 
-@every_case
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
 def test_ranks_that_have_nothing_only_take_part(case: Case, tmp_path: Path) -> None:
     """First (where it adds the biases) and last."""
     cut = units(case.model, "fp32", 32)

@@ -28,7 +28,18 @@ from motley.plugins.engine import CACHE_FORMATS, F32, Engine, EngineError, Engin
 from motley.plugins.nodes import is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import GOLDEN, Case, golden_cases, opening, others_soak, shaped, staged_shares, uneven_shares
+from tests.models.cases import (
+    GOLDEN,
+    KINDS,
+    TELLING,
+    Case,
+    golden_cases,
+    opening,
+    others_soak,
+    shaped,
+    staged_shares,
+    uneven_shares,
+)
 from tests.models.cuts import apportion, cut
 from tests.models.local_group import LocalGroup
 from tests.pairs import pairwise
@@ -340,7 +351,7 @@ def test_the_first_and_last_layer_of_each_kind_are_examined(tmp_path: Path) -> N
     assert examined == {"0", "1", "2"}  # one without, two with
 
 
-@pytest.mark.parametrize("case", golden_cases(), ids=str)
+@pytest.mark.parametrize("case", others_soak(golden_cases(), TELLING | KINDS), ids=str)
 def test_what_the_reference_leaves_out_changes_no_answer(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,8 @@ from motley.transport.cuda.library import driver_library
 from motley.transport.cuda.stream import CudaStream
 from tests.models.cases import (
     BLOCKS,
+    KINDS,
+    TELLING,
     Case,
     LocalSession,
     golden_case,
@@ -124,7 +126,7 @@ def test_every_architecture_is_compiled_for(module: Module, capability: Capabili
 
 @pytest.mark.parametrize(
     ("case", "ranks"),
-    [*((case, 3) for case in golden_cases()), *others_soak((case, 1) for case in golden_cases())],
+    [*others_soak(product(golden_cases(), [3]), TELLING | KINDS), *others_soak(product(golden_cases(), [1]))],
     ids=str,
 )
 def test_transformers_logits_at_any_split(case: Case, ranks: int, tmp_path: Path) -> None:

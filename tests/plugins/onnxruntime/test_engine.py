@@ -54,7 +54,6 @@ BUNDLED = Path(motley.cli.__path__[0]) / "models" / "shakespeare-2.6m"
 
 PLAIN = golden_case("llama-mha")
 ONE = Span(np.array([0], np.int32), position=0, rows=1)
-every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
 
 
 def session(
@@ -91,7 +90,7 @@ def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-@every_case
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     with session(case, tmp_path, count) as ranks:
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE
@@ -121,7 +120,7 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, c
     assert texts[0] == texts[1]
 
 
-@every_case
+@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
 def test_chunks_give_what_the_whole_prompt_gives(case: Case, tmp_path: Path) -> None:
     with session(case, tmp_path) as ranks:
         whole = ranks.step(case.tokens[:-1], 0)
