@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle, product
 from math import prod
 from pathlib import Path
 from threading import BrokenBarrierError
@@ -242,6 +243,17 @@ def others_soak(rows: Iterable[Any], among: Collection[str] = KINDS) -> list[Any
         (case,) = (str(value) for value in values if isinstance(value, Case))
         parameters.append(pytest.param(*values, marks=pytest.mark.soak if case not in among else ()))
     return parameters
+
+
+def splits() -> list[Any]:
+    """Parameters ``case`` and ``count``, on how many ranks: every case has one of them at each commit, those in `KINDS`
+    one of the many."""
+    few, many = cycle([1, 2, 3]), cycle([5, 8])
+    now = {str(case): next(many if str(case) in KINDS else few) for case in golden_cases()}
+    return [
+        pytest.param(case, count, marks=() if count == now[str(case)] else pytest.mark.soak)
+        for case, count in product(golden_cases(), [1, 2, 3, 5, 8])
+    ]
 
 
 def golden_case(name: str) -> Case:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Barrier
+from queue import Empty, SimpleQueue
+from threading import BrokenBarrierError, Lock
 from typing import Any
 
 import numpy as np
@@ -11,34 +12,61 @@ import numpy.typing as npt
 
 
 class LocalGroup:
-    """`size` ranks that meet at a barrier; each of them takes the `member` of its number."""
+    """`size` ranks that meet at a barrier; each of them takes the `member` of its number.
+
+    A `threading.Barrier` wakes every thread twice, once to take its lock, which is most of what tiny models take.
+    """
 
     def __init__(self, size: int, deadline_s: float = 30.0) -> None:
         self.size = size
-        self._barrier = Barrier(size, timeout=deadline_s)
-        self._buffers: list[npt.NDArray[Any]] = [np.empty(0)] * size
+        self._deadline_s = deadline_s
+        self._lock = Lock()
+        self._here: list[npt.NDArray[Any] | None] = [None] * size
+        """What those who have arrived have brought."""
+        self._arrived = 0
+        self._told: list[SimpleQueue[list[Any]]] = [SimpleQueue() for _ in range(size)]
+        """For each rank: what all have brought, once they have."""
+        self._broken = False
 
     def member(self, rank: int) -> LocalMember:
         return LocalMember(self, rank)
 
     def abort(self) -> None:
         """Release everyone who waits with `threading.BrokenBarrierError`: a rank is gone."""
-        self._barrier.abort()
+        self._broken = True
+        for told in self._told:
+            told.put([])
 
     def all_reduce(self, rank: int, buffer: npt.NDArray[Any]) -> None:
-        self._buffers[rank] = buffer.copy()
-        self._barrier.wait()
-        buffer[...] = self._buffers[0]
-        for other in self._buffers[1:]:
+        first, *others = self._meet(rank, buffer.copy())
+        buffer[...] = first
+        for other in others:
             buffer += other
-        self._barrier.wait()
 
     def all_gather(self, rank: int, local: npt.NDArray[Any], out: Sequence[npt.NDArray[Any]]) -> None:
-        self._buffers[rank] = local.copy()
-        self._barrier.wait()
-        for taken, given in zip(out, self._buffers, strict=True):
+        for taken, given in zip(out, self._meet(rank, local.copy()), strict=True):
             taken[...] = given
-        self._barrier.wait()
+
+    def _meet(self, rank: int, brought: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """What every rank brings to this meeting."""
+        with self._lock:
+            self._here[rank] = brought
+            self._arrived += 1
+            everything = self._here if self._arrived == self.size else None
+            if everything:
+                self._here, self._arrived = [None] * self.size, 0
+        if everything:
+            for number, told in enumerate(self._told):
+                if number != rank:
+                    told.put(everything)
+        else:
+            try:
+                everything = self._told[rank].get(timeout=self._deadline_s)
+            except Empty:
+                self.abort()
+        if self._broken:
+            raise BrokenBarrierError
+        return everything
 
 
 class LocalMember:

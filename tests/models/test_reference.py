@@ -22,6 +22,7 @@ from tests.models.cases import (
     golden_case,
     golden_cases,
     others_soak,
+    splits,
     uneven_shares,
     whole_share,
 )
@@ -32,8 +33,6 @@ TOLERANCE = 1e-4
 """Of the largest logit, between ours in float32 and transformers' in float64."""
 FLOAT64: Mapping[str, str] = {"dtype": "float64"}
 
-every_case = pytest.mark.parametrize("case", golden_cases(), ids=str)
-
 
 def session(
     case: Case, folder: Path, ranks: int = 1, quantisation: str = "fp32", extra: Mapping[str, str] | None = None
@@ -43,7 +42,7 @@ def session(
     return LocalSession(case.folder, ReferenceEngine, shares, folder, quantisation, options=options)
 
 
-@every_case
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_float64_on_one_rank(case: Case, tmp_path: Path) -> None:
     with session(case, tmp_path, extra=FLOAT64) as ranks:
         rounded = (
@@ -52,8 +51,7 @@ def test_float64_on_one_rank(case: Case, tmp_path: Path) -> None:
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < rounded
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-@every_case
+@pytest.mark.parametrize(("case", "count"), splits(), ids=str)
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     """A prefill, a decode step and the rest at once: the best token of every row of the answer is the next token."""
     steps = ((0, case.prompt), (case.prompt, case.prompt + 1), (case.prompt + 1, len(case.tokens) - 1))

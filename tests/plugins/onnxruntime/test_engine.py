@@ -31,6 +31,7 @@ from tests.models.cases import (
     golden_case,
     golden_cases,
     others_soak,
+    splits,
     uneven_shares,
     whole_share,
 )
@@ -89,8 +90,7 @@ def greedy(ranks: LocalSession, prompt: list[int], count: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("case", golden_cases(), ids=str)
+@pytest.mark.parametrize(("case", "count"), splits(), ids=str)
 def test_any_split_gives_the_same_logits_and_text(case: Case, count: int, tmp_path: Path) -> None:
     with session(case, tmp_path, count) as ranks:
         assert error(ranks.step(case.tokens[:-1], 0), case.logits) < FP32_TOLERANCE
