@@ -31,6 +31,7 @@ A value that is read on the other side of a collective or of an Experts node is 
 ``key_cache.{layer}``  f32[1, H, C, head_dim]   of a span: what its sequence has in the blocks of this rank's H KV
 ``value_cache.{layer}``                         heads, C positions (absent if H = 0, or where the keys are the values);
                                                 updated to the outputs ``key_cache.{layer}.out``, ...
+``index_cache.{layer}``  f32[1, 1, C, d]        likewise the index keys by which positions are chosen
 ``logits``             f32[R, V]{tp}            output: this rank's slice of the vocabulary (absent if V = 0); or, of
                                                 a graph without the last layers, the residual, replicated: V = D then;
                                                 of a rank whose model has its own head guess tokens, D columns more
@@ -171,7 +172,7 @@ def transport(collectives: Collectives) -> Collectives:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The KV cache of one layer on this rank."""
+    """The KV cache of one layer on this rank, or that of its index keys."""
 
     layer: int
     heads: int
@@ -180,11 +181,13 @@ class CacheSpec:
     """How many positions a row sees, its own among them; 0: all."""
     keys_alone: bool = False
     """The keys are the values too, so there is no cache of values."""
+    index: bool = False
+    """It is of the keys by which positions are chosen; there are no values to these."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """What a graph calls its caches: that of keys, and that of values if there is one."""
-        kinds = ("key",) if self.keys_alone else ("key", "value")
+        kinds = ("index",) if self.index else ("key",) if self.keys_alone else ("key", "value")
         return tuple(f"{kind}_cache.{self.layer}" for kind in kinds)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -15,6 +15,10 @@ COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
 SPARSE_MIXER, XIELU = "SparseMixer", "Xielu"
 """Functions of domain ``motley``: by which a row chooses two experts, and an activation."""
+CHOSEN_POSITIONS = "ChosenPositions"
+"""The function of domain ``motley`` that says which positions rows see."""
+CHOICE = "ChoiceOfSlots"
+"""What some engines compute in its place, see `motley.plugins.segments`."""
 OWN_FUNCTIONS = ("HeadProducts", SPARSE_MIXER, XIELU, *STREAM_OPERATORS)
 """Functions of domain ``motley``, besides attention, that the reference computes as a whole."""
 NORMS = ("RMSNormalization", "LayerNormalization")
@@ -33,6 +37,37 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
             inside = {name for own in attribute.g.node for name in own.output}
             inside.update(tensor.name for tensor in attribute.g.initializer)
             yield from (name for own in attribute.g.node for name in reads(own) if name not in inside)
+
+
+def is_choice(node: onnx.NodeProto) -> bool:
+    """Whether a node says which positions rows see."""
+    return node.domain == DOMAIN and node.op_type in (CHOSEN_POSITIONS, CHOICE)
+
+
+def all_seen(nodes: Iterable[onnx.NodeProto], context: int) -> int:
+    """How many positions a row may see so that it sees all of them: the context, where none are chosen."""
+    return min((attributes_of(node)["count"] for node in nodes if is_choice(node)), default=context)
+
+
+def only_for_choices(nodes: Sequence[onnx.NodeProto], results: Collection[str]) -> set[str]:
+    """The values that serve nothing but to choose among positions, so that a step need not make them whose rows see no
+    more positions than are chosen: index queries and their weights, and what only these are made of.
+
+    Args:
+        nodes: in topological order.
+        results: of the graph.
+    """
+    needed, serving = set(results), set[str]()
+    for node in reversed(nodes):
+        if is_choice(node):
+            q, k, weights, *others = node.input
+            serving.update((q, weights))
+            needed.update((k, *others))
+        elif not needed.isdisjoint(node.output) or serving.isdisjoint(node.output) or is_collective(node):
+            needed.update(reads(node))
+        else:
+            serving.update(reads(node))
+    return serving - needed
 
 
 def is_collective(node: onnx.NodeProto) -> bool:

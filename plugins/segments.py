@@ -16,7 +16,7 @@ import onnx
 
 from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import DOMAIN, EngineError
-from motley.plugins.nodes import attributes_of, is_collective, is_experts, reads
+from motley.plugins.nodes import CHOICE, attributes_of, is_collective, is_experts, reads
 from motley.plugins.streams import STREAM_OPERATORS
 
 ROWS = "rows"
@@ -28,7 +28,10 @@ ROWS = "rows"
 # `HEAD_PRODUCT`    x f32[T, heads * S], codes, scales, zero points         what ``motley.HeadProducts`` has;
 #                                                                           attributes: bits, block, heads, first
 # `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
-#                   ``motley.CachedAttention`` has
+#                   ``motley.CachedAttention`` has; attribute choices:
+#                   how many positions ``chosen`` has, or 0
+# `CHOICE`          q, k, weights, and what else                            chosen and the cache
+#                   ``motley.ChosenPositions`` has
 # `ATTEND`          queries, turned, f32[T, heads * d], and the rest; the   y
 #                   rows' keys and values are in the caches
 # `NORM`            x f32[T, D], skip f32[T, D], gain and bias f32[D]       norm of x * factor + skip; that sum itself;
@@ -250,8 +253,9 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
         return _collective(node)
     if is_experts(node):
         return _mixture(node)
-    if node.domain == DOMAIN and node.op_type in (ATTENTION, ATTEND):
-        return Kernel(node, (node.input[0],), (node.output[0],))
+    if node.domain == DOMAIN and node.op_type in (ATTENTION, ATTEND, CHOICE):
+        operands = 3 if node.op_type == CHOICE else 2 if attributes_of(node).get("choices") else 1
+        return Kernel(node, tuple(node.input[:operands]), (node.output[0],))
     if is_adapted(node) or (node.domain == DOMAIN and node.op_type in _OPERATORS):
         rows = tuple(name for name in node.input if name and name not in initializers)
         return Kernel(node, rows, tuple(filter(None, node.output)))

@@ -49,7 +49,7 @@ LONG = 48
 """Tokens of the longer prompt."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp|dense)\.(?P<squares>squares)?")
-_CACHE = re.compile(r"(?:key|value)_cache\.(\d+)")
+_CACHE = re.compile(r"(?:key|value|index)_cache\.(\d+)")
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from onnx import TensorProto
 from motley.plugins.cuda.cublas import Gemm
 from motley.plugins.cuda.expert_groups import best_groups
 from motley.plugins.cuda.experts import HeadMatrices, LayerExperts, heads_of, tables_of
-from motley.plugins.cuda.kernels import BLOCKS, HEADS, KINDS, THREADS, HeadPart, Matrix, View, pointer
+from motley.plugins.cuda.kernels import BLOCKS, HEADS, INDEX_WIDTH, KINDS, THREADS, HeadPart, Matrix, View, pointer
 from motley.plugins.cuda.modules import module_of, modules_for
 from motley.plugins.cuda.quantised_values import normalised_sums, quantised_values
 from motley.plugins.engine import Collectives, EngineError, RankGraph
 from motley.plugins.known_nodes import is_number, is_stored, numbers_of
 from motley.plugins.mapped_share import MappedShare, place_of
-from motley.plugins.nodes import attributes_of
+from motley.plugins.nodes import all_seen, attributes_of, only_for_choices
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.errors import CudaError
 from motley.transport.cuda.reduction import ALIGNMENT
@@ -103,8 +103,14 @@ class DeviceGraph:
         self.initializers = {tensor.name: tensor for tensor in proto.initializer}
         self.made_by = {output: node for node in proto.node for output in node.output}
         self.nodes = nodes
+        self.for_choices = only_for_choices(proto.node, [value.name for value in proto.output])
+        """Values that are for nothing but choosing among positions."""
+        self.all_seen = all_seen(proto.node, graph.context)
+        """Rows that see no more positions see all of them."""
         if any(spec.head_dim > max(HEADS) or spec.head_dim % 2 for spec in graph.caches):
             raise EngineError(f"engine 'cuda' has attention for heads of an even width up to {max(HEADS)}")
+        if any(spec.index and spec.head_dim > INDEX_WIDTH for spec in graph.caches):
+            raise EngineError(f"engine 'cuda' has index keys of up to {INDEX_WIDTH} elements; use engine 'onnxruntime'")
         if self.hidden % 4:
             raise EngineError(f"engine 'cuda' sums rows of a multiple of 4 elements, not of {self.hidden}")
         self._weights = self.allocate(max(1, graph.share_file.stat().st_size))
@@ -124,7 +130,7 @@ class DeviceGraph:
         tables = [table for each in self.experts.values() for table in (each.gate_up, each.down)]
         tables += [each.table for each in self.head_matrices.values()]
         kinds = {matrix.kind for matrix in (*self.matrices.values(), *(table.matrix for table in tables))}
-        self._driver.compile(modules_for(kinds, graph.blocks.format))
+        self._driver.compile(modules_for(kinds, graph.blocks.format, any(spec.index for spec in graph.caches)))
         self.groups = best_groups(proto)
         codes = {name: coded for name, matrix in self.matrices.items() if (coded := matrix.coded) is not None}
         self.quantised = quantised_values(self.nodes, proto, codes)

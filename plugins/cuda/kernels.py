@@ -64,6 +64,8 @@ NORM, LAYER_NORM = 4, 5
 """What is made of rows that are normalised, likewise; by the latter of what is left of them without their mean."""
 NORM_PART = 512
 """Elements of a group that a warp normalises, and of a row that a block of threads makes, as in the source."""
+INDEX_WIDTH = 256
+"""Elements of an index key at most, as in the source."""
 PART = 256
 """Positions, from a multiple of it on, that a row attends to apart from others, as in the source."""
 

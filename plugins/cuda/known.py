@@ -17,7 +17,7 @@ from motley.plugins.cuda.experts import unknown_in
 from motley.plugins.cuda.kernels import GATES
 from motley.plugins.engine import DOMAIN
 from motley.plugins.known_nodes import ANY, KNOWN, check_attributes, is_number, is_stored, numbers_of, refuse
-from motley.plugins.nodes import SPARSE_MIXER, XIELU
+from motley.plugins.nodes import CHOSEN_POSITIONS, SPARSE_MIXER, XIELU
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
@@ -50,11 +50,14 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("", "Where"): {},
     (DOMAIN, "CachedAttention"): _ATTENTION,
     (DOMAIN, "CachedAttentionInChunks"): {**_ATTENTION, "chunk": ANY},
+    (DOMAIN, "CachedAttentionToChosenKeys"): {**_ATTENTION, "choices": ANY},
+    (DOMAIN, "CachedAttentionToChosenKeysWithSinks"): {**_ATTENTION, "choices": ANY},
     (DOMAIN, "CachedAttentionToKeys"): _ATTENTION,
     (DOMAIN, "CachedAttentionToKeysWithSinks"): _ATTENTION,
     (DOMAIN, "CachedAttentionWarmed"): {**_ATTENTION, **_WARMTH},
     (DOMAIN, "CachedAttentionWithGains"): _ATTENTION,
     (DOMAIN, "CachedAttentionWithSinks"): _ATTENTION,
+    (DOMAIN, CHOSEN_POSITIONS): dict.fromkeys(("heads", "head_dim", "rotary_dim", "count"), ANY),
     (DOMAIN, "Experts"): {"experts": ANY},
     (DOMAIN, "HeadProducts"): {"heads": ANY, "first": ANY, "last": ANY, "width": ANY},
     (DOMAIN, GATED_DELTA): {**_HEADS, "key_heads": ANY, "epsilon": ANY, **_DELTA},

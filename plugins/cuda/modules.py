@@ -32,7 +32,9 @@ TILES = {kind: _files("row_source", "quantised", "tiles", f"tiles_{kind}") for k
 """Products by codes of several tokens."""
 ATTENTION = {kept: _files("caches", "attention", f"attention_{kept}") for kept in CACHE_FORMATS}
 """Attention, by what keys and values are kept as."""
-MODULES = (NODES, FLOATS, *CODES.values(), *TILES.values(), *ATTENTION.values())
+CHOOSING = _files("caches", "choosing")
+"""What chooses positions."""
+MODULES = (NODES, FLOATS, CHOOSING, *CODES.values(), *TILES.values(), *ATTENTION.values())
 
 
 @cache
@@ -42,11 +44,14 @@ def module_of(kernel: str) -> Module:
         return (TILES if found[2] else CODES)[found[1]]
     if found := re.fullmatch(r"(?:rotate|attend_(?:\d+|row)|combine)_(\w+)", kernel):
         return ATTENTION[found[1]]
+    if kernel == "choose_positions" or kernel.startswith("score_index_"):
+        return CHOOSING
     return FLOATS if re.match(r"(expert_)?matmul_|widen_", kernel) else NODES
 
 
-def modules_for(kinds: Iterable[str], kept: str) -> list[Module]:
-    """What a rank compiles that has matrices of such kinds, and keeps keys and values so."""
+def modules_for(kinds: Iterable[str], kept: str, chooses: bool) -> list[Module]:
+    """What a rank compiles that has matrices of such kinds, keeps keys and values so, and perhaps chooses positions."""
     codes = sorted({*kinds} & {*CODES})
     floats = [FLOATS] if {*kinds} - {*CODES} else []
+    floats += [CHOOSING] if chooses else []
     return [NODES, ATTENTION[kept], *floats, *(module for kind in codes for module in (CODES[kind], TILES[kind]))]

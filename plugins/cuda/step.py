@@ -27,12 +27,13 @@ from motley.plugins.cuda.kernels import (
     rows_of,
 )
 from motley.plugins.cuda.nodes.attention import AttentionNodes
+from motley.plugins.cuda.nodes.choosing import ChoiceNodes
 from motley.plugins.cuda.nodes.heads import HeadNodes
 from motley.plugins.cuda.nodes.recurrent import RecurrentNodes
 from motley.plugins.cuda.nodes.small import SmallNodes
 from motley.plugins.cuda.nodes.submission import StepRows
 from motley.plugins.engine import DOMAIN, Collectives
-from motley.plugins.nodes import SPARSE_MIXER, XIELU, attributes_of
+from motley.plugins.nodes import CHOSEN_POSITIONS, SPARSE_MIXER, XIELU, attributes_of
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
@@ -48,11 +49,13 @@ def submit_nodes(graph: DeviceGraph, summing: Collectives, step: StepRows, adapt
         adapting: what adapters add to products; None: no row has one.
     """
     submission = _Step(graph, summing, step, adapting)
+    spared = graph.for_choices if max(step.sees) <= graph.all_seen else set()
     for node in graph.nodes:
-        _SUBMITTERS[node.domain, node.op_type](submission, node)
+        if spared.isdisjoint(node.output):
+            _SUBMITTERS[node.domain, node.op_type](submission, node)
 
 
-class _Step(SmallNodes, HeadNodes, AttentionNodes, RecurrentNodes):
+class _Step(SmallNodes, HeadNodes, AttentionNodes, ChoiceNodes, RecurrentNodes):
     """One step being submitted: how each node of the graph becomes kernels; those that multiply, and sums, are here."""
 
     def gemm(self, node: onnx.NodeProto) -> None:
@@ -246,11 +249,14 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     (DOMAIN, ADAPTED): _Step.adapt,
     (DOMAIN, "CachedAttention"): _Step.attention,
     (DOMAIN, "CachedAttentionInChunks"): _Step.attention,
+    (DOMAIN, "CachedAttentionToChosenKeys"): _Step.attention,
+    (DOMAIN, "CachedAttentionToChosenKeysWithSinks"): _Step.attention,
     (DOMAIN, "CachedAttentionToKeys"): _Step.attention,
     (DOMAIN, "CachedAttentionToKeysWithSinks"): _Step.attention,
     (DOMAIN, "CachedAttentionWarmed"): _Step.attention,
     (DOMAIN, "CachedAttentionWithGains"): _Step.attention,
     (DOMAIN, "CachedAttentionWithSinks"): _Step.attention,
+    (DOMAIN, CHOSEN_POSITIONS): _Step.choose_positions,
     (DOMAIN, "DistCollective"): _Step.all_reduce,
     (DOMAIN, "Experts"): _Step.experts,
     (DOMAIN, "HeadProducts"): _Step.multiply_heads,

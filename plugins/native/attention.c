@@ -20,6 +20,8 @@
  *   the lanes; a dimension is the sum of e * v by fma, position by position, where of INT8 e is first multiplied by the
  *   value's scale.
  *   Where a block lies, near or far, changes nothing.
+ * - Where positions are chosen, and fewer than a row could see, these are cut in stretches instead, as if they were all
+ *   that there are.
  * - These three are the stretch's summary. It may be computed elsewhere, for rows that come after the stretch, from what
  *   is cached there; it is asked for with the queries, and told. Where it was computed does not change a bit.
  * - Stretch by stretch, both sums are weighed with exp(the stretch's largest score - the largest of all) and summed by
@@ -57,16 +59,19 @@ static int64_t lay_out(struct piece *now, float *scratch) {
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* The most positions that a row sees, but for windows. */
+static int64_t most_seen(const struct attention *a) { return a->chosen ? least(a->context, a->choices) : a->context; }
+
 /* Rows of a span that attend at a time: fewer where many wide heads see far, so that their sums need no more room. */
 static int64_t abreast(const struct attention *a) {
-    const int64_t seen = a->window ? least(a->context, a->window + ABREAST + SIGHT) : a->context;
+    const int64_t seen = least(a->context, a->window ? a->window + ABREAST + SIGHT : most_seen(a));
     const int64_t rows = MOST_ROOM / (a->heads * a->size * divide_up(seen, SIGHT));
     return rows < 1 ? 1 : least(rows, ABREAST);
 }
 
 /* Floats of scratch that an attention may use. */
 static int64_t room(const struct attention *a) {
-    struct piece largest = {.a = a, .rows = least(a->rows, abreast(a)), .stretches = divide_up(a->context, SIGHT)};
+    struct piece largest = {.a = a, .rows = least(a->rows, abreast(a)), .stretches = divide_up(most_seen(a), SIGHT)};
     if (a->window)
         largest.stretches = least(largest.stretches, divide_up(a->window + largest.rows - 1, SIGHT) + 1);
     const int64_t alone = lay_out(&largest, NULL);
@@ -78,7 +83,7 @@ EXPORT int32_t motley_prepare_attention(const struct attention *a) {
     return pool_reserve(a->pool, (size_t)room(a) * sizeof(float));
 }
 
-static const struct table *table_of(const struct attention *a, int64_t n) {
+const struct table *attention_table(const struct attention *a, int64_t n) {
     return a->turned ? a->spans->tables + n * a->spans->ropes + a->rope : NULL;
 }
 
@@ -96,11 +101,19 @@ static int64_t place_away(const struct span *span, int64_t stretch) {
     return -1;
 }
 
-/* Whether there are the rows, the blocks and the angles of span n, and what is told of it can be;
+/* Whether what is chosen for a row is ascending positions up to its own. */
+static int can_pick(const struct attention *a, int64_t row, int64_t position) {
+    const int64_t *picked = a->chosen + row * a->choices;
+    for (int64_t i = 0; i < a->choices; i++)
+        if (picked[i] < (i ? picked[i - 1] + 1 : 0)) return 0;
+    return picked[a->choices - 1] <= position;
+}
+
+/* Whether there are the rows, the blocks and the angles of span n, and what is told of it, and chosen, can be;
  * blocks that its rows go to are near. */
-static int fits(const struct attention *a, int64_t n) {
+int attention_fits(const struct attention *a, int64_t n) {
     const struct span *span = a->spans->all + n;
-    const struct table *table = table_of(a, n);
+    const struct table *table = attention_table(a, n);
     if (span->row < 0 || span->rows < 1 || span->row > a->rows - span->rows) return 0;
     if (span->position < 0 || span->position > a->context - span->rows) return 0;
     const int64_t end = span->position + span->rows;
@@ -117,23 +130,28 @@ static int fits(const struct attention *a, int64_t n) {
         const int64_t count = a->near.count + (is_read_only ? a->far.count : 0);
         if (here && (span->blocks[b] < 0 || span->blocks[b] >= count)) return 0;
     }
+    for (int64_t r = 0; a->chosen && r < span->rows; r++)
+        if (span->position + r >= a->choices && !can_pick(a, span->row + r, span->position + r)) return 0;
     return 1;
 }
 
 static struct piece cut(const struct attention *a, int64_t n, int64_t done) {
     const struct span *span = a->spans->all + n;
-    const int64_t rows = least(span->rows - done, abreast(a)), position = span->position + done;
-    const int64_t first = first_seen(a, position) / SIGHT;
+    const int64_t position = span->position + done, first = first_seen(a, position) / SIGHT;
+    const int picks = a->chosen && position >= a->choices; /* rows before have pieces of their own */
+    int64_t rows = picks ? 1 : least(span->rows - done, abreast(a));
+    if (a->chosen && !picks) rows = least(rows, a->choices - position);
     return (struct piece){
         .a = a,
-        .table = table_of(a, n),
+        .table = attention_table(a, n),
         .blocks = span->blocks,
         .last = (position + rows - 1) / a->tokens,
         .row = span->row + done,
         .rows = rows,
         .position = position,
         .first = first,
-        .stretches = divide_up(position + rows, SIGHT) - first,
+        .stretches = picks ? divide_up(a->choices, SIGHT) : divide_up(position + rows, SIGHT) - first,
+        .picked = picks ? a->chosen + (span->row + done) * a->choices : NULL,
         .span = span->away_count ? span : NULL,
         .done = done,
     };
@@ -224,13 +242,14 @@ EXPORT int32_t motley_attention(const struct attention *a) {
     struct together all;
     all.count = all.floats = all.products = all.awaited = 0;
     for (int64_t n = 0; n < spans->count; n++)
-        if (!fits(a, n)) return (int32_t)n;
+        if (!attention_fits(a, n)) return (int32_t)n;
     const int64_t most = room(a);
     float *scratch = (float *)pool_enter(a->pool);
-    for (int64_t n = 0; n < spans->count; n++) kernels->cache_rows(a, spans->all + n, table_of(a, n), scratch);
+    for (int64_t n = 0; n < spans->count; n++) kernels->cache_rows(a, spans->all + n, attention_table(a, n), scratch);
     for (int64_t n = 0; n < spans->count; n++)
-        for (int64_t done = 0; done < spans->all[n].rows; done += abreast(a)) {
+        for (int64_t done = 0; done < spans->all[n].rows;) {
             struct piece piece = cut(a, n, done);
+            done += piece.rows;
             const int64_t floats = lay_out(&piece, NULL);
             if (all.count == MOST_PIECES || all.floats + floats > most) finish(&all);
             lay_out(&piece, scratch + all.floats);
@@ -247,11 +266,11 @@ EXPORT int32_t motley_attention(const struct attention *a) {
  * span does not fit. */
 EXPORT int32_t motley_queries(const struct attention *a, int64_t n, float *queries) {
     const struct span *span = a->spans->all + n;
-    if (!fits(a, n)) return (int32_t)n;
+    if (!attention_fits(a, n)) return (int32_t)n;
     float *scratch = (float *)pool_enter(a->pool);
     for (int64_t row = 0; row < span->rows; row++) {
         struct piece piece = {
-            .a = a, .table = table_of(a, n), .row = span->row + row, .rows = 1, .position = span->position + row};
+            .a = a, .table = attention_table(a, n), .row = span->row + row, .rows = 1, .position = span->position + row};
         lay_out(&piece, scratch);
         kernels->turn_queries(&piece);
         for (int64_t head = 0; head < a->heads; head++, queries += a->size)

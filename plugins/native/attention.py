@@ -194,6 +194,7 @@ def bind_attention(
     chunked: bool = False,
     gains: tuple[F32, F32] | None = None,
     warmth: F32 | None = None,
+    chosen: npt.NDArray[np.int64] | None = None,
 ) -> Attending:
     """The attention of all spans of a step, in one layer: each row sees its sequence's positions up to its own.
 
@@ -230,6 +231,8 @@ def bind_attention(
         chunked: positions are cut in chunks of `window`, and a token sees those of its own chunk alone.
         gains: f32[d] twice, by which turned queries and keys are multiplied.
         warmth: f32[context], by which queries are multiplied besides, by their positions.
+        chosen: i64[M, N], which positions rows see that could see more than N, ascending; others see all. A call raises
+            `IndexError` where these are not ascending positions up to the row's own. None: all rows see all.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -258,6 +261,9 @@ def bind_attention(
     if values is None:
         values, value_scales = keys, key_scales
     numbers = keys.dtype, kv_heads, tokens, size
+    choices = 0 if chosen is None else chosen.shape[-1]
+    if chosen is not None and (window or not choices):
+        raise ValueError(f"rows must have chosen some positions, {choices}, without a window")
     near = tier(LayerBlocks(keys, values, key_scales, value_scales), "", place, 0, blocks, *numbers)
     beyond = Tier() if far is None else tier(far, "far ", address, blocks, len(far.keys), *numbers)
     attention = Attention(
@@ -270,6 +276,7 @@ def bind_attention(
         q_gain=address("gains", gains[0], np.float32, size) if gains else None,
         k_gain=address("gains", gains[1], np.float32, size) if gains else None,
         warmth=None if warmth is None else address("warmth", warmth, np.float32, context),
+        chosen=None if chosen is None else address("chosen", chosen, np.int64, rows, choices),
         y=place("y", y, np.float32, rows, heads * size),
         rows=rows,
         heads=heads,
@@ -280,6 +287,7 @@ def bind_attention(
         window=window,
         rope=rope,
         context=context,
+        choices=choices,
         scale=scale,
         soft_cap=soft_cap,
         format=FORMATS.index(keys.dtype.type),
@@ -289,7 +297,7 @@ def bind_attention(
     )
     if not library().motley_prepare_attention(attention):
         raise MemoryError(f"no memory to attend to {context} positions with {heads} heads of {size}")
-    attention.kept = (qkv, keys, values, y, spans, sinks, gains, warmth, key_scales, value_scales, far, pool)
+    attention.kept = (qkv, keys, values, y, spans, sinks, gains, warmth, chosen, key_scales, value_scales, far, pool)
     return Attending(library().motley_attention, ctypes.byref(attention))
 
 

@@ -105,6 +105,39 @@ struct run {
     int64_t ahead;                          /* bytes to what is fetched while one of them is used */
 };
 
+/* Where in a tier the key of a position is, in numbers of keys; the tier. */
+ALWAYS int64_t place_of_key(const struct piece *now, int64_t kv_head, int64_t position, const struct tier **tier) {
+    const struct attention *a = now->a;
+    const int64_t block = now->blocks[position / a->tokens];
+    *tier = block < a->near.count ? &a->near : &a->far;
+    return ((block - (*tier)->first) * a->kv_heads + kv_head) * a->tokens + position % a->tokens;
+}
+
+/* As cut_in_runs, of picked positions. */
+static struct run *cut_picked(const struct piece *now, int64_t begin, int64_t kv_head, int64_t to, struct run *runs,
+                              const int format) {
+    enum { POSITIONS_AHEAD = 8 };
+    const struct attention *a = now->a;
+    const int64_t *picked = now->picked + begin;
+    for (int64_t t = 0; t < to; t = runs++->end) {
+        const struct tier *tier, *other;
+        const int64_t at = place_of_key(now, kv_head, picked[t], &tier), left = a->tokens - picked[t] % a->tokens;
+        const int64_t later = place_of_key(now, kv_head, picked[t + POSITIONS_AHEAD < to ? t + POSITIONS_AHEAD : to - 1], &other);
+        int64_t end = t + 1;
+        while (end < to && end - t < left && picked[end] == picked[t] + (end - t)) end++;
+        *runs = (struct run){
+            .begin = t,
+            .end = end,
+            .keys = tier->keys + at * a->size * bytes_of(format),
+            .values = tier->values + at * a->size * bytes_of(format),
+            .key_scales = format == INT8 ? tier->key_scales + at : NULL,
+            .value_scales = format == INT8 ? tier->value_scales + at : NULL,
+            .ahead = other == tier ? (later - at) * a->size * bytes_of(format) : 0,
+        };
+    }
+    return runs;
+}
+
 /* Cut the positions [from, to) of the stretch that begins at a position in runs; where they end. */
 static struct run *cut_in_runs(const struct piece *now, int64_t begin, int64_t kv_head, int64_t from, int64_t to,
                                struct run *runs, const int format) {
@@ -248,6 +281,23 @@ ALWAYS void weigh(const struct piece *now, const float *weights, const struct ru
 #define MANY_HEADS (2 * TILE_ROWS)
 #define WIDTH(heads) ((heads) == MANY_HEADS ? TILE_TOKENS / 2 : TILE_TOKENS)
 
+/* scores[count, SIGHT] of some queries at the positions of some runs. */
+ALWAYS void score_runs(const struct piece *now, const float *q, const struct run *runs, const struct run *end,
+                       int64_t count, float scores[][SIGHT], const int format) {
+    const int64_t apart = now->a->size * bytes_of(format);
+    for (const struct run *run = runs; run < end; run++) {
+        const uint8_t *keys = run->keys;
+        int64_t t = run->begin;
+#define SCORE_TILE(n)                                               \
+    for (int64_t part = 0; part < TILE_TOKENS; part += WIDTH(n))    \
+        score(now, q + h * now->wide, keys + part * apart, run->ahead, scores[h] + t + part, n, WIDTH(n), format)
+#define SCORE_ONE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, 1, format)
+        for (; t + TILE_TOKENS <= run->end; t += TILE_TOKENS, keys += TILE_TOKENS * apart)
+            FOR_HEADS(count, h, format, SCORE_TILE)
+        for (; t < run->end; t++, keys += apart) FOR_HEADS(count, h, format, SCORE_ONE)
+    }
+}
+
 /* Some queries that share keys and values at the positions of a stretch. */
 ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_head, int64_t query, int64_t count,
                            const int format) {
@@ -258,31 +308,22 @@ ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_
     for (int64_t h = 0; h < count; h++) {
         const int64_t position = now->position + (query + h) / group % now->rows;
         const int64_t first = first_seen(a, position);
+        const int64_t last = now->picked ? a->choices - 1 : position;
         seen[h][0] = first > begin ? first - begin : 0;
-        seen[h][1] = position - begin < SIGHT ? position - begin + 1 : SIGHT;
+        seen[h][1] = last - begin < SIGHT ? last - begin + 1 : SIGHT;
         if (seen[h][0] < from) from = seen[h][0];
         if (seen[h][1] > to) to = seen[h][1];
     }
     if (to <= from) to = from = 0; /* none sees any */
     struct run runs[SIGHT];
-    const struct run *end = cut_in_runs(now, begin, kv_head, from, to, runs, format);
-    const float *q = now->q + query * now->wide;
+    const struct run *end = now->picked ? cut_picked(now, begin, kv_head, to, runs, format)
+                                        : cut_in_runs(now, begin, kv_head, from, to, runs, format);
     const int64_t summary = stretch * now->rows * a->heads + query;
     float scores[HEADS_AT_ONCE][SIGHT], *sight = now->sights + summary * now->wide;
-    for (const struct run *run = runs; run < end; run++) {
-        const int64_t apart = size * bytes_of(format);
-        const uint8_t *keys = run->keys;
-        int64_t t = run->begin;
-#define SCORE_TILE(n)                                               \
-    for (int64_t part = 0; part < TILE_TOKENS; part += WIDTH(n))    \
-        score(now, q + h * now->wide, keys + part * apart, run->ahead, scores[h] + t + part, n, WIDTH(n), format)
-#define SCORE_ONE(n) score(now, q + h * now->wide, keys, run->ahead, scores[h] + t, n, 1, format)
-        for (; t + TILE_TOKENS <= run->end; t += TILE_TOKENS, keys += TILE_TOKENS * apart)
-            FOR_HEADS(count, h, format, SCORE_TILE)
-        for (; t < run->end; t++, keys += apart) FOR_HEADS(count, h, format, SCORE_ONE)
-        if (format == INT8)
+    score_runs(now, now->q + query * now->wide, runs, end, count, scores, format);
+    if (format == INT8)
+        for (const struct run *run = runs; run < end; run++)
             for (int64_t h = 0; h < count; h++) multiply_by_scales(scores[h], run, run->key_scales);
-    }
     for (int64_t h = 0; h < count; h++) {
         for (int64_t t = 0; t < from; t++) scores[h][t] = 0;
         if (a->soft_cap != 0) cap_scores(scores[h], to, a->soft_cap);

@@ -27,6 +27,7 @@
 #include "rows_kernel.h"
 #include "adapted_kernel.h"
 #include "attention_kernel.h"
+#include "choosing_kernel.h"
 #include "recurrent_kernel.h"
 #include "delta_kernel.h"
 #include "state_space_kernel.h"
@@ -35,5 +36,5 @@
 #include "sampling_kernel.h"
 
 #define KERNELS {LANES,     quantise,     multiply, normalise, normalise_heads,   gate,              gate_streams, read_streams, \
-                 write_streams, mix, adapt_down, adapt_up,  cache_rows,   turn_queries, attend, combine,          encode,            contend,    add_masses, \
+                 write_streams, mix, adapt_down, adapt_up,  cache_rows,   turn_queries, attend, combine,          cache_index, turn_index, score_index, encode,            contend,    add_masses, \
                  recur_delta, recur_state_space, recur_convolution}

@@ -3,6 +3,7 @@
 #define MOTLEY_LIBRARY_H
 #include "adapted.h"
 #include "attention.h"
+#include "choosing.h"
 #include "codes.h"
 #include "matmul.h"
 #include "mixture.h"
@@ -33,6 +34,9 @@ struct kernels {
     void (*turn_queries)(const struct piece *now);
     void (*attend)(const struct piece *now, int64_t stretch, int64_t kv_head);
     void (*combine)(const struct piece *now, int64_t chunk);
+    void (*cache_index)(const struct choice *c, const struct span *span, const struct table *table, float *scratch);
+    void (*turn_index)(const struct choosing *now);
+    void (*score_index)(const struct choosing *now, int64_t stretch);
     void (*encode)(const struct encoding *e);
     int64_t (*contend)(const struct draw *draw);
     void (*add_masses)(const struct masses *masses);

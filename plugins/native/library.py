@@ -253,6 +253,7 @@ class Attention(ctypes.Structure):
         ("q_gain", c_void_p),
         ("k_gain", c_void_p),
         ("warmth", c_void_p),
+        ("chosen", c_void_p),
         ("y", c_void_p),
         ("rows", c_int64),
         ("heads", c_int64),
@@ -263,6 +264,7 @@ class Attention(ctypes.Structure):
         ("window", c_int64),
         ("rope", c_int64),
         ("context", c_int64),
+        ("choices", c_int64),
         ("format", c_int32),
         ("keys_alone", c_int32),
         ("chunked", c_int32),
@@ -284,6 +286,19 @@ class Question(ctypes.Structure):
         ("position", c_int64),
         ("rows", c_int64),
         ("block_count", c_int64),
+        ("count", c_int64),
+    )
+
+
+class Choice(ctypes.Structure):
+    """``struct choice`` of choosing.h."""
+
+    _fields_ = (
+        ("attention", Attention),
+        ("q", c_void_p),
+        ("k", c_void_p),
+        ("weights", c_void_p),
+        ("chosen", c_void_p),
         ("count", c_int64),
     )
 
@@ -396,12 +411,27 @@ class Recurrent(ctypes.Structure):
 
 
 STRUCTS = (
-    *(Matmul, Norm, HeadNorms, Gated, StreamGates, Streams, Mixture, Table, Span, SpanList, Tier, Attention, Question),
+    *(
+        Matmul,
+        Norm,
+        HeadNorms,
+        Gated,
+        StreamGates,
+        Streams,
+        Mixture,
+        Table,
+        Span,
+        SpanList,
+        Tier,
+        Attention,
+        Question,
+        Choice,
+    ),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     *(Encoding, Draw, Masses),
 )
-INTERFACE = (20, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (21, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 
@@ -426,6 +456,8 @@ FUNCTIONS: tuple[tuple[str, list[Any], Any], ...] = (
     ("attention", [POINTER(Attention)], c_int32),
     ("queries", [POINTER(Attention), c_int64, c_void_p], c_int32),
     ("answer", [POINTER(Question)], c_int32),
+    ("prepare_choice", [POINTER(Choice)], c_int32),
+    ("choose", [POINTER(Choice)], c_int32),
     ("prepare_recurrent", [POINTER(Recurrent)], c_int32),
     ("recurrent", [POINTER(Recurrent)], c_int32),
     ("encode", [POINTER(Encoding)], None),
@@ -473,7 +505,7 @@ def _declare(lib: ctypes.CDLL) -> None:
         setattr(lib, f"motley_{name}", function)
     lib.motley_adapted.errcheck = _check_rows
     lib.motley_mixture.errcheck = _check_choices
-    lib.motley_attention.errcheck = lib.motley_queries.errcheck = _check_spans
+    lib.motley_attention.errcheck = lib.motley_queries.errcheck = lib.motley_choose.errcheck = _check_spans
 
 
 def supported_levels(lib: ctypes.CDLL) -> list[str]:
@@ -535,23 +567,25 @@ def _check_choices(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> A
 
 
 def _check_spans(misfit: Any, _function: Any, arguments: tuple[Any, ...]) -> Any:
-    """Tell what is wrong with the span that ``motley_attention`` says does not fit.
+    """Tell what is wrong with the span that ``motley_attention`` or ``motley_choose`` says does not fit.
 
     Raises:
         IndexError: there is one.
     """
     if misfit >= 0:
-        a = arguments[0]._obj
+        bound = arguments[0]._obj
+        a = bound.attention if isinstance(bound, Choice) else bound
         spans = a.spans.contents
         span = spans.all[misfit]
         angles = ""
         if a.turned:
             table = spans.tables[misfit * spans.ropes + a.rope]
             angles = f", and tables f32[{table.places}, {table.turned}] of {a.turned} angles each"
+        choices = f"; where {a.choices} positions are chosen, these are ascending" if a.chosen else ""
         far = f", those of its rows below {a.near.count}" if a.far.count else ""
         raise IndexError(
             f"span {misfit} is of rows {span.row} to {span.row + span.rows} of {a.rows}, at positions "
             f"{span.position} to {span.position + span.rows} of at most {a.context}; it has {span.count} blocks of "
-            f"{a.tokens} positions, whose numbers must be below {a.near.count + a.far.count}{far}{angles}"
+            f"{a.tokens} positions, whose numbers must be below {a.near.count + a.far.count}{far}{angles}{choices}"
         )
     return misfit

@@ -43,9 +43,10 @@ from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
 from motley.plugins.mixture import Sent, as_terms
 from motley.plugins.native.adapted import StepRows
-from motley.plugins.native.attention import SpanRows, Spans
+from motley.plugins.native.attention import Attending, SpanRows, Spans
 from motley.plugins.native.recurrent import RecurrentRows, RecurrentSpans
 from motley.plugins.native.rows import Action
+from motley.plugins.nodes import all_seen, only_for_choices
 from motley.plugins.onnxruntime.bound import Bound, BoundHead, BoundRows
 from motley.plugins.onnxruntime.exact import PROBE, check_company
 from motley.plugins.onnxruntime.experts import BoundMixture, LocalExperts
@@ -54,7 +55,7 @@ from motley.plugins.onnxruntime.kernels import FAR, Attend, allocated_blocks
 from motley.plugins.onnxruntime.lowering import lower
 from motley.plugins.onnxruntime.packing import clear_slot, fill_slot, pack_adapter
 from motley.plugins.onnxruntime.recurrences import allocated_slots
-from motley.plugins.onnxruntime.sessions import Store, Threads, Workshop, compute, multiplies
+from motley.plugins.onnxruntime.sessions import Part, Store, Threads, Workshop, compute, multiplies
 from motley.plugins.segments import ROWS, Gathering, Kernel, Mixture, Reduction, cut_into_segments
 from motley.plugins.spans import check_step, spans_of, wanted_rows
 
@@ -104,6 +105,11 @@ class OnnxRuntimeEngine:
         self._movable = {name: self._blocks[name] for name in graph.blocks.arrays(movable)}
         """Those that can be copied to far ones."""
         self._far_blocks = {f"{FAR}{name}": graph.far.read(name) for name in self._movable} if graph.far else {}
+        self._for_choices = only_for_choices(lowered.nodes, outputs)
+        self._all_seen = all_seen(lowered.nodes, graph.context)
+        """Rows that see no more positions see all of them."""
+        self._choosing = True
+        """Whether a row of this step sees more."""
         self._threads = Threads(options.threads, multiplies(segments, lowered.initializers))
         self._workshop = Workshop(graph, lowered.initializers, self._threads)
         parts = self._workshop.make(segments)
@@ -123,7 +129,7 @@ class OnnxRuntimeEngine:
         self._recurring = [RecurrentSpans(most_rows) for _ in range(2)] if graph.states else []
         """The same as recurrent layers read them."""
         self._states = {spec.layer: allocated_slots(spec, graph.blocks.states) for spec in graph.states}
-        self._caches = [f"key_cache.{spec.layer}" for spec in movable]
+        self._caches = [spec.names[0] for spec in movable]
         layers = {part.attend.keys: part.attend.layer for part in parts if part.attend}
         self._held = begin_holder(graph, [layers[name] for name in self._caches], most_rows)
         self._buffers = self._workshop.buffers(segments, Store(most_rows))
@@ -207,6 +213,7 @@ class OnnxRuntimeEngine:
         check_step(self._graph, hidden, spans, self._max_rows, self.most_spans)
         rows = len(hidden)
         count = self._even(rows)
+        self._choosing = any(span.position + span.rows > self._all_seen for span in spans)
         if self._recurring:  # of the rows that there are: a state takes each of them once
             for number, chunk in enumerate(micro_chunks(rows, halved)):
                 self._recurring[number].set(
@@ -374,7 +381,7 @@ class OnnxRuntimeEngine:
                 made.append(part.recur.bind(places, self._recurring[number], self._states[part.recur.layer]))
             if part.then:
                 made.append(part.then(places))
-            actions += made
+            actions += self._spared(part, made)
             adding += made
             if part.adapt:
                 part.adapt.append(adding, places, self._adapted[number])
@@ -395,6 +402,21 @@ class OnnxRuntimeEngine:
         adapted.append(Bound(adding))
         return BoundRows(steps, adapted, places)
 
+    def _spared(self, part: Part, made: Sequence[Action]) -> list[Action]:
+        """The actions of a part; those that make nothing but what positions are chosen by are for steps that choose."""
+
+        def where_choosing(action: Action) -> None:
+            if self._choosing:
+                action()
+
+        then = part.segment.then
+        results = [part.segment.outputs] if part.run else []
+        results += [then.results] if isinstance(then, Kernel) else []
+        return [
+            partial(where_choosing, action) if self._for_choices.issuperset(own) else action
+            for action, own in zip(made, results, strict=False)
+        ]
+
     def _attention(self, attend: Attend, places: Mapping[str, Array], number: int) -> Action:
         """A layer's attention, bound to the spans of the chunk with this number."""
         rope, spans = self._ropes.index(attend.rope), self._spans[number]
@@ -403,6 +425,7 @@ class OnnxRuntimeEngine:
         if self._held is None:
             return attend.bind(places, spans, rope, None)
         bound = attend.bind(places, spans, rope, self._held.await_told)
+        assert isinstance(bound, Attending), "where another machine keeps blocks, all are seen"
         return self._held.bind(bound, spans, self._caches.index(attend.keys))
 
     def _mixture(self, mixture: Mixture, places: Mapping[str, Array], number: int) -> BoundMixture:

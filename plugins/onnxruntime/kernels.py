@@ -18,7 +18,8 @@ from motley.plugins.block_holder import HeldLayer
 from motley.plugins.engine import SCALES, RankGraph
 from motley.plugins.mapped_share import Array
 from motley.plugins.native.adapted import AdaptedProduct, StepRows
-from motley.plugins.native.attention import Attending, LayerBlocks, Spans, bind_attention
+from motley.plugins.native.attention import LayerBlocks, Spans, bind_attention
+from motley.plugins.native.choosing import bind_choice
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.rows import (
     ANY,
@@ -43,7 +44,7 @@ Weight = Callable[[str], Array | None]
 
 @dataclass(frozen=True)
 class Attend:
-    """The attention that follows a segment.
+    """The attention that follows a segment, or the choice of what an attention sees.
 
     Attributes:
         bind: binds it to the places of its values, to the spans of its rows and to the number of its rotary embedding.
@@ -53,7 +54,7 @@ class Attend:
         layer: what it is to a machine that keeps some of its blocks.
     """
 
-    bind: Callable[[Mapping[str, Array], Spans, int, Callable[[], None] | None], Attending]
+    bind: Callable[[Mapping[str, Array], Spans, int, Callable[[], None] | None], Action]
     rope: tuple[str, str]
     keys: str
     layer: HeldLayer
@@ -185,7 +186,8 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
     """
     attributes = attributes_of(then.node)
     heads, kv_heads, width = (attributes[name] for name in ("q_heads", "kv_heads", "head_dim"))
-    qkv, *names = then.node.input
+    choices, qkv = attributes.get("choices", 0), then.operands[0]
+    names = then.node.input[len(then.operands) :]
     keys, values, _, cosines, sines, *others = names if len(then.node.output) > 2 else [names[0], "", *names[1:]]
     (y,) = then.results
     traits = [each for each in map(weight, others) if each is not None]
@@ -195,7 +197,7 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
     window = chunk or attributes["window"]
     warmth = _warmth(attributes, context) if "warmth" in attributes else None
 
-    def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Attending:
+    def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Action:
         return bind_attention(
             places[qkv],
             places[keys],
@@ -219,11 +221,40 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
             chunked=chunk > 0,
             gains=gains,
             warmth=warmth,
+            chosen=places[then.operands[1]] if choices else None,
         )
 
     layer = HeldLayer(heads, kv_heads, width, window, attributes["soft_cap"], chunk > 0)
     in_row = heads + (2 if values else 1) * kv_heads
     return Attend(bind, (cosines, sines), keys, layer), {qkv: in_row * width, y: heads * width}
+
+
+def choice(then: Kernel, pool: Pool, context: int) -> tuple[Attend, dict[str, int]]:
+    """What computes the choice of a `Kernel`, as `attention`; how many positions are chosen the graph declares."""
+    attributes = attributes_of(then.node)
+    heads, size, turned = (attributes[name] for name in ("heads", "head_dim", "rotary_dim"))
+    (q, k, weights), (chosen,) = then.operands, then.results
+    keys, _, cosines, sines = then.node.input[3:]
+
+    def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Action:
+        scales = places.get(f"{keys}{SCALES}")
+        return bind_choice(
+            places[q],
+            places[k],
+            places[weights],
+            LayerBlocks(places[keys], places[keys], scales, scales),
+            places[chosen],
+            spans,
+            rope,
+            heads=heads,
+            turned=turned // 2,
+            context=context,
+            pool=pool,
+            far=_far(places, keys, ""),
+        )
+
+    layer = HeldLayer(heads, 1, size, 0, 0.0, False)
+    return Attend(bind, (cosines, sines), keys, layer), {q: heads * size, k: size, weights: heads}
 
 
 def _warmth(attributes: Mapping[str, Any], context: int) -> Array:

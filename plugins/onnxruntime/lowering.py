@@ -6,6 +6,7 @@ in the graph                                    in the runtime (domain ``com.mic
 ``DequantizeLinear`` -> ``Gemm(transB=1)``      `motley.plugins.segments.PRODUCT`, not for the runtime: its
                                                 ``MatMulNBits`` reads int4 at half the speed of the memory
 ``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV
+``ChosenPositions``                             `motley.plugins.segments.CHOICE`
 ``DequantizeLinear`` -> ``HeadProducts``        `motley.plugins.segments.HEAD_PRODUCT`; of floats it is inlined
 ``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
 ``Split`` -> ``StateSpace``                     `motley.plugins.segments.SPACE` on packed XZ and BC
@@ -32,9 +33,19 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
 from motley.plugins.native.rows import ANY
-from motley.plugins.nodes import NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
+from motley.plugins.nodes import CHOICE, CHOSEN_POSITIONS, NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
-from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
+from motley.plugins.segments import (
+    ATTENTION,
+    CONVOLUTION,
+    DELTA,
+    GATED,
+    HEAD_NORMS,
+    HEAD_PRODUCT,
+    NORM,
+    PRODUCT,
+    SPACE,
+)
 
 MICROSOFT = "com.microsoft"
 HEAD_PRODUCTS = "HeadProducts"
@@ -137,6 +148,8 @@ class Lowering:
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
         if node.domain == DOMAIN and node.op_type.startswith("CachedAttention"):
             yield from self._attention(node)
+        elif node.domain == DOMAIN and node.op_type == CHOSEN_POSITIONS:
+            yield _renamed(node, CHOICE, node.input)
         elif node.domain == DOMAIN and node.op_type in _PACKED:
             yield from self._recurrence(node)
         elif is_experts(node):
@@ -401,10 +414,7 @@ class Lowering:
             packed = name
         else:
             packed = yield from self._packed(node.input[:count], name)
-        others = node.input[count:]
-        attention = helper.make_node(ATTENTION, [packed, *others], node.output, name=node.name, domain=DOMAIN)
-        attention.attribute.extend(node.attribute)
-        yield attention
+        yield _renamed(node, ATTENTION, [packed, *node.input[count:]])
 
     def _recurrence(self, node: NodeProto) -> Iterator[NodeProto]:
         operator, groups = _PACKED[node.op_type]
@@ -413,9 +423,7 @@ class Lowering:
             parts = node.input[at : at + count]
             operands.append((yield from self._packed(parts, f"{node.output[0]}.{letters}")) if count > 1 else parts[0])
             at += count
-        made = helper.make_node(operator, [*operands, *node.input[at:]], node.output, name=node.name, domain=DOMAIN)
-        made.attribute.extend(node.attribute)
-        yield made
+        yield _renamed(node, operator, [*operands, *node.input[at:]])
 
     def _packed(self, parts: Sequence[str], name: str) -> Generator[NodeProto, None, str]:
         """Values side by side: what was split into them, or a new value of this name."""
@@ -424,6 +432,13 @@ class Lowering:
             return split.input[0]
         yield helper.make_node("Concat", list(parts), [name], axis=1)
         return name
+
+
+def _renamed(node: NodeProto, operator: str, operands: Iterable[str]) -> NodeProto:
+    """The node of a kernel in the place of another, with the same results and attributes."""
+    made = helper.make_node(operator, list(operands), node.output, name=node.name, domain=DOMAIN)
+    made.attribute.extend(node.attribute)
+    return made
 
 
 def is_narrow(graph: onnx.GraphProto, node: NodeProto) -> bool:

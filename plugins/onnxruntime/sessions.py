@@ -28,8 +28,8 @@ from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.native.matmul import Pool
 from motley.plugins.native.reach import Product, choose_reach, is_chosen
 from motley.plugins.native.rows import Action
-from motley.plugins.nodes import attributes_of
-from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, QuantisedProduct, adapt, attention, kernel
+from motley.plugins.nodes import CHOICE, attributes_of
+from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, QuantisedProduct, adapt, attention, choice, kernel
 from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.onnxruntime.recurrences import Recur, recurrence
 from motley.plugins.segments import ATTENTION, PRODUCT, RECURRENT, ROWS, Kernel, Segment, buffer_numbers
@@ -93,7 +93,7 @@ class Part:
     Attributes:
         run: binds what computes the segment itself; None: there is nothing in it to compute.
         then: binds the `Kernel` that follows it; None: another thing follows.
-        attend: the attention that follows it; None: another thing follows.
+        attend: the attention, or the choice for one, that follows it; None: another thing follows.
         adapt: what adapters add to the product that it ends with; None: another thing follows.
         recur: the layer with a recurrent state that follows it; None: another thing follows.
     """
@@ -244,6 +244,10 @@ class Workshop:
         if segment.then.node.op_type == ATTENTION:
             assert isinstance(self._graph, RankGraph)  # experts attend to nothing
             attend, widths = attention(segment.then, self._weight, self._threads.pool, self._graph.context)
+            part = Part(segment, run, attend=attend)
+        elif segment.then.node.op_type == CHOICE:
+            assert isinstance(self._graph, RankGraph)
+            attend, widths = choice(segment.then, self._threads.pool, self._graph.context)
             part = Part(segment, run, attend=attend)
         elif is_adapted(segment.then.node):
             added, widths = adapt(segment.then, self._graph.adapters, self._threads.pool)

@@ -39,7 +39,7 @@ from motley.plugins.engine import (
 from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
-from motley.plugins.nodes import SPARSE_MIXER, reads
+from motley.plugins.nodes import CHOSEN_POSITIONS, SPARSE_MIXER, reads
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
 from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS
@@ -87,10 +87,13 @@ ACTIVATIONS = "activations"
 
 _UNKNOWN = {
     "CachedAttentionInChunks",
+    "CachedAttentionToChosenKeys",
+    "CachedAttentionToChosenKeysWithSinks",
     "CachedAttentionToKeys",
     "CachedAttentionToKeysWithSinks",
     "CachedAttentionWarmed",
     "CachedAttentionWithGains",
+    CHOSEN_POSITIONS,
     SPARSE_MIXER,
     *STREAM_OPERATORS,
 }

@@ -36,7 +36,7 @@ from motley.plugins.engine import (
 )
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Sent, Slots, Terms, add_mixture, deal
-from motley.plugins.nodes import OWN_FUNCTIONS, attributes_of, is_collective, is_experts
+from motley.plugins.nodes import CHOSEN_POSITIONS, OWN_FUNCTIONS, attributes_of, is_collective, is_experts
 from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.reference.adapting import adapted, columns_of_parts, transposed
 from motley.plugins.reference.caches import BlockedCache
@@ -214,11 +214,11 @@ class ReferenceEngine(Interpreter):
     # -- attention ---------------------------------------------------------------------------------------------------
 
     def _prepared_attention(self, node: onnx.NodeProto) -> Node:
-        """A node of cached attention: its function's body runs for each span, on what the blocks have of it."""
+        """A node with caches: its function's body runs for each span, on what the blocks have of its sequence."""
         y, *written_caches = node.output
         known_caches = {name for spec in self._graph.caches for name in spec.names}
         caches = [name for name in node.input if name in known_caches]
-        rows_in = list(node.input)[: len(caches) + 1]  # q, k and v, or q and k
+        rows_in = list(node.input)[: list(node.input).index(caches[0])]
         position, cosines, sines, *sinks = list(node.input)[len(rows_in) + len(caches) :]
         body = self.prepared_nodes(_body(self._graph.proto, node), keep={y})
         for cache, written in zip(caches, written_caches, strict=True):
@@ -226,7 +226,7 @@ class ReferenceEngine(Interpreter):
             body.insert(made + 1, Node(partial(self._kept, cache), [written, _SPAN], [written], {}))
 
         def attend(xp: ArrayModule, *rows_of: Array) -> Array:
-            results = xp.empty_like(rows_of[0])
+            results = []
             for rows, span in self._spans:
                 tables = self._graph.constants(span.prompt)
                 known = {name: values[rows] for name, values in zip(rows_in, rows_of, strict=False)}
@@ -235,8 +235,8 @@ class ReferenceEngine(Interpreter):
                 known |= {name: self._caches[name].gathered(span) for name in caches}
                 known |= {position: np.array([span.position], np.int64), _SPAN: span}
                 self.run(body, known)
-                results[rows] = known[y]
-            return results
+                results.append(known[y])
+            return xp.concatenate(results)
 
         return Node(attend, [*rows_in, *sinks], [y], {})
 
@@ -347,8 +347,8 @@ class ReferenceEngine(Interpreter):
 
 
 def is_attention(function: str) -> bool:
-    """Whether the name of a function of domain ``motley`` is one of those of cached attention."""
-    return function.startswith("CachedAttention")
+    """Whether the name of a function of domain ``motley`` is one of those that read and write caches."""
+    return function.startswith("CachedAttention") or function == CHOSEN_POSITIONS
 
 
 def is_own(function: str) -> bool:

@@ -201,6 +201,19 @@ def attention(xp: ArrayModule, q: Array, k: Array, v: Array, mask: Array, *, sca
     return weights / weights.sum(axis=-1, keepdims=True) @ values
 
 
+def logical_and(xp: ArrayModule, a: Array, b: Array) -> Array:
+    """Of masks, which may be on the host."""
+    return a & b if _module_of(xp, a) is _module_of(xp, b) else xp.asarray(a) & xp.asarray(b)
+
+
+def scatter_elements(xp: ArrayModule, x: Array, indices: Array, updates: Array, *, axis: int) -> Array:
+    """A copy of the matrix x with some columns of each row replaced; -1 is the last column."""
+    assert axis == 1
+    written = x.copy()
+    written[xp.asarray(np.arange(len(x)))[:, None], indices] = updates
+    return written
+
+
 # -- shapes --------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +258,7 @@ def constant_of_shape(xp: ArrayModule, dims: Array, *, value: onnx.TensorProto |
 
 OPERATORS: dict[str, Operator] = {
     "Add": lambda xp, a, b: a + b,
-    "And": lambda xp, a, b: a & b,
+    "And": logical_and,
     "Attention": attention,
     "Clip": lambda xp, x, low, high: xp.clip(x, low, high),
     "Concat": lambda xp, *inputs, axis: _module_of(xp, inputs[0]).concatenate(inputs, axis),
@@ -279,6 +292,7 @@ OPERATORS: dict[str, Operator] = {
     "Reshape": lambda xp, x, dims: x.reshape(dims.tolist()),
     "RotaryEmbedding": rotary_embedding,
     "Shape": shape,
+    "ScatterElements": scatter_elements,
     "Sigmoid": sigmoid,
     "Slice": slice_,
     "Softmax": softmax,
@@ -297,5 +311,5 @@ OPERATORS: dict[str, Operator] = {
     "Xielu": xielu,
     **dict.fromkeys(STREAM_GATES, stream_gates),
     "WriteStreams": write_streams,
-    "Where": lambda xp, condition, a, b: xp.where(xp.asarray(condition), a, b),
+    "Where": lambda xp, condition, a, b: xp.where(xp.asarray(condition), xp.asarray(a), xp.asarray(b)),
 }

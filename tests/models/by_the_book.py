@@ -18,6 +18,7 @@ from motley.daemon.models.description.operations import (
     Activation,
     Add,
     Attend,
+    Choose,
     Clip,
     DeltaRule,
     Experts,
@@ -145,6 +146,8 @@ class _Book:
             case ShortConvolution(b=b, c=c, x=x, y=y, filter=own):
                 convolved = self._convolved(values[b.name] * values[x.name], own, operation.filter_bias)
                 values[y.name] = values[c.name] * convolved
+            case Choose():
+                values[operation.y.name] = self._choose(operation, values)
             case Attend():
                 values[operation.y.name] = self._attend(operation, values)
             case Gated(gate, up, y, activation, limits):
@@ -195,6 +198,17 @@ class _Book:
         heads = x.reshape(len(x), len(matrices), -1)[..., linear.first : linear.first + linear.w.shape[1]]
         return np.concatenate([heads[:, number] @ matrix.T for number, matrix in enumerate(matrices)], axis=1)
 
+    def _choose(self, choose: Choose, values: Values) -> npt.NDArray[Any]:
+        """The best positions of each row, -1 where it has fewer."""
+        q, k = (self._rotated(values[each.name], choose) for each in (choose.q, choose.k))
+        heads, count = choose.heads.queries, choose.y.axis.size
+        chosen = np.full((len(q), count), -1)
+        for row, weights in enumerate(values[choose.weights.name]):
+            found = np.maximum(k[: row + 1] @ q[row].reshape(heads, -1).T, 0)
+            best = np.argsort(-(found @ weights), kind="stable")[:count]
+            chosen[row, : len(best)] = best
+        return chosen
+
     def _attend(self, attend: Attend, values: Values) -> F64:
         q, k, v = (values[(each or attend.k).name] for each in (attend.q, attend.k, attend.v))
         size, group = attend.heads.size, attend.heads.group
@@ -217,6 +231,9 @@ class _Book:
                     scores *= 1 + warmth.growth * np.log(1 + (row + warmth.offset) // warmth.span)
                 if attend.soft_cap:
                     scores = attend.soft_cap * np.tanh(scores / attend.soft_cap)
+                if attend.chosen is not None:
+                    positions = np.arange(first, row + 1)
+                    scores[~np.isin(positions, values[attend.chosen.name][row])] = -np.inf
                 odds = _softmax(np.array([*scores, *sink]))
                 y[row, own] = odds[: len(scores)] @ v[first : row + 1, read]
         return y
@@ -299,7 +316,7 @@ class _Book:
                 y[row, own] = _normed(found, delta.epsilon) * gain * gate
         return y
 
-    def _rotated(self, rows: F64, attend: Attend) -> F64:
+    def _rotated(self, rows: F64, attend: Attend | Choose) -> F64:
         """Heads whose first elements are turned in pairs: of the first half of these and of the second."""
         if attend.rope is None:
             return rows

@@ -62,7 +62,16 @@ TELLING = {
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {
     *("llama-biases-odd-sizes", "gemma2", "phi3-longrope", "gpt-oss-mxfp4", "olmoe-clipped-normalised", "hunyuan-moe"),
-    *("llama4", "deepseek-v3", "gemma4-experts", "gemma4-given-rows", "qwen3-next", "nemotron-h-latent", "lfm2"),
+    *(
+        "llama4",
+        "deepseek-v3",
+        "deepseek-v32",
+        "gemma4-experts",
+        "gemma4-given-rows",
+        "qwen3-next",
+        "nemotron-h-latent",
+        "lfm2",
+    ),
     "mimo-v2-flash",
     *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next"),
 }
@@ -122,6 +131,11 @@ class Case:
     def recurrent(self) -> bool:
         """Whether layers have recurrent states."""
         return any(layer.recurrence for layer in self.model.layers)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether rows see positions that are chosen for them: with what is rounded otherwise, perhaps others."""
+        return any(layer.choice for layer in self.model.layers)
 
     @property
     def windows(self) -> list[int]:

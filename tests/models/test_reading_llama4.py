@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.operations import Warmth
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import DEEPSEEK_V3, LLAMA, MISTRAL, read
@@ -64,12 +65,35 @@ def test_llama_4_cuts_in_chunks_where_it_rotates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
-def test_a_model_with_indexers_is_for_as_many_tokens_as_they_choose(family: str, tmp_path: Path) -> None:
-    glm = DEEPSEEK_V3 | {"model_type": family}
-    model = read(tmp_path, glm | {"index_topk": 48})
-    assert model.context == 48
-    assert read(tmp_path, glm).context == min(2048, read(tmp_path, DEEPSEEK_V3).context)
-    assert "model.layers.0.self_attn.indexer." in model.ignored
+def test_indexers_choose_what_rows_see(family: str, tmp_path: Path) -> None:
+    config = DEEPSEEK_V3 | {"model_type": family}
+    model = read(tmp_path, config | {"index_topk": 48})
+    assert model.context == read(tmp_path, DEEPSEEK_V3).context
+    heads = {"deepseek_v32": 64, "glm_moe_dsa": 32}[family]
+    for layer in model.layers:
+        assert layer.choice is not None
+        assert layer.attention is not None
+        assert (layer.choice.y, layer.choice.y.axis.size) == (layer.attention.chosen, 48)
+        assert layer.choice.heads == Heads(heads, 1, 128)
+    assert not model.whole
+
+
+@pytest.mark.parametrize(
+    ("more", "own"),
+    [
+        ({"indexer_types": ["full", "shared", "full"]}, [0, 2]),
+        ({"index_topk_pattern": "FSS"}, [0]),
+        ({"index_topk_freq": 2}, [0, 1]),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 3}, [0, 1, 2]),
+    ],
+)
+def test_layers_of_glm_may_share_an_indexer(more: dict[str, Any], own: list[int], tmp_path: Path) -> None:
+    model = read(tmp_path, DEEPSEEK_V3 | {"model_type": "glm_moe_dsa"} | more)
+    assert [number for number, layer in enumerate(model.layers) if layer.choice] == own
+    for number, layer in enumerate(model.layers):
+        assert layer.attention is not None
+        assert layer.attention.chosen == model.layers[max(each for each in own if each <= number)].choice.y
+    assert model.whole == (len(own) < len(model.layers))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +116,10 @@ def test_a_model_with_indexers_is_for_as_many_tokens_as_they_choose(family: str,
         (HUNYUAN_MOE | {"num_shared_expert": [2] * 3}, "num_shared_expert"),
         (HUNYUAN_MOE | {"moe_intermediate_size": 16}, "moe_intermediate_size"),
         (DEEPSEEK_V3 | {"model_type": "glm_moe_dsa", "rope_interleave": False}, "rope_interleave"),
+        (DEEPSEEK_V3 | {"model_type": "glm_moe_dsa", "index_topk_pattern": "SFF"}, "indexer_types"),
+        (DEEPSEEK_V3 | {"model_type": "glm_moe_dsa", "indexer_types": ["full", "none", "full"]}, "indexer_types"),
+        (DEEPSEEK_V3 | {"model_type": "deepseek_v32", "index_head_dim": 2}, "index_head_dim"),
+        (DEEPSEEK_V3 | {"model_type": "deepseek_v32", "q_lora_rank": None}, "q_lora_rank"),
     ],
 )
 def test_what_newer_families_cannot_be_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:

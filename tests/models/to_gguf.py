@@ -67,7 +67,7 @@ SAME_NAMES = {"bailingmoe3": "kimi-linear", "laguna": "step35"}
 """Of an architecture that the package does not know yet, one whose tensors have the same names."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
-    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|\.decay$|conv\.in_proj_[bcx]\.|conv_taps\."
+    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|\.w(q_b|k)_halves\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|\.decay$|conv\.in_proj_[bcx]\.|conv_taps\."
 )
 """Matrices that a model has, and no file."""
 LAYERS = 8

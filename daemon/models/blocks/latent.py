@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import log
 
 from motley.daemon.models.blocks.attention import as_often
+from motley.daemon.models.blocks.indexer import Indexer
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description.operations import Activation, Warmth
@@ -141,6 +142,7 @@ def latent_attention(
     gate: str = "",
     gate_of_elements: bool = False,
     sinks: bool = False,
+    indexer: Indexer | None = None,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
 
@@ -149,11 +151,17 @@ def latent_attention(
         gate: the module that makes a number of each head, whose sigmoid multiplies what it has seen; empty: none.
         gate_of_elements: it makes one of each element of what heads have seen.
         sinks: the softmax has a logit per head that is no position.
+        indexer: what chooses the positions that rows see; None: they see all.
     """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
     latent = Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank")
 
-    queries = _queries(writer, shape, sizes, number, x)
+    source = _query_latent(writer, shape, sizes, number, x)
+    queries = _queries(writer, shape, sizes, number, source)
+    chosen = None
+    if indexer is not None:
+        assert rope is not None, "indexers turn"
+        chosen = indexer.choose(writer, number, x, source, rope)
     absorbed = writer.head_linear(
         f"{at}.absorbed",
         queries,
@@ -179,6 +187,7 @@ def latent_attention(
         scale=sizes.scale,
         sinks=W(f"{module}.sinks", sizes.axis(1)) if sinks else None,
         warmth=sizes.warmth,
+        chosen=chosen,
     )
     seen = writer.head_linear(
         f"{at}.seen",
@@ -208,14 +217,20 @@ def _part_of_heads(sizes: Latent, module: str, rows: range, transposed: bool = F
     return Part(f"{module}.kv_b_proj.weight", whole, transposed=transposed, heads=each, of_head=(rows,))
 
 
+def _query_latent(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
+    """The rows that queries are made of."""
+    if not sizes.queries:
+        return x
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    inner = Axis(Kind.PLAIN, sizes.queries, "q_lora_rank")
+    (x,) = writer.linear(f"{at}.q_latent", x, W(f"{module}.q_a_proj.weight", inner, shape.residual))
+    return writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), sizes.epsilon)
+
+
 def _queries(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
     """Of each head first the elements that are not rotated, then those that are."""
-    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
-    source, inner = f"{module}.q_proj.weight", shape.residual
-    if sizes.queries:
-        source, inner = f"{module}.q_b_proj.weight", Axis(Kind.PLAIN, sizes.queries, "q_lora_rank")
-        (x,) = writer.linear(f"{at}.q_latent", x, W(f"{module}.q_a_proj.weight", inner, shape.residual))
-        x = writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), sizes.epsilon)
+    at, module, inner = f"layers.{number}.attention", f"model.layers.{number}.self_attn", x.axis
+    source = f"{module}.q_b_proj.weight" if sizes.queries else f"{module}.q_proj.weight"
     each = sizes.plain + sizes.turned
     in_halves = Part(
         source,

@@ -14,6 +14,7 @@ from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Model, parameters
 from motley.daemon.models.description.operations import (
     Attend,
+    Choose,
     Experts,
     HeadLinear,
     Linear,
@@ -166,14 +167,14 @@ class _Count:
         for each in operations:
             for w in weights_of(each):
                 self._add(w, shares)
-            if isinstance(each, Attend) and not each.borrowed:
-                heads = _largest_group(each.heads, False, self._cut.kv_groups)
-                a_token = (1 if each.v is None else 2) * heads * cached_bytes(self._cache_format, each.heads.size)
+            if isinstance(each, Choose) or (isinstance(each, Attend) and not each.borrowed):
+                a_token = self._cached(each)
                 if shares:
                     self.shared_cached += a_token
                 else:
                     self.cached += a_token
-                self.windowed += a_token * bool(each.window)
+            if isinstance(each, Attend) and each.window:
+                self.windowed += 0 if each.borrowed else self._cached(each)
                 self.window = max(self.window, each.window)
             if isinstance(each, Recurrence):
                 self.state += state_spec(each, lambda axis: self._unit(axis) if axis.cut else axis.size).bytes
@@ -183,6 +184,12 @@ class _Count:
                     self.experts += sum(self._unit_bytes(w, number) for w in matrices)
                 self.expert_biases += each.count * sum(map(_summed_bias, matrices))
                 self.sessions += EXPERT_BYTES * each.count
+
+    def _cached(self, operation: Attend | Choose) -> int:
+        """Bytes that a token takes in the caches of a layer's attention, or of its index keys, of one KV group."""
+        heads = _largest_group(operation.heads, False, self._cut.kv_groups)
+        kinds = 2 if isinstance(operation, Attend) and operation.v is not None else 1
+        return kinds * heads * cached_bytes(self._cache_format, operation.heads.size)
 
     def _has_shared_heads(self, attend: Attend) -> bool:
         return bool(self.shared_by) and _groups_per_head(attend, self._cut) == self.shared_by

@@ -19,6 +19,7 @@ from math import prod
 from motley.daemon.models.description.axes import Value, W
 from motley.daemon.models.description.operations import (
     Attend,
+    Choose,
     Experts,
     HeadLinear,
     Linear,
@@ -61,6 +62,17 @@ class Layer:
     def attention(self) -> Attend | None:
         """The attention of the layer; None: it has none."""
         return next((each for each in self.operations if isinstance(each, Attend)), None)
+
+    @property
+    def choice(self) -> Choose | None:
+        """What says which positions the rows see; None: all, or an earlier layer says it."""
+        return next((each for each in self.operations if isinstance(each, Choose)), None)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether its attention needs what an earlier layer has made: keys and values, or which positions rows see."""
+        attend, made = self.attention, self.choice
+        return attend is not None and (attend.borrowed or (attend.chosen is not None and made is None))
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -122,8 +134,7 @@ class Model:
     @property
     def whole(self) -> bool:
         """Whether its layers need more than a residual of those before: they cannot be cut apart."""
-        borrows = any(layer.attention is not None and layer.attention.borrowed for layer in self.layers)
-        return borrows or any(layer.given for layer in self.layers)
+        return any(layer.borrows or layer.given for layer in self.layers)
 
     @property
     def tied(self) -> bool:

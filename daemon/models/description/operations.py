@@ -160,6 +160,33 @@ class Warmth:
 
 
 @dataclass(frozen=True)
+class Choose:
+    """Which positions each row sees: those that an indexer scores best (https://arxiv.org/abs/2512.02556).
+
+    It turns index queries and keys, and caches the keys. A position's score is ``sum of weights[h] * max(q[h] @ k, 0)``
+    over the heads h of the row's queries; of equal ones the earlier position counts as better. What all scores of a row
+    are multiplied by, and is positive, makes no difference and is left out.
+
+    Attributes:
+        layer: whose cache has the index keys.
+        q: the row's index queries, the heads side by side.
+        k: its index key, which all heads share.
+        weights: a number for each head.
+        y: i64[T, count]: positions up to the row's own, ascending, the best `count` of them or all; behind them -1.
+        heads: of the queries.
+        rope: which of `Model.ropes` rotates.
+    """
+
+    layer: int
+    q: Value
+    k: Value
+    weights: Value
+    y: Value
+    heads: Heads
+    rope: str
+
+
+@dataclass(frozen=True)
 class Attend:
     """Rotates queries and keys, caches keys and values, and attends to the cache, causally.
 
@@ -175,6 +202,7 @@ class Attend:
         gains: f32[head size] twice, what the elements of rotated queries and keys are multiplied by; None: nothing.
         borrowed: `layer` is an earlier one, whose keys and values k and v are: its cache has them already, and to write
             them again changes nothing.
+        chosen: which positions a row sees, as `Choose` has them; None: all.
     """
 
     layer: int
@@ -192,6 +220,7 @@ class Attend:
     warmth: Warmth | None = None
     gains: tuple[W, W] | None = None
     borrowed: bool = False
+    chosen: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -484,6 +513,7 @@ Operation = (
     | WriteStreams
     | Clip
     | HeadParts
+    | Choose
     | Attend
     | DeltaRule
     | StateSpace

@@ -27,6 +27,7 @@ from motley.daemon.models.description.operations import (
     Activation,
     Add,
     Attend,
+    Choose,
     Clip,
     DeltaRule,
     Experts,
@@ -65,6 +66,7 @@ OfOneValue = (
     | ReadStreams
     | WriteStreams
     | Clip
+    | Choose
     | Attend
     | DeltaRule
     | StateSpace
@@ -244,6 +246,18 @@ class Writer:
             x = self.replicated(x)
         return self._made(Clip(x, Value(f"{x.name}.clipped", x.axis, x.placement), -limit, limit))
 
+    def choose(
+        self, name: str, layer: int, q: Value, k: Value, weights: Value, heads: Heads, count: int, *, rope: str
+    ) -> Value:
+        """Which `count` positions each row sees, i64[T, count], see `Choose`."""
+        widths = (heads.queries * heads.size, heads.size, heads.queries)
+        for value, width in zip((q, k, weights), widths, strict=True):
+            if value.axis.size != width or value.axis.cut:
+                raise ShardingError(f"{name}: {value.name} is not made of {heads.queries} heads of {heads.size}")
+            self._wants(value, Placement.REPLICATED, name)
+        y = Value(name, Axis(Kind.PLAIN, count, "index_topk"))
+        return self._made(Choose(layer, q, k, weights, y, heads, rope))
+
     def attend(
         self,
         name: str,
@@ -262,6 +276,7 @@ class Writer:
         warmth: Warmth | None = None,
         gains: tuple[W, W] | None = None,
         borrowed: bool = False,
+        chosen: Value | None = None,
     ) -> Value:
         """Causal attention to the cache of a layer, see `Attend`."""
         for value, axis in ((q, query_axis(heads)), (k, key_axis(heads)), (v, key_axis(heads))):
@@ -273,10 +288,10 @@ class Writer:
         for gain in gains or ():
             if gain.shape != (heads.size,):
                 raise ShardingError(f"{name}: heads of {heads.size} elements cannot have a gain of {gain.shape}")
-        y = Value(name, q.axis, Placement.SHARDED)
-        return self._made(
-            Attend(layer, q, k, v, y, heads, rope, window, scale, soft_cap, sinks, chunked, warmth, gains, borrowed)
-        )
+        if chosen is not None:
+            self._wants(chosen, Placement.REPLICATED, name)
+        y, more = Value(name, q.axis, Placement.SHARDED), (soft_cap, sinks, chunked, warmth, gains, borrowed, chosen)
+        return self._made(Attend(layer, q, k, v, y, heads, rope, window, scale, *more))
 
     def head_parts(self, name: str, x: Value, *parts: tuple[str, Axis]) -> tuple[Value, ...]:
         """The heads of sharded rows taken apart: results by name and axis, in the order of each head's elements."""

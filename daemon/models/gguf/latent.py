@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from motley.daemon.models.blocks.indexer import FULL, SHARED
 from motley.daemon.models.gguf.architecture import ROUTED, grouped_experts, no_experts, no_window, only_sigmoids
 from motley.daemon.models.gguf.long_rope import long_rope
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
@@ -103,6 +104,13 @@ def minicpm3(metadata: Metadata) -> dict[str, Any]:
 
 
 def glm_dsa(metadata: Metadata) -> dict[str, Any]:
-    """GLM-5: DeepSeek V3's layers, and how many positions their indexers choose."""
+    """GLM-5: DeepSeek V3's layers, and indexers, in those that have tensors of one."""
+    own = metadata.own
     only_sigmoids(metadata)
-    return _latent(metadata) | {"index_topk": metadata.own.size("attention.indexer.top_k")}
+    has_one = [metadata.has("self_attn.indexer.wk.weight", layer) for layer in range(metadata.layers)]
+    return _latent(metadata) | {
+        "indexer_types": [FULL if has else SHARED for has in has_one],
+        "index_topk": own.size("attention.indexer.top_k"),
+        "index_n_heads": own.size("attention.indexer.head_count"),
+        "index_head_dim": own.size("attention.indexer.key_length"),
+    }

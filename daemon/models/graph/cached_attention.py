@@ -123,6 +123,28 @@ _TO_KEYS = {
 }
 """What differs where the cached keys are the values too; what is left of these comes last."""
 
+_TO_CHOSEN_KEYS = {
+    "(q, k, v, key_cache, value_cache, position": "(q, k, chosen, key_cache, position",
+    "scale, window, soft_cap": "scale, window, soft_cap, choices",
+    "    mask = And (causal, within)\n": """    before_choice = And (causal, within)
+
+    # Of these it sees those that are chosen: -1, which is none, is a column behind all positions.
+    columns = Add (capacity, vector)
+    columns_shape = Concat <axis: int = 0> (row_count, columns)
+    unseen = ConstantOfShape (columns_shape)
+    one_float = Constant <value_float: float = 1.0> ()
+    choices_shape = Shape (chosen)
+    choices = Expand (one_float, choices_shape)
+    marked = ScatterElements <axis: int = 1> (unseen, chosen, choices)
+    marked_positions = Slice (marked, first_axis, capacity, second_axis)
+    zero_float = Constant <value_float: float = 0.0> ()
+    is_chosen = Less (zero_float, marked_positions)
+    mask = And (before_choice, is_chosen)
+""",
+    **{before: after for before, after in _TO_KEYS.items() if not before.startswith("(q, k, v")},
+}
+"""What differs where rows besides see those positions alone that are chosen for them, i64[T, N], or are told -1."""
+
 _IN_CHUNKS = {
     "scale, window, soft_cap": "scale, chunk, soft_cap",
     "up to its own: the last `window` of them, or all if the window is 0.": "of its own chunk, up to its own.",
@@ -194,6 +216,12 @@ CACHED_ATTENTION_TO_KEYS = _but("CachedAttentionToKeys", _TO_KEYS)
 CACHED_ATTENTION_TO_KEYS_WITH_SINKS = _but("CachedAttentionToKeysWithSinks", _TO_KEYS, sinks=True)
 """Both of these."""
 
+CACHED_ATTENTION_TO_CHOSEN_KEYS = _but("CachedAttentionToChosenKeys", _TO_CHOSEN_KEYS)
+"""Keys that are values, at those positions alone that ``motley.ChosenPositions`` has chosen."""
+
+CACHED_ATTENTION_TO_CHOSEN_KEYS_WITH_SINKS = _but("CachedAttentionToChosenKeysWithSinks", _TO_CHOSEN_KEYS, sinks=True)
+"""The same with sinks."""
+
 CACHED_ATTENTION_IN_CHUNKS = _but("CachedAttentionInChunks", _IN_CHUNKS)
 """The same for rows that see the positions of their own chunk alone."""
 
@@ -204,6 +232,15 @@ CACHED_ATTENTION_WITH_GAINS = _but("CachedAttentionWithGains", _WITH_GAINS)
 """The same with gains f32[head_dim] that rotated queries and keys are multiplied by."""
 
 
+_KEYS, _SINKS, _CHOICE = "keys that are values", "sinks", "a choice of positions"
+_TOGETHER = {
+    frozenset({_KEYS, _SINKS}): CACHED_ATTENTION_TO_KEYS_WITH_SINKS,
+    frozenset({_KEYS, _CHOICE}): CACHED_ATTENTION_TO_CHOSEN_KEYS,
+    frozenset({_KEYS, _SINKS, _CHOICE}): CACHED_ATTENTION_TO_CHOSEN_KEYS_WITH_SINKS,
+}
+"""The functions for several traits."""
+
+
 def attention_of(attend: Attend) -> tuple[onnx.FunctionProto, dict[str, Any]]:
     """The function that computes an attention, with the attributes that say what a row sees and how queries grow.
 
@@ -211,21 +248,24 @@ def attention_of(attend: Attend) -> tuple[onnx.FunctionProto, dict[str, Any]]:
         ConfigError: the attention has several of the traits that functions are for.
     """
     functions = {
-        "keys that are values": (CACHED_ATTENTION_TO_KEYS, attend.v is None),
-        "sinks": (CACHED_ATTENTION_WITH_SINKS, attend.sinks is not None),
+        _KEYS: (CACHED_ATTENTION_TO_KEYS, attend.v is None),
+        _SINKS: (CACHED_ATTENTION_WITH_SINKS, attend.sinks is not None),
         "chunks": (CACHED_ATTENTION_IN_CHUNKS, attend.chunked),
         "queries that grow": (CACHED_ATTENTION_WARMED, attend.warmth is not None),
         "gains": (CACHED_ATTENTION_WITH_GAINS, attend.gains is not None),
+        _CHOICE: (CACHED_ATTENTION, attend.chosen is not None),
     }
     traits = {name: function for name, (function, has) in functions.items() if has}
-    if {*traits} == {"keys that are values", "sinks"}:
-        traits = {"sinks and keys that are values": CACHED_ATTENTION_TO_KEYS_WITH_SINKS}
+    if (together := _TOGETHER.get(frozenset(traits))) is not None:
+        traits = {" and ".join(traits): together}
     if attend.sinks is not None and attend.soft_cap:
         traits["a soft cap"] = CACHED_ATTENTION
     if len(traits) > 1:
         raise ConfigError(f"layer {attend.layer}: attention with {' and '.join(traits)} is not supported")
     (function,) = traits.values() or [CACHED_ATTENTION]
     more: dict[str, Any] = {"chunk" if attend.chunked else "window": attend.window}
+    if attend.chosen is not None:
+        more["choices"] = attend.chosen.axis.size
     if attend.warmth is not None:
         more |= {"warm_span": attend.warmth.span, "warm_offset": attend.warmth.offset, "warmth": attend.warmth.growth}
     return function, more

@@ -23,6 +23,7 @@ from motley.daemon.models.description.operations import (
     Activation,
     Add,
     Attend,
+    Choose,
     Clip,
     DeltaRule,
     Experts,
@@ -51,6 +52,7 @@ from motley.daemon.models.description.operations import (
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import attention_of
+from motley.daemon.models.graph.chosen_positions import CHOSEN_POSITIONS
 from motley.daemon.models.graph.emitter import Emitter
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.recurrence import lower_head_parts
@@ -173,6 +175,8 @@ class Nodes(Emitter):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
             case HeadParts():
                 lower_head_parts(self, operation)
+            case Choose():
+                self._choose(operation)
             case Attend():
                 self._attend(operation)
             case DeltaRule() | StateSpace() | ShortConvolution():
@@ -360,11 +364,30 @@ class Nodes(Emitter):
         self.functions[function.name] = function
         self._make(y, function.name, read, domain=DOMAIN, streams=streams, **more)
 
+    def _choose(self, choose: Choose) -> None:
+        cache, count = f"index_cache.{choose.layer}", choose.y.axis.size
+        operands = [*map(self.read, (choose.q, choose.k, choose.weights)), cache, "position"]
+        self.functions[CHOSEN_POSITIONS.name] = CHOSEN_POSITIONS
+        self.crosses(choose.y.name, count, TensorProto.INT64)
+        self.node(
+            CHOSEN_POSITIONS.name,
+            [*operands, f"cos_cache.{choose.rope}", f"sin_cache.{choose.rope}"],
+            choose.y.name,
+            f"{cache}.out",
+            domain=DOMAIN,
+            heads=choose.heads.queries,
+            head_dim=choose.heads.size,
+            rotary_dim=self.rotary_size(choose),
+            count=count,
+        )
+        self.given(choose.y)
+
     def _attend(self, attend: Attend) -> None:
         values = [] if attend.v is None else [attend.v]
         caches = [f"{kind}_cache.{attend.layer}" for kind in ("key", "value")[: 1 + len(values)]]
         rope = "none" if attend.rope is None else attend.rope
-        operands = [*map(self.read, (attend.q, attend.k, *values)), *caches, "position"]
+        chosen = [] if attend.chosen is None else [attend.chosen]
+        operands = [*map(self.read, (attend.q, attend.k, *values, *chosen)), *caches, "position"]
         if attend.borrowed:
             for value in (attend.k, *values):
                 self.crosses(self.read(value), self.width(value.axis))
@@ -394,9 +417,9 @@ class Nodes(Emitter):
         )
         self.given(attend.y)
 
-    def rotary_size(self, attend: Attend) -> int:
+    def rotary_size(self, operation: Attend | Choose) -> int:
         """How many elements of each head are rotated; only ranks attend."""
-        raise AssertionError(f"{attend.y.name} is computed by ranks")
+        raise AssertionError(f"{operation.y.name} is computed by ranks")
 
     def _gated(self, gated: Gated) -> None:
         name, gate = self.named(gated.y.name), self.read(gated.gate)

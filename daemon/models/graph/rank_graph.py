@@ -23,7 +23,7 @@ results of a row's experts to that sum: whole ones, f32[T, D] on every rank. A w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -40,7 +40,16 @@ from motley.daemon.models.cutting.states import state_spec
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import EMBEDDED, Layer, Model
-from motley.daemon.models.description.operations import Attend, Experts, Linear, Recurrence, SoftCap, WholeNorm
+from motley.daemon.models.description.operations import (
+    Attend,
+    Choose,
+    Experts,
+    Linear,
+    Operation,
+    Recurrence,
+    SoftCap,
+    WholeNorm,
+)
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes
 from motley.daemon.models.graph.protos import declared_value, whole_model
@@ -194,16 +203,14 @@ class _RankNodes(RankSums):
         self._begin()
         self.adapts = adapters > 0
         for layer in self.layers:
-            self._lower_layer(layer)
+            self._lower_layer(layer, context)
         width = self._lower_end(self.read(self.layers[-1].y), embeds, hands)
 
         entering = self.layers[0].x.axis.size
         entering += sum(layer.given.axis.size for layer in self.layers if layer.given is not None)
         placed, share_bytes = lay_out(self.weights)
-        attentions = [layer.attention for layer in self.layers]
         recurrences = [each for layer in self.layers if (each := layer.recurrence) is not None]
-        own = [attend for attend in attentions if attend is not None and not attend.borrowed]
-        caches = [spec for attend in own if (spec := self._cache(attend)).heads]
+        caches = [spec for layer in self.layers for spec in self._caches(layer, context)]
         ropes = _tables_of(model, self.layers) if caches else {}
         alike = _alike(ropes, context)
         graph = helper.make_graph(
@@ -295,18 +302,24 @@ class _RankNodes(RankSums):
         self.node("Concat", [*words, handed], "logits", axis=1)
         return len(self.words) + self.model.hidden
 
-    def _lower_layer(self, layer: Layer) -> None:
+    def _lower_layer(self, layer: Layer, context: int) -> None:
         self.residual = self.read(layer.x)
-        self.lower(layer.operations)
+        self.lower(_up_to(context, each) for each in layer.operations)
         self.read(layer.y)
 
-    def _cache(self, attend: Attend) -> CacheSpec:
-        heads = attend.heads.size
-        return CacheSpec(attend.layer, self.width(attend.k.axis) // heads, heads, attend.window, attend.v is None)
+    def _caches(self, layer: Layer, context: int) -> Iterator[CacheSpec]:
+        """What this rank caches of a layer."""
+        attend, choose = layer.attention, layer.choice
+        if attend is None or attend.borrowed or not self.width(attend.k.axis):
+            return
+        size = attend.heads.size
+        yield CacheSpec(attend.layer, self.width(attend.k.axis) // size, size, attend.window, attend.v is None)
+        if choose is not None and choose.y.axis.size < context:
+            yield CacheSpec(choose.layer, choose.heads.keys, choose.heads.size, keys_alone=True, index=True)
 
-    def rotary_size(self, attend: Attend) -> int:
+    def rotary_size(self, operation: Attend | Choose) -> int:
         """How many elements of each head are rotated."""
-        return attend.heads.size if attend.rope is None else self.model.ropes[attend.rope].size
+        return operation.heads.size if operation.rope is None else self.model.ropes[operation.rope].size
 
     # -- experts -----------------------------------------------------------------------------------------------------
 
@@ -370,6 +383,13 @@ class _RankNodes(RankSums):
     def whole_norm(self, operation: WholeNorm) -> None:
         """See `motley.daemon.models.graph.rank_norms`."""
         lower_whole_norm(self, operation)
+
+
+def _up_to(context: int, operation: Operation) -> Operation:
+    """An operation for sequences of so many positions: attention to all, where so many are chosen at least."""
+    if isinstance(operation, Attend) and operation.chosen is not None and operation.chosen.axis.size >= context:
+        return replace(operation, chosen=None)
+    return operation
 
 
 def expert_body(nodes: Nodes, operation: Experts) -> onnx.GraphProto:

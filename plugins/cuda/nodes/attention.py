@@ -68,18 +68,21 @@ class Operands:
         caches: of keys, and of values likewise.
         tables: cosines and sines.
         more: sinks, or gains.
+        chosen: which positions rows see, as `ChoiceNodes` has it; None: all.
     """
 
     rows: Sequence[str]
     caches: Sequence[str]
     tables: tuple[str, str]
     more: Sequence[str]
+    chosen: str | None = None
 
     @staticmethod
     def of(node: onnx.NodeProto) -> Operands:
-        names, kinds = list(node.input), 1 if node.op_type.startswith("CachedAttentionToKeys") else 2
+        names, kinds = list(node.input), len(node.output) - 1
+        chosen = names.pop(1 + kinds) if attributes_of(node).get("choices") else None
         rows, caches, rest = names[: 1 + kinds], names[1 + kinds : 1 + 2 * kinds], names[2 + 2 * kinds :]
-        return Operands(rows, caches, (rest[0], rest[1]), rest[2:])
+        return Operands(rows, caches, (rest[0], rest[1]), rest[2:], chosen)
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,11 @@ def rows_that_attend_together(parts: Sequence[int], room: int) -> list[tuple[sli
     return [*together, (slice(start, len(parts)), largest)]
 
 
+def places_of(chosen: str) -> str:
+    """The value with the places of rows in what is chosen for them, by the name of that."""
+    return f"{chosen}.places"
+
+
 class AttentionNodes(Submission):
     """How attention becomes kernels."""
 
@@ -149,7 +157,7 @@ class AttentionNodes(Submission):
         self, graph: DeviceGraph, summing: Collectives, step: StepRows, adapting: Adapting | None = None
     ) -> None:
         super().__init__(graph, summing, step, adapting)
-        self._attending: dict[tuple[Tiles, int, int], list[tuple[slice, int]]] = {}
+        self._attending: dict[tuple[Tiles, int, int, int], list[tuple[slice, int]]] = {}
         """See `_attending_within`."""
 
     def attention(self, node: onnx.NodeProto) -> None:
@@ -172,15 +180,19 @@ class AttentionNodes(Submission):
         y = self._result(node, heads * width)
         sinks = pointer(graph.address(operands.more[0]) if node.op_type.endswith("WithSinks") else 0)
         numbers = ctypes.c_float(attributes["scale"]), ctypes.c_float(attributes["soft_cap"])
-        cut = Tiles.of_rows_apart if self._step.apart else Tiles.of
+        cut = Tiles.of_rows_apart if self._step.apart or operands.chosen else Tiles.of
         tiles, room = cut(heads, kv_heads, width), self._room(heads, width)
         shared = graph.buffer(f"partials of {heads} heads", heads * (width + 4), room).address if room > 1 else 0
-        for rows, parts in self._attending_within(tiles, reach.window or reach.chunk, room):
+        own_places, choices = self._places, attributes.get("choices", 0)
+        if operands.chosen:  # each row is of a sequence of its own, whose blocks have one position
+            own_places, blocks = graph.values[places_of(operands.chosen)].address, integers(0, 1)
+        for rows, parts in self._attending_within(tiles, reach.window or reach.chunk, room, choices):
             count, of_rows = rows.stop - rows.start, rows_of(y.after(rows.start))
-            places = pointer(self._places + PLACE.itemsize * rows.start)
+            places = pointer(own_places + PLACE.itemsize * rows.start)
             partials = shared if parts > 1 else 0
             # Of a single span all tiles but the last are full, so that only as many blocks are needed.
-            stride = tiles.rows if parts == 1 == len(self._step.spans) and not rows.start else 1
+            alone = parts == 1 == len(self._step.spans) and not rows.start and not choices
+            stride = tiles.rows if alone else 1
             number = -(-count // stride)
             graph.launch(
                 f"{tiles.kernel}_{graph.blocks.format}",
@@ -206,14 +218,18 @@ class AttentionNodes(Submission):
         warmth = (attributes.get(name, 0) for name in ("warm_span", "warm_offset", "warmth"))
         return Turning(cosines, sines, *gains, *warmth, attributes["rotary_dim"])
 
-    def _attending_within(self, tiles: Tiles, most: int, room: int) -> list[tuple[slice, int]]:
+    def _attending_within(self, tiles: Tiles, most: int, room: int, choices: int) -> list[tuple[slice, int]]:
         """The rows that attend together, each with the parts of their attention that blocks have apart: in one part all
-        of it, without partial sums."""
-        key = tiles, most, room
+        of it, without partial sums. Where positions are chosen, rows see no more than so many."""
+        key = tiles, most, room, choices
         if key not in self._attending:
-            parts = [tiles.most_parts(positions, most) for positions in self._step.sees]
+            sees = [min(positions, choices or positions) for positions in self._step.sees]
+            parts, spans = (
+                [tiles.most_parts(each, most) for each in sees],
+                [1] * len(sees) if choices else self._step.spans,
+            )
             most_parts = max(parts)
-            enough = most_parts == 1 or most_parts > room or tiles.blocks(self._step.spans) >= ENOUGH_BLOCKS
+            enough = most_parts == 1 or most_parts > room or tiles.blocks(spans) >= ENOUGH_BLOCKS
             whole = [(slice(0, len(parts)), 1)]
             self._attending[key] = whole if enough else rows_that_attend_together(parts, room)
         return self._attending[key]

@@ -85,7 +85,7 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "hunyuan-a13b": 80393,
     "glm-4-9b-0414": 9400,
     "llama-4-scout": 107770,
-    "glm-5": 743180,
+    "glm-5": 743911,
     "gpt-oss-20b": 20915,
     "glm-4.5-air": 106852,
     "ernie-4.5-21b-a3b": 21825,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
+from motley.daemon.models.blocks.indexer import Indexer
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import Block, further, model, pre_norm_layer
 from motley.daemon.models.description.model import Layer, Model
@@ -27,12 +28,21 @@ def _described(keys: Keys, ahead: bool = False) -> Model:
     return latent_experts("deepseek_v3", keys, sparse, ahead=ahead)
 
 
-def latent_experts(family: str, keys: Keys, sparse: list[bool], epsilon: float = 1e-6, *, ahead: bool = False) -> Model:
+def latent_experts(
+    family: str,
+    keys: Keys,
+    sparse: list[bool],
+    epsilon: float = 1e-6,
+    *,
+    ahead: bool = False,
+    indexer: Indexer | None = None,
+) -> Model:
     """A model of latent attention and, in layers that are `sparse`, experts as GLM-4.5 has them; others have an MLP.
 
     Args:
         epsilon: of most norms, where the keys are silent.
         ahead: not the model but its head that predicts a token further ahead.
+        indexer: what chooses the positions that rows see; None: they see all.
     """
     shape, sizes, rope, context = read_latent(keys, epsilon)
     mixture = corrected_experts(keys, shape, sparse)
@@ -41,7 +51,7 @@ def latent_experts(family: str, keys: Keys, sparse: list[bool], epsilon: float =
         return pre_norm_layer(
             shape,
             number,
-            lambda writer, x: latent_attention(writer, shape, sizes, number, x),
+            lambda writer, x: latent_attention(writer, shape, sizes, number, x, indexer=indexer),
             lambda writer, x: mixture(writer, number, x),
             enter,
         )

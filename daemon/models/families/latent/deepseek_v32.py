@@ -1,14 +1,10 @@
-"""DeepSeek V3.2 and GLM-5: V3's layers, where each row sees so many positions as an indexer chooses.
-
-Up to that many positions it chooses all, and this is what is computed here: the context ends there, and the tensors of
-the indexers are not used.
-"""
+"""DeepSeek V3.2 and GLM-5: V3's layers, where each row sees so many positions as an indexer chooses."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.layers import indexers
+from motley.daemon.models.blocks.indexer import FULL, SHARED, Indexer, read_indexer
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.latent.deepseek_v3 import latent_experts
 from motley.daemon.models.families.latent.glm4_moe_lite import layers_with_experts
@@ -17,17 +13,32 @@ from motley.daemon.models.keys import Keys
 
 def deepseek_v32(keys: Keys) -> Model:
     """Describe a model of type ``deepseek_v32``."""
-    return _indexed("deepseek_v32", keys, epsilon=1e-6)
+    keys.only("rope_interleave", True)
+    return _indexed("deepseek_v32", keys, read_indexer(keys, keys.size("qk_rope_head_dim"), heads=64), epsilon=1e-6)
 
 
 def glm_moe_dsa(keys: Keys) -> Model:
-    """Describe a model of type ``glm_moe_dsa``."""
-    return _indexed("glm_moe_dsa", keys, epsilon=1e-5)
-
-
-def _indexed(family: str, keys: Keys, epsilon: float) -> Model:
+    """Describe a model of type ``glm_moe_dsa``: elements that turn together are neighbours in its indexers, too, and
+    several layers may share one."""
     keys.only("rope_interleave", True)
+    keys = keys.filled({"indexer_types": _indexer_types(keys)})
+    indexer = replace(read_indexer(keys, keys.size("qk_rope_head_dim"), heads=32), neighbours=True)
+    return _indexed("glm_moe_dsa", keys, indexer, epsilon=1e-5)
+
+
+def _indexed(family: str, keys: Keys, indexer: Indexer, epsilon: float) -> Model:
     keys = keys.filled({"first_k_dense_replace": 3})
-    every = latent_experts(family, keys, layers_with_experts(keys), epsilon)
-    context = min(every.context, keys.size("index_topk", 2048))
-    return replace(every, context=context, ignored=(*every.ignored, *indexers(len(every.layers))))
+    keys.size("q_lora_rank")  # which the queries of indexers are made of, too
+    return latent_experts(family, keys, layers_with_experts(keys), epsilon, indexer=indexer)
+
+
+def _indexer_types(keys: Keys) -> list[str]:
+    """Which layers have indexers, where the config tells it by a pattern, or by how often."""
+    pattern = keys.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        return [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
+    if pattern is not None:
+        return list(pattern)
+    often, first = keys.size("index_topk_freq", 1), keys.size("index_skip_topk_offset", 2, least=0)
+    layers = range(keys.size("num_hidden_layers"))
+    return [SHARED if max(number - first + 1, 0) % often else FULL for number in layers]

@@ -1,0 +1,121 @@
+"""What chooses the positions that rows see, of DeepSeek Sparse Attention (https://arxiv.org/abs/2512.02556).
+
+An *indexer* has small queries of its own, made of the row that a layer's queries are made of, and one small key for
+each position, which is cached (`Choose` states the rest). Every rank that attends has all of it. Layers may see what
+one before them has chosen.
+
+The rotated elements stand first in a cached row, as those of other heads do. What published models do besides, to
+compute with FP8, turns queries and keys alike and changes no product of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
+from motley.daemon.models.description.writing import Writer
+from motley.daemon.models.keys import Keys
+from motley.daemon.weights.places import Part
+
+FULL, SHARED = "full", "shared"
+"""What configs call layers that have an indexer, and those that see what the last of these has chosen."""
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """The indexers of a model's layers.
+
+    Attributes:
+        heads, size: of its queries, and elements of each, as of its key.
+        count: how many positions are chosen.
+        own: the layers that have one.
+        turned: elements of a head that are rotated.
+        turned_last: they stand behind the others in a checkpoint.
+        neighbours: those that turn together are neighbours there; else a half lies between them.
+        epsilon: of the norm of keys.
+    """
+
+    heads: int
+    size: int
+    count: int
+    own: tuple[int, ...]
+    turned: int
+    turned_last: bool = False
+    neighbours: bool = False
+    epsilon: float = 1e-6
+
+    def choose(self, writer: Writer, number: int, x: Value, queries: Value, rope: str) -> Value:
+        """i64[T, count]: the positions that the rows of a layer see.
+
+        Args:
+            x: the layer's normalised input.
+            queries: the rows that its queries are made of.
+            rope: which of the model's rotary embeddings rotates.
+        """
+        layer = max(own for own in self.own if own <= number)
+        at, module = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn.indexer"
+        chosen = Value(f"{at}.chosen", Axis(Kind.PLAIN, self.count, "index_topk"))
+        if layer < number:
+            return chosen
+        key = Axis(Kind.PLAIN, self.size, "index_head_dim")
+        each = Axis(Kind.PLAIN, self.heads, "index_n_heads")
+        whole = Axis(Kind.PLAIN, self.heads * self.size, "index_n_heads * index_head_dim")
+        wq_b, wk = (
+            self._matrix(module, name, *axes) for name, axes in (("wq_b", (whole, queries.axis)), ("wk", (key, x.axis)))
+        )
+        (q,) = writer.linear(f"{at}.index.q", queries, wq_b)
+        (k,) = writer.linear(f"{at}.index.k", x, wk)
+        k = writer.norm(f"{at}.index.k.norm", k, self._gain(module, key), self.epsilon, centred=True)
+        (weights,) = writer.linear(
+            f"{at}.index.weights", x, W(f"{module}.weights_proj.weight", each, x.axis, routes=True)
+        )
+        heads = Heads(self.heads, 1, self.size)
+        return writer.choose(chosen.name, number, q, k, weights, heads, self.count, rope=rope)
+
+    def _matrix(self, module: str, name: str, out: Axis, inner: Axis) -> W:
+        """A matrix that makes heads."""
+        own = self._part(f"{module}.{name}.weight", out.size, inner.size)
+        return W(f"{module}.{name}_halves.weight" if own else f"{module}.{name}.weight", out, inner, parts=own)
+
+    def _gain(self, module: str, key: Axis) -> W:
+        """The gain and the bias of a key's norm."""
+        gain, bias = (f"{module}.k_norm.{name}" for name in ("weight", "bias"))
+        parts, bias_parts = self._part(gain, key.size), self._part(bias, key.size)
+        halves = f"{module}.k_halves_norm"
+        if not parts:
+            return W(gain, key, bias=bias)
+        return W(f"{halves}.weight", key, bias=f"{halves}.bias", parts=parts, bias_parts=bias_parts)
+
+    def _part(self, tensor: str, *shape: int) -> tuple[Part, ...]:
+        """Where elements of heads lie in a checkpoint, where that is in another order than here."""
+        if not (self.turned_last or self.neighbours):
+            return ()
+        first = self.size - self.turned if self.turned_last else 0
+        step = 2 if self.neighbours else 1
+        turned = [range(first + way, first + self.turned, step) for way in range(step)]
+        plain = range(first) if self.turned_last else range(self.turned, self.size)
+        return (Part(tensor, shape, heads=self.size, of_head=(*turned, plain)),)
+
+
+def read_indexer(keys: Keys, turned: int, heads: int) -> Indexer:
+    """The indexers of a model of which so many elements of each are rotated.
+
+    Args:
+        heads: of queries, where the keys are silent.
+
+    Raises:
+        ConfigError: naming the key that is missing or not possible.
+    """
+    layers = keys.size("num_hidden_layers")
+    kinds = keys.get("indexer_types") or [FULL] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {FULL, SHARED}:
+        raise keys.refusal("indexer_types", f"a list of {layers} times {FULL} or {SHARED}")
+    if kinds[0] != FULL:
+        raise keys.refusal("indexer_types", f"{FULL} for the first layer")
+    return Indexer(
+        heads=keys.size("index_n_heads", heads),
+        size=keys.size("index_head_dim", 128, least=turned),
+        count=keys.size("index_topk", 2048),
+        own=tuple(number for number, kind in enumerate(kinds) if kind == FULL),
+        turned=turned,
+    )

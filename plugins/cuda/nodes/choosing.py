@@ -1,0 +1,62 @@
+"""Which positions rows see, in a step: what scores them, and what chooses."""
+
+from __future__ import annotations
+
+import ctypes
+
+import onnx
+
+from motley.plugins.cuda.kernels import PLACE, WARP, View, integers, pointer, rows_of
+from motley.plugins.cuda.nodes.attention import Turning, places_of
+from motley.plugins.cuda.nodes.submission import Submission
+from motley.plugins.engine import SCALES
+from motley.plugins.nodes import attributes_of
+
+SCORED = 32
+"""Positions of a block of threads that scores, as in the source."""
+SCORES_BYTES = 64 << 20
+"""What the scores of rows take together, unless a single row takes more."""
+
+
+class ChoiceNodes(Submission):
+    """How a choice of positions becomes kernels."""
+
+    def choose_positions(self, node: onnx.NodeProto) -> None:
+        """What is chosen for rows, as the `PLACE` of each in a sequence of these positions alone."""
+        graph, attributes = self._graph, attributes_of(node)
+        heads, width, count = (attributes[name] for name in ("heads", "head_dim", "count"))
+        names, cache, (cosines, sines) = node.input[:3], node.input[3], node.input[5:]
+        chooses = max(self._step.sees) > graph.all_seen
+        none = View(0, 0, 0)
+        q, k, weights = (graph.values[name] if chooses or name == names[1] else none for name in names)
+        kept = [pointer(graph.caches.get(f"{cache}{end}", 0)) for end in ("", SCALES)]
+        places, tokens = pointer(self._places), graph.blocks.tokens
+        turned = heads if chooses else 0
+        turns = self._step.turns[cosines], self._step.turns[sines]
+        graph.launch(
+            f"rotate_{graph.blocks.format}",
+            self._tokens * (turned + 1) * WARP,
+            *(*rows_of(q), *rows_of(k), *rows_of(none), places, *kept, *kept, *integers(0, tokens, self._tokens)),
+            *(*integers(turned, 1, width), Turning(*turns, 0, 0, 0, 0, 0, attributes["rotary_dim"])),
+        )
+        together = max(1, min(graph.max_rows, SCORES_BYTES // (4 * graph.context)))
+        scores = graph.buffer("scores of positions", graph.context, together)
+        slots = graph.buffer(node.output[0], count, graph.max_rows)
+        chosen = graph.buffer(places_of(node.output[0]), PLACE.itemsize // 4, graph.max_rows)
+        for first in range(0, self._tokens, together):
+            rows = min(together, self._tokens - first)
+            places, room = pointer(self._places + PLACE.itemsize * first), max(self._step.sees[first : first + rows])
+            if chooses:
+                graph.launch(
+                    f"score_index_{graph.blocks.format}",
+                    rows * -(-room // SCORED) * 4 * WARP,
+                    *(*rows_of(q.after(first)), *rows_of(weights.after(first)), places, *kept, *integers(tokens)),
+                    *(pointer(scores.address), *integers(heads, width, count, room)),
+                )
+            graph.launch(
+                "choose_positions",
+                rows * 4 * WARP,
+                *(pointer(scores.address), places, *integers(tokens)),
+                ctypes.c_ulonglong(slots.after(first).address),
+                *(pointer(chosen.after(first).address), *integers(count, room)),
+            )

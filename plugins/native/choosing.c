@@ -1,0 +1,132 @@
+/* Which positions rows see: those that an indexer scores best.
+ *
+ * All index keys of a call's rows go to their blocks first, turned and rounded as keys are (attention.c); then rows that
+ * see more positions than are chosen score all of these, and choose.
+ *
+ * The arithmetic. It is the same to the bit for every level and pool, however positions are cut in blocks, and
+ * whichever rows and spans are computed together: the product of a turned query and a key is as that of attention.c,
+ * of INT8 without the key's scale. Head by head a position's score becomes fma(weight, product or 0, score), from 0 on;
+ * of INT8 it is multiplied by the key's scale in the end. Of equal scores the earlier position is chosen.
+ */
+#include "choosing.h"
+
+#include "library.h"
+#include "pool.h"
+#include "rounding.h"
+
+#include <string.h>
+
+#define FAR (1 << 18) /* products from which threads share them */
+
+/* Cut scratch, if it is not NULL, in what rows need: so many floats. */
+static int64_t lay_out(struct choosing *now, float *scratch) {
+    struct piece *piece = &now->piece;
+    piece->wide = up_to_multiple(piece->a->size, LANES_IN_ALL);
+    const int64_t queries = piece->rows * piece->a->heads * piece->wide;
+    piece->q = scratch;
+    now->totals = scratch ? scratch + queries : NULL;
+    return queries + piece->rows * piece->stretches * SIGHT;
+}
+
+/* Make room for choosing; 0 if there is no memory. */
+EXPORT int32_t motley_prepare_choice(const struct choice *c) {
+    const struct attention *a = &c->attention;
+    struct choosing largest = {.c = c, .piece = {.a = a, .rows = ABREAST, .stretches = divide_up(a->context, SIGHT)}};
+    return pool_reserve(a->pool, (size_t)lay_out(&largest, NULL) * sizeof(float));
+}
+
+/* A number that is larger where a float is. */
+static uint32_t ordered(float x) {
+    uint32_t bits;
+    x += 0.f; /* of -0, 0 */
+    memcpy(&bits, &x, sizeof bits);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+/* Choose the best `count` of more positions, digit by digit of what the least of them must be. */
+static void choose_best(const float *scores, int64_t positions, int64_t count, int64_t *chosen) {
+    enum { DIGIT = 11, BINS = 1 << DIGIT };
+    static const int shifts[] = {32 - DIGIT, 32 - 2 * DIGIT, 0};
+    uint32_t least = 0, known = 0;
+    int64_t left = count; /* of those equal to the least, as far as it is known */
+    for (int pass = 0; pass < 3; pass++) {
+        const int shift = shifts[pass];
+        const uint32_t digit = pass < 2 ? BINS - 1 : (1u << (32 - 2 * DIGIT)) - 1;
+        int32_t bins[BINS] = {0};
+        for (int64_t i = 0; i < positions; i++) {
+            const uint32_t score = ordered(scores[i]);
+            if ((score & known) == least) bins[score >> shift & digit]++;
+        }
+        uint32_t bin = digit;
+        for (; bins[bin] < left; bin--) left -= bins[bin];
+        least |= bin << shift;
+        known |= digit << shift;
+    }
+    for (int64_t i = 0; i < positions; i++) {
+        const uint32_t score = ordered(scores[i]);
+        if (score > least || (score == least && left-- > 0)) *chosen++ = i;
+    }
+}
+
+static void score(const void *job, int64_t stretch) { kernels->score_index(job, stretch); }
+
+static void choose_of_row(const void *job, int64_t row) {
+    const struct choosing *now = job;
+    const int64_t at = now->piece.row + row, count = now->c->count;
+    const float *scores = now->totals + row * now->piece.stretches * SIGHT;
+    choose_best(scores, now->piece.position + row + 1, count, now->c->chosen + at * count);
+}
+
+/* Do work(now, chunk) for all chunks, on several threads if it is enough for them. */
+static void share(const struct choosing *now, void (*work)(const void *, int64_t), int64_t chunks) {
+    const struct attention *a = now->piece.a;
+    if (now->piece.rows * a->heads * a->size * now->piece.stretches * SIGHT >= FAR) pool_run(a->pool, work, now, chunks);
+    else
+        for (int64_t chunk = 0; chunk < chunks; chunk++) work(now, chunk);
+}
+
+/* Have all positions chosen by rows of a span that see no more than may be; how many rows these are. */
+static int64_t choose_all(const struct choice *c, const struct span *span) {
+    int64_t row = 0;
+    for (; row < span->rows && span->position + row < c->count; row++) {
+        int64_t *chosen = c->chosen + (span->row + row) * c->count;
+        for (int64_t i = 0; i < c->count; i++) chosen[i] = i <= span->position + row ? i : -1;
+    }
+    return row;
+}
+
+/* Choose, where motley_prepare_choice has made room. The number of a span that does not fit, then nothing is written;
+ * -1: all do. */
+EXPORT int32_t motley_choose(const struct choice *c) {
+    const struct attention *a = &c->attention;
+    for (int64_t n = 0; n < a->spans->count; n++)
+        if (!attention_fits(a, n)) return (int32_t)n;
+    float *scratch = (float *)pool_enter(a->pool);
+    for (int64_t n = 0; n < a->spans->count; n++)
+        kernels->cache_index(c, a->spans->all + n, attention_table(a, n), scratch);
+    for (int64_t n = 0; n < a->spans->count; n++) {
+        const struct span *span = a->spans->all + n;
+        for (int64_t done = choose_all(c, span); done < span->rows; done += ABREAST) {
+            const int64_t rows = span->rows - done < ABREAST ? span->rows - done : ABREAST, position = span->position + done;
+            struct choosing now = {
+                .c = c,
+                .piece = {
+                    .a = a,
+                    .table = attention_table(a, n),
+                    .blocks = span->blocks,
+                    .last = (position + rows - 1) / a->tokens,
+                    .row = span->row + done,
+                    .rows = rows,
+                    .position = position,
+                    .stretches = divide_up(position + rows, SIGHT),
+                },
+            };
+            lay_out(&now, scratch);
+            kernels->turn_index(&now);
+            share(&now, score, now.piece.stretches);
+            share(&now, choose_of_row, rows);
+        }
+    }
+    pool_leave(a->pool);
+    return -1;
+}

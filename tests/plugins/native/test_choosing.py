@@ -1,0 +1,145 @@
+"""Our own choice of positions against NumPy, and attention to what is chosen against attention to nothing else: every
+level and pool, any blocks, and rows in any company."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.plugins.native.attention import FORMATS, LayerBlocks, SpanRows, Spans, bind_attention
+from motley.plugins.native.choosing import bind_choice
+from tests.plugins.native.native_levels import assert_same, at_all_levels, normal
+from tests.plugins.native.test_attention import POOLS, Format
+
+I64 = npt.NDArray[np.int64]
+NOTHING = np.zeros((400, 0), np.float32)
+"""A table of no angles."""
+
+
+def whole_numbers(random: np.random.Generator, *shape: int) -> npt.NDArray[np.float32]:
+    """So small that what is made of them is exact, and several scores are equal."""
+    return random.integers(-2, 3, shape).astype(np.float32)
+
+
+def blocks_of(rows: npt.NDArray[np.float32], tokens: int, format: Format) -> tuple[LayerBlocks, npt.NDArray[np.int32]]:
+    """The blocks of a sequence's rows f32[C, d], in another order, and which these are."""
+    count = -(-len(rows) // tokens)
+    table = np.random.default_rng(len(rows)).permutation(count).astype(np.int32)
+    kept = np.full((count, 1, tokens, rows.shape[1]), 0, format)
+    scales = np.full(kept.shape[:3], np.nan, np.float32) if format is np.int8 else None
+    for position, row in enumerate(rows):
+        at = table[position // tokens], 0, position % tokens
+        most = np.abs(row).max()
+        kept[at] = row if scales is None else np.rint(row * (np.float32(127) / most)) if most else 0
+        if scales is not None:
+            scales[at] = most / np.float32(127)
+    return LayerBlocks(kept, kept, scales, scales), table
+
+
+@given(
+    format=st.sampled_from(FORMATS),
+    heads=st.integers(1, 20),
+    size=st.sampled_from([4, 16, 40, 128]),
+    count=st.sampled_from([1, 5, 130]),
+    tokens=st.sampled_from([1, 16, 48, 400]),
+    ends=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=3),
+    threads=st.sampled_from([1, 3]),
+)
+def test_the_best_positions_are_chosen_the_earlier_of_equal_ones(
+    format: Format, heads: int, size: int, count: int, tokens: int, ends: list[tuple[int, int]], threads: int
+) -> None:
+    """Of several spans in a call, each of which ends at a position."""
+    random = np.random.default_rng([heads, size, count, tokens])
+    spans, expected, given_rows, pools = Spans(len(ends), 1), [], [], []
+    rows_of, tables = [min(end, rows) for end, rows in ends], []
+    for (end, _), rows in zip(ends, rows_of, strict=True):
+        keys = whole_numbers(random, end, size)
+        keys[:, 0] = 127  # so that int8 is exact
+        q, weights = whole_numbers(random, rows, heads * size), whole_numbers(random, rows, heads)
+        blocks, table = blocks_of(keys, tokens, format)
+        for row in range(rows):
+            seen = keys[: end - rows + row + 1]
+            scores = np.maximum(seen @ q[row].reshape(heads, size).T, 0) @ weights[row]
+            best = np.sort(np.argsort(-scores, kind="stable")[:count])
+            expected.append([*best.tolist(), *[-1] * (count - len(best))])
+        given_rows.append((q, keys[end - rows :], weights))
+        pools.append(blocks.keys)
+        tables.append(table)
+    firsts = np.cumsum([0, *map(len, pools)])[:-1]
+    kept: Any = np.concatenate(pools)
+    scales = np.full(kept.shape[:3], 1, np.float32) if format is np.int8 else None
+    starts = [0, *accumulate(rows_of)]
+    spans.set(
+        [
+            SpanRows(start, rows, end - rows, (table + first).astype(np.int32), [(NOTHING, NOTHING)])
+            for start, rows, (end, _), table, first in zip(starts, rows_of, ends, tables, firsts, strict=False)
+        ]
+    )
+    q, k, weights = (np.concatenate(parts) for parts in zip(*given_rows, strict=True))
+    chosen = np.zeros((len(q), count), np.int64)
+    layer = LayerBlocks(kept, kept, scales, scales)
+    more = {"heads": heads, "turned": 0, "context": 300, "pool": POOLS[threads]}
+    choose = bind_choice(q, np.ascontiguousarray(k), weights, layer, chosen, spans, 0, **more)
+
+    def result() -> npt.NDArray[np.float32]:
+        chosen[:] = 0
+        choose()
+        return chosen.astype(np.float32)
+
+    at_all_levels(result)
+    assert chosen.tolist() == expected
+
+
+def attended(
+    q: npt.NDArray[np.float32],
+    rows: npt.NDArray[np.float32],
+    tokens: int,
+    format: Format,
+    chosen: I64 | None = None,
+    count: int = 1,
+) -> npt.NDArray[np.float32]:
+    """f32[M, H d]: the attention of the last `count` rows of a sequence f32[C, d] of keys that are values, each with
+    the same queries f32[H d]."""
+    blocks, table = blocks_of(rows, tokens, format)
+    size, heads = rows.shape[1], q.size // rows.shape[1]
+    qkv = np.concatenate([np.tile(q, (count, 1)), rows[len(rows) - count :]], axis=1)
+    spans, y = Spans(1, 1), np.full((count, q.size), np.nan, np.float32)
+    spans.set([SpanRows(0, count, len(rows) - count, table, [(NOTHING, NOTHING)])])
+    bound: Any = {"heads": heads, "kv_heads": 1, "scale": size**-0.5, "window": 0, "context": 400, "turned": 0}
+    bound |= {"key_scales": blocks.key_scales, "value_scales": blocks.key_scales, "chosen": chosen}
+    bind_attention(qkv, blocks.keys, None, y, spans, 0, pool=POOLS[2], **bound)()
+    return y
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("heads", "size", "choices", "tokens"), [(3, 40, 20, 16), (16, 576, 150, 48), (1, 24, 1, 1)])
+def test_what_is_chosen_is_seen_as_if_there_were_nothing_else(
+    format: Format, heads: int, size: int, choices: int, tokens: int
+) -> None:
+    """To the bit; and rows that see no more positions than are chosen see what they see where nothing is chosen."""
+    random = np.random.default_rng([heads, size])
+    q, rows, count = normal(random, heads * size), normal(random, 380, size), 30
+    picked = [
+        [*np.sort(random.permutation(380 - count + row)[: choices - 1]).tolist(), 380 - count + row]
+        for row in range(count)
+    ]
+    got = at_all_levels(lambda: attended(q, rows, tokens, format, np.array(picked), count))
+    for row, own in zip(got, picked, strict=True):
+        assert_same(row, attended(q, rows[own], 32, format)[0])
+    short = rows[:choices]
+    unused = np.full((len(short), choices), -1)
+    expected = attended(q, short, tokens, format, count=len(short))
+    assert_same(attended(q, short, tokens, format, unused, len(short)), expected)
+
+
+@pytest.mark.parametrize("picked", [[1, 1, 3], [2, 1, 3], [-1, 1, 3], [1, 2, 10]])
+def test_a_choice_that_cannot_be_is_refused(picked: list[int]) -> None:
+    rows = normal(np.random.default_rng(0), 10, 8)
+    with pytest.raises(IndexError, match="3 positions are chosen"):
+        attended(rows[0], rows, 16, np.float32, np.array([picked]))
