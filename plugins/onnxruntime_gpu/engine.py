@@ -63,7 +63,7 @@ from motley.plugins.onnxruntime_gpu.device import (
     download,
     upload,
 )
-from motley.plugins.onnxruntime_gpu.halving import halved
+from motley.plugins.onnxruntime_gpu.fp16 import with_products_in_fp16
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.measuring import measure_speed
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
@@ -83,7 +83,7 @@ from motley.plugins.streams import STREAM_OPERATORS
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
 ACTIVATIONS = "activations"
-"""The option that says what products are computed in: ``fp32``; or ``fp16``, see `halved`."""
+"""The option that says what products are computed in: ``fp32``; or ``fp16``, see `with_products_in_fp16`."""
 
 _UNKNOWN = {
     "CachedAttentionInChunks",
@@ -139,7 +139,7 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
-        self._halves = self._computes_in_fp16(options.extra.get(ACTIVATIONS, "fp32"))
+        self._fp16 = self._computes_in_fp16(options.extra.get(ACTIVATIONS, "fp32"))
         self._errors_told = ErrorsTold(name)
         self._chunks = Latest[tuple[int, int, bool], Chunk](BOUND_KEPT)
         """By the first of their rows, the one after the last, and whether the rank is alone."""
@@ -257,8 +257,8 @@ class WebGpuEngine:
         captured: bool = False,
     ) -> ort.InferenceSession:
         """A session with the weights that its nodes read."""
-        if self._halves:
-            nodes = halved(nodes, [output.name for output in outputs], self._initializers)
+        if self._fp16:
+            nodes = with_products_in_fp16(nodes, [output.name for output in outputs], self._initializers)
         read = dict.fromkeys(chain.from_iterable(map(reads, nodes)))
         weights = [self._initializers[name] for name in read if name in self._initializers]
         return self._device.session(nodes, inputs, outputs, weights, str(self._graph.share_file.parent), captured)

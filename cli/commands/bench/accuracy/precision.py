@@ -44,8 +44,8 @@ def precision(
     check_output("--plot", plot)
     if plot and model is None:
         raise CliError("--plot draws the drift of a model: give it with --model")
-    halved = activations == Activations.FP16
-    if halved and model is None:
+    in_fp16 = activations == Activations.FP16
+    if in_fp16 and model is None:
         raise CliError("--activations is about a model: give it with --model")
     if plot:
         require_plotting()
@@ -61,7 +61,7 @@ def precision(
         drift = measure_drift(folder, ranks, lambda done, total: status.update(f"layer {done} of {total}"))
         caches = measure_cache_formats(folder, lambda done, total: status.update(f"caches: layer {done} of {total}"))
         moved = None
-        if halved:
+        if in_fp16:
             moved = measure_products(folder, lambda done, total: status.update(f"products: layer {done} of {total}"))
     if plot:
         plot_drift(drift, plot)

@@ -17,14 +17,14 @@ _GATES = {"Add", "Clip", "Gelu", "Min", "Mul", "QuickGelu", "Sigmoid", "Split"}
 """Operators that compute in FP16 where a product is made of what they make of another."""
 
 
-def halved(
+def with_products_in_fp16(
     nodes: Sequence[NodeProto], outputs: Collection[str], initializers: Mapping[str, TensorProto]
 ) -> list[NodeProto]:
     """The nodes of a graph, in order, with its products in FP16; what floats it reads and gives is FP32 as before."""
-    return [*_Halving(nodes, initializers).run(outputs)]
+    return [*_Rewriting(nodes, initializers).run(outputs)]
 
 
-class _Halving:
+class _Rewriting:
     def __init__(self, nodes: Sequence[NodeProto], initializers: Mapping[str, TensorProto]) -> None:
         self._nodes = nodes
         self._initializers = initializers
@@ -34,23 +34,23 @@ class _Halving:
 
     def run(self, outputs: Collection[str]) -> Iterator[NodeProto]:
         for node in self._nodes:
-            halves = node.output[0] in self._in_fp16
+            fp16 = node.output[0] in self._in_fp16
             for name in filter(None, node.input):
-                yield from self._available(name, halves)
+                yield from self._available(name, fp16)
             made = NodeProto()
             made.CopyFrom(node)
-            if halves:
+            if fp16:
                 made.input[:] = [_half(name) if self._is_float(name) else name for name in node.input]
                 made.output[:] = map(_half, node.output)
             yield made
         for name in outputs:
             yield from self._available(name, False)
 
-    def _available(self, name: str, halves: bool) -> Iterator[NodeProto]:
+    def _available(self, name: str, fp16: bool) -> Iterator[NodeProto]:
         """What makes a value available in FP16, or in FP32."""
-        if (name in self._in_fp16) != halves and name not in self._cast and self._is_float(name):
+        if (name in self._in_fp16) != fp16 and name not in self._cast and self._is_float(name):
             self._cast.add(name)
-            if halves:
+            if fp16:
                 yield helper.make_node("Cast", [name], [_half(name)], to=TensorProto.FLOAT16)
             else:
                 yield helper.make_node("Cast", [_half(name)], [name], to=TensorProto.FLOAT)

@@ -13,7 +13,7 @@ from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins.engine import Collectives, EngineError, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_gpu.engine import ACTIVATIONS, WebGpuEngine
-from motley.plugins.onnxruntime_gpu.halving import halved
+from motley.plugins.onnxruntime_gpu.fp16 import with_products_in_fp16
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 from motley.plugins.reference.engine import ReferenceEngine
@@ -68,7 +68,7 @@ def test_products_and_gates_are_in_fp16_and_no_more(tmp_path: Path) -> None:
     parts += [(expert.node, [output.name for output in expert.output]) for expert in experts]
     kinds: dict[bool, set[str]] = {True: set(), False: set()}
     for nodes, outputs in parts:
-        for node in halved(nodes, outputs, lowered.initializers):
+        for node in with_products_in_fp16(nodes, outputs, lowered.initializers):
             kinds[node.output[0].endswith(".fp16")].add(node.op_type)
     assert kinds[True] == {"Cast", "MatMulNBits", *GATE}
     assert "MatMulNBits" not in kinds[False]
