@@ -87,6 +87,7 @@ def test_calls_on_webgpu_are_timed_one_by_one() -> None:
     assert min(told.values()) > 0
 
 
+@pytest.mark.soak  # ten seconds of a processor for a test that runs beside this one anyway
 @pytest.mark.usefixtures("_webgpu")
 def test_golden_logits_are_computed_on_webgpu() -> None:
     one = partial(gpu.run_tests, [gpu.WEBGPU_TESTS, "-k", "golden_models and llama-mqa-3"])
@@ -95,16 +96,18 @@ def test_golden_logits_are_computed_on_webgpu() -> None:
     assert "1 passed" in said["summary"]
 
 
-@pytest.mark.parametrize("package", ["onnxruntime_ep_webgpu", "vulkan"])
+@pytest.mark.parametrize(
+    ("step", "package"),
+    [("webgpu logits", "onnxruntime_ep_webgpu"), ("webgpu tokens", "vulkan"), ("webgpu mistral fp16", "vulkan")],
+)
 @pytest.mark.usefixtures("_webgpu")
 def test_steps_of_webgpu_say_which_package_is_missing(
-    package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    step: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / f"{package}.py").write_text("raise ImportError('it is not here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for step in ("webgpu logits", "webgpu tokens", "webgpu mistral fp16"):
-        said = gpu.run(step, 60)["result"]["skipped"]
-        assert said.endswith(f"missing (it is not here): {how_to_install('webgpu')}")
+    said = gpu.run(step, 60)["result"]["skipped"]
+    assert said.endswith(f"missing (it is not here): {how_to_install('webgpu')}")
 
 
 def test_calls_are_made_one_by_one_until_one_fails() -> None:

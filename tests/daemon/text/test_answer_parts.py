@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motley.daemon.sampling.constraint import ANSWER, Constraint, ConstraintError
@@ -424,6 +424,7 @@ def written(calls: CallFormat, index: int, name: str, arguments: dict[str, Any],
 
 
 @pytest.mark.parametrize("calls", [each for each in FORMATS if not each.parameters or each.parameters.quote])
+@settings(max_examples=settings().max_examples // 3)  # of each of a dozen formats
 @given(data=st.data())
 def test_what_is_called_is_read_as_it_was_meant(calls: CallFormat, data: st.DataObject) -> None:
     quote = calls.parameters.quote if calls.parameters else ""
