@@ -79,7 +79,7 @@ async def text_of(page: Page, selector: str) -> str:
 
 async def until(page: Page, condition: str, *arguments: object) -> None:
     """Wait for a JavaScript function of `arguments` to be true in the page."""
-    await page.wait_for_function(f"(values) => ({condition})(...values)", arg=list(arguments))
+    await page.wait_for_function(f"(values) => ({condition})(...values)", arg=list(arguments), polling=100)
 
 
 async def what_axe_finds(page: Page) -> str:
