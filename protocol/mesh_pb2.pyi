@@ -321,7 +321,7 @@ class ModelProfile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., layers: _Optional[int] = ..., kv_groups: _Optional[int] = ..., attention_splits: _Optional[_Iterable[int]] = ..., mlp_units: _Optional[int] = ..., vocabulary_units: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., vocabulary_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., context_length: _Optional[int] = ..., family: _Optional[str] = ..., parameters: _Optional[int] = ..., matrices: _Optional[str] = ..., hidden: _Optional[int] = ..., expert_layers: _Optional[_Iterable[int]] = ..., expert_count: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., trunk_fixed_bytes: _Optional[int] = ..., host_fixed_bytes: _Optional[int] = ..., expert_weight_bytes: _Optional[int] = ..., chats: _Optional[bool] = ..., windowed_bytes_per_token: _Optional[int] = ..., window: _Optional[int] = ..., adapter_elements: _Optional[int] = ..., layer_costs: _Optional[_Iterable[_Union[LayerCosts, _Mapping]]] = ..., state_bytes: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., groups_per_shared_head: _Optional[int] = ..., shared_kv_bytes: _Optional[int] = ..., shared_cache_bytes_per_token: _Optional[int] = ..., further_streams: _Optional[int] = ..., usual_tokens: _Optional[int] = ...) -> None: ...
 
 class LayerCosts(_message.Message):
-    __slots__ = ("layers", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "trunk_mlp_unit_bytes", "windowed_bytes_per_token", "state_bytes", "shared_kv_bytes", "shared_cache_bytes_per_token")
+    __slots__ = ("layers", "attention_query_bytes", "attention_kv_bytes", "mlp_unit_bytes", "cache_bytes_per_token", "fixed_bytes", "trunk_mlp_unit_bytes", "windowed_bytes_per_token", "state_bytes", "shared_kv_bytes", "shared_cache_bytes_per_token", "follows")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_QUERY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +333,7 @@ class LayerCosts(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARED_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARED_CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
     layers: int
     attention_query_bytes: int
     attention_kv_bytes: int
@@ -344,7 +345,8 @@ class LayerCosts(_message.Message):
     state_bytes: int
     shared_kv_bytes: int
     shared_cache_bytes_per_token: int
-    def __init__(self, layers: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., windowed_bytes_per_token: _Optional[int] = ..., state_bytes: _Optional[int] = ..., shared_kv_bytes: _Optional[int] = ..., shared_cache_bytes_per_token: _Optional[int] = ...) -> None: ...
+    follows: bool
+    def __init__(self, layers: _Optional[int] = ..., attention_query_bytes: _Optional[int] = ..., attention_kv_bytes: _Optional[int] = ..., mlp_unit_bytes: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ..., fixed_bytes: _Optional[int] = ..., trunk_mlp_unit_bytes: _Optional[int] = ..., windowed_bytes_per_token: _Optional[int] = ..., state_bytes: _Optional[int] = ..., shared_kv_bytes: _Optional[int] = ..., shared_cache_bytes_per_token: _Optional[int] = ..., follows: _Optional[bool] = ...) -> None: ...
 
 class OrchestratorMessage(_message.Message):
     __slots__ = ("welcome", "describe", "rank", "generate", "cancel", "beat", "hold", "probe", "lend", "leave", "involved", "lease_order", "budget_order", "relay", "job")

@@ -397,6 +397,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         hc_magnitude=2.0,
         hc_eps=1e-6,
         index_topk=2048,
+        index_n_heads=32,
         n_routed_experts=256,
         n_shared_experts=1,
         num_experts_per_tok=8,

@@ -65,7 +65,6 @@ KINDS = {
     *(
         "llama4",
         "deepseek-v3",
-        "deepseek-v32",
         "gemma4-experts",
         "gemma4-given-rows",
         "qwen3-next",

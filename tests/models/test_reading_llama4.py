@@ -93,7 +93,7 @@ def test_layers_of_glm_may_share_an_indexer(more: dict[str, Any], own: list[int]
     for number, layer in enumerate(model.layers):
         assert layer.attention is not None
         assert layer.attention.chosen == model.layers[max(each for each in own if each <= number)].choice.y
-    assert model.whole == (len(own) < len(model.layers))
+        assert layer.follows == (number not in own)
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,13 @@ def test_hy4_s_streams_are_not_mixed(tmp_path: Path) -> None:
     }
 
 
-def test_hy4_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
-    assert read(tmp_path, HY_V4 | {"index_topk": 48}).context == 48
+def test_layers_of_hy4_share_indexers_that_choose_what_rows_see(tmp_path: Path) -> None:
+    model = read(tmp_path, HY_V4 | {"num_hidden_layers": 10, "index_topk": 48})
+    assert [number for number, layer in enumerate(model.layers) if not layer.follows] == [0, 1, 5, 9]
+    chosen = [layer.attention.chosen for layer in model.layers if layer.attention]
+    assert [(each.name, each.axis.size) for each in chosen if each] == [
+        (f"layers.{number}.attention.chosen", 48) for number in (0, 1, 1, 1, 1, 5, 5, 5, 5, 9)
+    ]
     published = read(tmp_path, HY_V4 | {"layer_types": ["deepseek_sparse_attention"] * 3})
     assert published == read(tmp_path, HY_V4 | {"layer_types": None})
     assert published.context == 256
@@ -110,9 +115,9 @@ def test_hy4_s_latent_norms_and_what_turns_together_are_others_where_it_sees(tmp
 
 
 def test_hy4_preview_has_as_many_parameters_as_its_makers_say(tmp_path: Path) -> None:
-    """Its layers, embeddings and head have 769,907,408,797; those of the 21 indexers are not used."""
+    """Its layers, embeddings and head have 769,907,408,797, those of its 21 indexers of 32 heads among them."""
     model = read(tmp_path, SHAPES["hy4-preview"])
-    assert parameters(model) == 769_907_408_797 - 21 * 9_371_904
+    assert parameters(model) == 769_907_408_797
 
 
 def test_glm_5_3_s_streams_are_mixed(tmp_path: Path) -> None:

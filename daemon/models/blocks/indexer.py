@@ -97,11 +97,8 @@ class Indexer:
         return (Part(tensor, shape, heads=self.size, of_head=(*turned, plain)),)
 
 
-def read_indexer(keys: Keys, turned: int, heads: int) -> Indexer:
-    """The indexers of a model of which so many elements of each are rotated.
-
-    Args:
-        heads: of queries, where the keys are silent.
+def read_indexer(keys: Keys, turned: int) -> Indexer:
+    """The indexers of a model of which so many elements of each head are rotated.
 
     Raises:
         ConfigError: naming the key that is missing or not possible.
@@ -113,7 +110,7 @@ def read_indexer(keys: Keys, turned: int, heads: int) -> Indexer:
     if kinds[0] != FULL:
         raise keys.refusal("indexer_types", f"{FULL} for the first layer")
     return Indexer(
-        heads=keys.size("index_n_heads", heads),
+        heads=keys.size("index_n_heads"),
         size=keys.size("index_head_dim", 128, least=turned),
         count=keys.size("index_topk", 2048),
         own=tuple(number for number, kind in enumerate(kinds) if kind == FULL),

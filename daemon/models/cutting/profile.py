@@ -63,6 +63,7 @@ def profile(
     each = [_Count(cut, cache_format, shared_by) for _ in model.layers]
     for own, layer in zip(each, model.layers, strict=True):
         own.add(layer.operations)
+        own.follows = layer.follows
         count.add(layer.operations)
     first = model.experts
     chosen = first.chosen.axis.size if first else 0
@@ -134,12 +135,14 @@ class _Count:
         sessions: bytes that an engine takes for all experts besides their weights.
         shared_by: how many KV groups share a KV head of the layers that have fewer of these; 0: there are none.
         shared_key_value, shared_cached: as `key_value` and `cached` of one such head, which these do not count.
+        follows: as of a single layer, see `Layer.follows`.
     """
 
     def __init__(self, cut: Units, cache_format: str, shared_by: int) -> None:
         self._cut = cut
         self._cache_format = cache_format
         self.shared_by = shared_by
+        self.follows = False
         self.shared_key_value = self.shared_cached = 0
         self.query = self.key_value = self.mlp = self.experts = self.replicated = self.expert_biases = 0
         self.state = self.cached = self.windowed = self.window = self.sessions = 0
@@ -159,6 +162,7 @@ class _Count:
             state_bytes=self.state,
             shared_kv_bytes=self.shared_key_value,
             shared_cache_bytes_per_token=self.shared_cached,
+            follows=self.follows,
         )
 
     def add(self, operations: Collection[Operation]) -> None:

@@ -69,10 +69,9 @@ class Layer:
         return next((each for each in self.operations if isinstance(each, Choose)), None)
 
     @property
-    def borrows(self) -> bool:
-        """Whether its attention needs what an earlier layer has made: keys and values, or which positions rows see."""
-        attend, made = self.attention, self.choice
-        return attend is not None and (attend.borrowed or (attend.chosen is not None and made is None))
+    def follows(self) -> bool:
+        """Whether its rows see what an earlier layer has chosen."""
+        return self.attention is not None and self.attention.chosen is not None and self.choice is None
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -134,7 +133,8 @@ class Model:
     @property
     def whole(self) -> bool:
         """Whether its layers need more than a residual of those before: they cannot be cut apart."""
-        return any(layer.borrows or layer.given for layer in self.layers)
+        borrows = any(layer.attention is not None and layer.attention.borrowed for layer in self.layers)
+        return borrows or any(layer.given for layer in self.layers)
 
     @property
     def tied(self) -> bool:

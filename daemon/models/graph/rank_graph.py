@@ -175,6 +175,12 @@ def build_rank_graph(
             f"models of type {model.family} like this one cannot be cut in stages: their layers read what layers far"
             " before them have made. Plan the session with one stage"
         )
+    chosen = model.layers[stage.layers.start].attention
+    if model.layers[stage.layers.start].follows and chosen is not None and _up_to(context, chosen) == chosen:
+        raise ConfigError(
+            f"layer {stage.layers.start} cannot be the first of a stage in a context of {context} tokens: an earlier"
+            " layer chooses what its rows see. Plan the session anew, or with one stage"
+        )
     among = [shares[other] for other in stage.ranks]
     validate_stage(cut, stage, among)
     blocks = blocks or CacheBlocks(ceil(context / CACHE_BLOCK), CACHE_BLOCK)

@@ -46,6 +46,22 @@ def stage_profile(profile: ModelProfile, layers: range) -> ModelProfile:
     return stage
 
 
+def cut_where_possible(profile: ModelProfile, counts: Sequence[int]) -> list[int] | None:
+    """How many layers stages have that should have so many, where each begins with a layer that needs nothing of the
+    layers before but a residual; None: there are too few of these."""
+    begins, end = list[int](), 0
+    for costs in profile.layer_costs:
+        begins += [] if costs.follows else range(end, end + costs.layers)
+        end += costs.layers
+    cuts = [0]
+    for cut in accumulate(counts[:-1]):
+        left = [layer for layer in begins if layer > cuts[-1]]
+        if not left:
+            return None
+        cuts.append(min(left, key=lambda layer: abs(layer - cut)))
+    return [stop - start for start, stop in pairwise([*cuts, end])]
+
+
 def own_profile(profile: ModelProfile, plan: RankPlan) -> ModelProfile:
     """What the layers cost that a rank has a share of."""
     return stage_profile(profile, plan.layers) if plan.layers else profile
@@ -84,6 +100,8 @@ def _summed(profile: ModelProfile, layers: range) -> LayerCosts:
         end = begin + costs.layers
         count = max(0, min(end, layers.stop) - max(begin, layers.start))
         for field, value in costs.ListFields():
+            if field.name == "follows":
+                continue
             setattr(total, field.name, getattr(total, field.name) + count * value)
         begin = end
     return total

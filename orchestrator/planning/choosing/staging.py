@@ -25,7 +25,7 @@ from math import inf
 from motley.orchestrator.planning.choosing.arrangement import Choice, Groups, Members, better
 from motley.orchestrator.planning.choosing.estimates import Estimates
 from motley.orchestrator.planning.choosing.search import Descent
-from motley.orchestrator.planning.choosing.stages import can_be_staged, plans_of_stage
+from motley.orchestrator.planning.choosing.stages import can_be_staged, cut_where_possible, plans_of_stage
 from motley.orchestrator.planning.cost import forecast, lead_s
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
 from motley.orchestrator.planning.cutting.shares import PlanError, RankPlan, consecutive
@@ -168,7 +168,10 @@ class Staging:
         """What an arrangement comes to with so many layers in each stage; None: they do not fit."""
         estimates = self.estimates
         plans: list[RankPlan] = []
-        for group, layers in zip(groups, consecutive(counts), strict=True):
+        possible = cut_where_possible(estimates.profile, counts)
+        if possible is None:
+            return None
+        for group, layers in zip(groups, consecutive(possible), strict=True):
             own = self._stage(group, layers, self._waves(groups))
             if own is None:
                 return None

@@ -135,3 +135,13 @@ def test_layers_that_read_more_than_a_residual_stay_together() -> None:
     with pytest.raises(ConfigError, match="gemma4 like this one cannot be cut in stages"):
         build_rank_graph(model, shares, 0, "fp32", 32, 64)
     assert not profile(model, "fp32", 32).layer_costs, "so that nobody plans any"
+
+
+def test_no_stage_begins_with_a_layer_whose_rows_see_what_another_chooses() -> None:
+    """But where all positions are seen."""
+    model = golden_case("glm-moe-dsa-shared").model
+    shares = staged_shares(units(model, "fp32", 32), [(range(2), 1), (range(2, 3), 1)])
+    with pytest.raises(ConfigError, match="layer 2 cannot be the first of a stage in a context of 64 tokens"):
+        build_rank_graph(model, shares, 1, "fp32", 32, 64)
+    assert len(build_rank_graph(model, shares, 1, "fp32", 32, 28).caches) == 1
+    assert [costs.follows for costs in profile(model, "fp32", 32).layer_costs] == [False, False, True]

@@ -7,7 +7,9 @@ from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 
 def layered(profile: ModelProfile) -> ModelProfile:
     """The same model, with the costs of its layers, which are alike: so it can be in stages."""
-    names = [field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes")]
+    names = [
+        field.name for field in LayerCosts.DESCRIPTOR.fields if field.name not in ("layers", "fixed_bytes", "follows")
+    ]
     each = {name: getattr(profile, name) // profile.layers for name in names}
     profile.layer_costs.append(LayerCosts(layers=profile.layers, **each))
     return profile

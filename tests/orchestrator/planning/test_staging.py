@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from motley.orchestrator.planning.choosing.arrangement import Groups
 from motley.orchestrator.planning.choosing.choice import Chooser
-from motley.orchestrator.planning.choosing.stages import plans_of_stage, stage_profile
+from motley.orchestrator.planning.choosing.stages import cut_where_possible, plans_of_stage, stage_profile
 from motley.orchestrator.planning.choosing.staging import spread
 from motley.orchestrator.planning.cost import Workload, forecast
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
@@ -62,6 +62,18 @@ def test_what_a_stage_costs() -> None:
     assert (first.vocabulary_units, last.vocabulary_units) == (0, profile.vocabulary_units)
     assert first.fixed_bytes - last.fixed_bytes == 28 * 7
     assert first.mlp_units == profile.mlp_units
+
+
+def test_no_stage_begins_with_a_layer_that_follows_another() -> None:
+    profile = seven_billion()
+    for layers, follows in ((2, False), (3, True), (1, False), (3, True), (1, False), (22, True)):
+        profile.layer_costs.append(LayerCosts(layers=layers, follows=follows, fixed_bytes=1))
+    assert cut_where_possible(profile, [32]) == [32]
+    assert cut_where_possible(profile, [6, 10, 16]) == [5, 4, 23]
+    assert cut_where_possible(profile, [1, 1, 30]) == [1, 4, 27]
+    assert cut_where_possible(profile, [30, 2]) == [9, 23]
+    assert cut_where_possible(profile, [9, 20, 3]) is None
+    assert stage_profile(profile, range(5, 9)).layers == 4
 
 
 def partitions(members: list[int]) -> Iterator[Groups]:

@@ -14,15 +14,16 @@ from motley.daemon.models.keys import Keys
 def deepseek_v32(keys: Keys) -> Model:
     """Describe a model of type ``deepseek_v32``."""
     keys.only("rope_interleave", True)
-    return _indexed("deepseek_v32", keys, read_indexer(keys, keys.size("qk_rope_head_dim"), heads=64), epsilon=1e-6)
+    keys = keys.filled({"index_n_heads": 64})
+    return _indexed("deepseek_v32", keys, read_indexer(keys, keys.size("qk_rope_head_dim")), epsilon=1e-6)
 
 
 def glm_moe_dsa(keys: Keys) -> Model:
     """Describe a model of type ``glm_moe_dsa``: elements that turn together are neighbours in its indexers, too, and
     several layers may share one."""
     keys.only("rope_interleave", True)
-    keys = keys.filled({"indexer_types": _indexer_types(keys)})
-    indexer = replace(read_indexer(keys, keys.size("qk_rope_head_dim"), heads=32), neighbours=True)
+    keys = keys.filled({"index_n_heads": 32, "indexer_types": _indexer_types(keys)})
+    indexer = replace(read_indexer(keys, keys.size("qk_rope_head_dim")), neighbours=True)
     return _indexed("glm_moe_dsa", keys, indexer, epsilon=1e-5)
 
 

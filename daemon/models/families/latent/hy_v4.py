@@ -1,7 +1,6 @@
 """Hy4: residual streams that blocks read and write to, gated latent attention with sinks, and experts with limits.
 
-Each row sees so many positions as an indexer chooses. Up to that many it chooses all, and this is what is computed
-here: the context ends there, and the tensors of the indexers are not used.
+Each row sees so many positions as an indexer chooses, which several layers share.
 
 Elements that turn together are half a head apart, as transformers has it for the text model alone. Other runtimes turn
 neighbours there too, which ``rope_interleave`` in a config asks for; nothing here was compared with published weights.
@@ -11,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from motley.daemon.models.blocks.indexer import FULL, SHARED, read_indexer
 from motley.daemon.models.blocks.latent import EPSILON, latent_attention, read_latent
-from motley.daemon.models.blocks.layers import indexers, model
+from motley.daemon.models.blocks.layers import model
 from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.streams import read_streams, stream_gates, streamed_layer
 from motley.daemon.models.blocks.windows import INDEXED
@@ -25,7 +25,7 @@ from motley.daemon.models.keys import Keys
 
 DEFAULTS = {
     "max_position_embeddings": 262144,
-    "index_topk": 2048,
+    "index_n_heads": 16,
     "n_routed_experts": 256,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
@@ -34,7 +34,7 @@ DEFAULTS = {
     "rope_interleave": False,
 }
 """What transformers takes where a config is silent."""
-WITH_VISION = {"moe_intermediate_size": 2048, "rope_interleave": True}
+WITH_VISION = {"moe_intermediate_size": 2048, "index_n_heads": 32, "rope_interleave": True}
 """The same of the text of a model that sees, where that is another."""
 NAMES = {
     "attn_hc.": "hc_attn_layer.hc_pre.hc_",
@@ -68,6 +68,10 @@ def _described(keys: Keys, epsilon: float) -> Model:
     keys.only("gating_type", "elementwise")
     shape, sizes, rope, context = read_latent(keys, 1e-5)
     sizes = replace(sizes, epsilon=epsilon)
+    layers = range(shape.layers)
+    keys = keys.filled({"indexer_types": [FULL if layer in (0, 1) or layer % 4 == 1 else SHARED for layer in layers]})
+    indexer = read_indexer(keys, sizes.turned)
+    indexer = replace(indexer, turned_last=True, neighbours=sizes.neighbours, epsilon=shape.epsilon)
     streams = read_streams(keys, shape, keys.number("hc_magnitude", 2.0), mixed=False, least=True)
     limit = keys.number("swiglu_limit")
     mixture = corrected_experts(keys, shape, layers_with_experts(keys), limits=(limit, limit))
@@ -83,12 +87,11 @@ def _described(keys: Keys, epsilon: float) -> Model:
             streams,
             number,
             lambda writer, x: latent_attention(
-                writer, shape, sizes, number, x, gate="gate_proj", gate_of_elements=True, sinks=True
+                writer, shape, sizes, number, x, gate="gate_proj", gate_of_elements=True, sinks=True, indexer=indexer
             ),
             lambda writer, x: mixture(writer, number, x),
             end,
         )
 
-    most, ignored = min(context, keys.size("index_topk")), [*indexers(shape.layers), "model.mtp_layers."]
-    described = model("hy_v4", shape, layer, {"main": rope}, most, ignored=ignored)
+    described = model("hy_v4", shape, layer, {"main": rope}, context, ignored=["model.mtp_layers."])
     return also_spelled(described, HEAD, NAMES)
