@@ -57,7 +57,7 @@ TELLING = {
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
     *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe", "cohere", "starcoder2", "phimoe", "apertus"),
     *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna", "bailing-hybrid", "hy-v4", "glm5-next"),
-    *("muse-glimmer", "kolibri1"),
+    *("muse-glimmer", "kolibri1", "axk2"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {

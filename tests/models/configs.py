@@ -130,6 +130,7 @@ MELLUM = LLAMA | EXPERTS | {"model_type": "mellum"}
 MINICPM3 = LLAMA | _LATENT | {"model_type": "minicpm3"}
 SARVAM_MOE = GLM4_MOE | {"model_type": "sarvam_moe"}
 SARVAM_MLA = GLM4_MOE | _LATENT | {"model_type": "sarvam_mla"}
+AXK2 = GLM4_MOE | _LATENT | {"model_type": "axk2", "n_group": None, "topk_group": None, "index_n_heads": 4}
 AXK1 = GLM4_MOE | _LATENT | {"model_type": "axk1", "n_group": 3, "topk_group": 2}
 MISTRAL4 = GLM4_MOE | _LATENT | {"model_type": "mistral4"}
 HY_V4 = GLM4_MOE | _LATENT | {"model_type": "hy_v4"}

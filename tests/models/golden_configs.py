@@ -1518,6 +1518,19 @@ CASES: dict[str, dict[str, Any]] = {
         "indexer_types": ["full", "full", "shared"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "axk2": {
+        "architectures": ["AXK2ForCausalLM"],
+        "model_type": "axk2",
+        **_LATENT,
+        "mlp_layer_types": ["dense", "sparse"],
+        "n_routed_experts": 6,
+        "n_shared_experts": 1,
+        "gated_norm_rank": 8,
+        "index_topk": 24,
+        "index_head_dim": 24,
+        "index_n_heads": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

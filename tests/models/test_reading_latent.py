@@ -14,7 +14,7 @@ from motley.daemon.models.description.model import expected_shapes, tensors
 from motley.daemon.models.description.operations import Route, Routing, Scale, Warmth
 from motley.daemon.models.description.rope import Rope, YarnScaling
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import AXK1, DEEPSEEK_V3, MINICPM3, MISTRAL4, SARVAM_MLA, read, without
+from tests.models.configs import AXK1, AXK2, DEEPSEEK_V3, MINICPM3, MISTRAL4, SARVAM_MLA, read, without
 from tests.models.test_reading import attentions
 
 
@@ -73,6 +73,14 @@ def test_minicpm3_s_heads_are_as_published_where_a_config_is_silent(tmp_path: Pa
     assert shapes["model.layers.0.self_attn.v_up_proj.weight"] == (64, 256)
 
 
+def test_a_x_k2_has_gates_on_norms_before_attention_and_experts(tmp_path: Path) -> None:
+    names = expected_shapes(read(tmp_path, AXK2 | {"first_k_dense_replace": 1})).keys()
+    gated = {f"model.layers.{n}.input_layernorm.mlp.fc1.weight" for n in range(3)}
+    gated |= {f"model.layers.{n}.post_attention_layernorm.mlp.fc1.weight" for n in (1, 2)}
+    assert {name for name in names if name.endswith("mlp.fc1.weight")} == gated
+    assert "model.layers.0.post_attention_layernorm.weight" in names
+
+
 def test_a_x_k1_s_experts_have_a_norm_and_no_correction(tmp_path: Path) -> None:
     model, usual = (
         read(tmp_path, AXK1),
@@ -104,6 +112,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_p
         (MISTRAL4 | {"n_group": 4}, "n_group"),
         (AXK1 | {"n_group": 4}, "n_group"),
         (AXK1 | {"moe_layer_freq": 2}, "moe_layer_freq"),
+        (AXK2 | {"gated_norm_rank": 0}, "gated_norm_rank"),
+        (AXK2 | {"index_head_dim": 4}, "index_head_dim"),
+        (AXK2 | {"q_lora_rank": 0}, "q_lora_rank"),
         (AXK1 | {"scoring_func": "softmax"}, "scoring_func"),
         (AXK1 | {"topk_method": "greedy"}, "topk_method"),
         (MISTRAL4 | {"attention_bias": True}, "attention_bias"),

@@ -14,6 +14,7 @@ REFUSED: Mapping[str, str] = {
     "apertus1p5": "motley.Xielu",
     "arcee": "Relu",
     "axk1": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
+    "axk2": "motley.HeadProducts, .*motley.ChosenPositions",
     "bailing-hybrid": "motley.GatedDelta",
     "cohere": "LayerNormalization",
     "cohere2": f"LayerNormalization, .*{_TABLES}",

@@ -43,6 +43,8 @@ class Latent:
         scale: of the products of queries and keys.
         warmth: None: queries do not grow with their positions. Where they do, latent rows are cached as values, too.
         epsilon: of the norms of latent rows.
+        opening: one matrix makes queries, and a gate for each element of what a head has seen; of the row that queries
+            are made of, as its norm leaves it and as it was before.
     """
 
     heads: int
@@ -55,6 +57,7 @@ class Latent:
     scale: float
     warmth: Warmth | None = None
     epsilon: float = EPSILON
+    opening: bool = False
 
     def axis(self, size: int) -> Axis:
         """Query heads of some size, side by side."""
@@ -156,8 +159,8 @@ def latent_attention(
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
     latent = Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank")
 
-    source = _query_latent(writer, shape, sizes, number, x)
-    queries = _queries(writer, shape, sizes, number, source)
+    source, made_of = _query_latent(writer, shape, sizes, number, x)
+    queries, *gates = _queries(writer, sizes, number, made_of)
     chosen = None
     if indexer is not None:
         assert rope is not None, "indexers turn"
@@ -202,9 +205,10 @@ def latent_attention(
     )
     if gate:
         along = sizes.axis(sizes.values if gate_of_elements else 1)
-        (opens,) = writer.linear(f"{at}.gate", x, W(f"{module}.{gate}.weight", along, shape.residual))
+        gates = [*writer.linear(f"{at}.gate", x, W(f"{module}.{gate}.weight", along, shape.residual))]
         if not gate_of_elements:
-            opens = as_often(writer, opens, sizes.values)
+            gates = [as_often(writer, gates[0], sizes.values)]
+    for opens in gates:
         seen = writer.gated(f"{at}.opened", opens, seen, Activation.SIGMOID)
     output = W(f"{module}.o_proj.weight", shape.residual, sizes.axis(sizes.values))
     return writer.linear(f"{at}.output", seen, output)[0]
@@ -217,29 +221,35 @@ def _part_of_heads(sizes: Latent, module: str, rows: range, transposed: bool = F
     return Part(f"{module}.kv_b_proj.weight", whole, transposed=transposed, heads=each, of_head=(rows,))
 
 
-def _query_latent(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
-    """The rows that queries are made of."""
+def _query_latent(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> tuple[Value, Value]:
+    """The latent rows of queries, normed, if there are any, and the rows that queries are made of."""
     if not sizes.queries:
-        return x
+        return x, x
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
     inner = Axis(Kind.PLAIN, sizes.queries, "q_lora_rank")
     (x,) = writer.linear(f"{at}.q_latent", x, W(f"{module}.q_a_proj.weight", inner, shape.residual))
-    return writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), sizes.epsilon)
+    normed = writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), sizes.epsilon)
+    return normed, writer.side_by_side(f"{at}.q_latent.both", normed, x) if sizes.opening else normed
 
 
-def _queries(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
-    """Of each head first the elements that are not rotated, then those that are."""
-    at, module, inner = f"layers.{number}.attention", f"model.layers.{number}.self_attn", x.axis
-    source = f"{module}.q_b_proj.weight" if sizes.queries else f"{module}.q_proj.weight"
-    each = sizes.plain + sizes.turned
-    in_halves = Part(
-        source,
-        (sizes.heads * each, inner.size),
-        heads=each,
-        of_head=(range(sizes.plain), *sizes.turned_rows(sizes.plain)),
-    )
-    name = f"{module}.q_halves_proj.weight" if sizes.neighbours else source
-    return writer.linear(f"{at}.q", x, W(name, sizes.axis(each), inner, parts=(in_halves,) * sizes.neighbours))[0]
+def _queries(writer: Writer, sizes: Latent, number: int, x: Value) -> tuple[Value, ...]:
+    """Of each head first the elements that are not rotated, then those that are; and gates, if they come with them."""
+    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    source = "q_gate_proj" if sizes.opening else "q_b_proj" if sizes.queries else "q_proj"
+    each, opens = sizes.plain + sizes.turned, sizes.values * sizes.opening
+
+    def of_heads(name: str, *rows: range) -> W:
+        whole = Part(f"{module}.{source}.weight", (sizes.heads * (each + opens), x.axis.size), heads=each + opens)
+        size = sum(map(len, rows))
+        return W(f"{module}.{name}.weight", sizes.axis(size), x.axis, parts=(replace(whole, of_head=rows),))
+
+    if not (sizes.neighbours or opens):
+        return writer.linear(f"{at}.q", x, W(f"{module}.{source}.weight", sizes.axis(each), x.axis))
+    turned = of_heads("q_halves_proj", range(sizes.plain), *sizes.turned_rows(sizes.plain))
+    if not opens:
+        return writer.linear(f"{at}.q", x, turned)
+    gate = of_heads("q_gates_proj", range(each, each + opens))
+    return writer.linear(f"{at}.q_gate", x, turned, gate, ys=(f"{at}.q", f"{at}.gate"))
 
 
 def _key(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:

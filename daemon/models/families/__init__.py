@@ -64,6 +64,7 @@ from motley.daemon.models.families.experts.qwen3_moe import qwen3_moe, qwen3_omn
 from motley.daemon.models.families.experts.sarvam_moe import sarvam_moe
 from motley.daemon.models.families.experts.step3p5 import step3p5
 from motley.daemon.models.families.latent.axk1 import axk1
+from motley.daemon.models.families.latent.axk2 import axk2
 from motley.daemon.models.families.latent.deepseek_v2 import deepseek_v2
 from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepseek_v3_ahead
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
@@ -92,6 +93,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "apertus1p5_text": apertus1p5,
     "arcee": arcee,
     "axk1": axk1,
+    "axk2": axk2,
     "bailing_hybrid": bailing_hybrid,
     "cohere": cohere,
     "cohere2": cohere2,

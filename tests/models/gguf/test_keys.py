@@ -46,6 +46,7 @@ ANOTHER_SCALE = ["gemma2", "gemma3", "gemma3-with-vision"]
 NOT_TOLD = {
     "afmoe",
     "axk1",
+    "axk2",
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
