@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from math import ceil
@@ -119,6 +120,40 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, c
             ranks.sequences.close(0)
             texts.append(greedy(ranks, case.tokens[: case.prompt], 8))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["deepseek-v32", "hy-v4"])
+def test_what_rows_see_depends_on_no_chunk_and_on_no_company(name: str, tmp_path: Path) -> None:
+    """To the bit, where positions are chosen and matrices are quantised."""
+    case = golden_case(name)
+    tokens = case.tokens[:-1]
+    with session(case, tmp_path, quantisation="int8") as ranks:
+        whole = ranks.step(tokens, 0)
+        cuts = [0, 7, 23, 24, 25, 41, len(tokens)]
+        pieces = [ranks.step(tokens[start:stop], start, sequence=1) for start, stop in itertools.pairwise(cuts)]
+        assert np.array_equal(np.concatenate(pieces), whole)
+        ranks.sequences.close(1)
+        ranks.step(tokens[:30], 0, sequence=1)
+        spans = [
+            ranks.sequences.span(number, at, stop - at, stop - at) for number, at, stop in ((1, 30, 44), (2, 0, 40))
+        ]
+        beside = ranks.run(spans, [*tokens[30:44], *tokens[:40]])
+        assert np.array_equal(beside, np.concatenate([whole[30:44], whole[:40]]))
+
+
+def test_a_step_whose_rows_see_everything_makes_nothing_to_choose_by(tmp_path: Path) -> None:
+    """But index keys, which later rows will need."""
+    case = golden_case("deepseek-v32")
+    with session(case, tmp_path, quantisation="int8") as ranks:
+        engine = ranks.engines[0]
+        assert isinstance(engine, OnnxRuntimeEngine)
+        made = {name.split(".", 2)[2] for name in engine._for_choices if name.startswith("layers.0.")}
+        assert {"attention.index.q", "attention.index.weights"} <= made
+        assert not any(name.startswith(("attention.index.k", "attention.q_latent")) for name in made)
+        ranks.step(case.tokens[:24], 0)
+        assert not engine._choosing
+        ranks.step(case.tokens[24:25], 24)
+        assert engine._choosing
 
 
 @pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
