@@ -60,16 +60,11 @@ class Indexer:
         key = Axis(Kind.PLAIN, self.size, "index_head_dim")
         each = Axis(Kind.PLAIN, self.heads, "index_n_heads")
         whole = Axis(Kind.PLAIN, self.heads * self.size, "index_n_heads * index_head_dim")
-        wq_b, wk = (
-            self._matrix(module, name, *axes) for name, axes in (("wq_b", (whole, queries.axis)), ("wk", (key, x.axis)))
-        )
-        (q,) = writer.linear(f"{at}.index.q", queries, wq_b)
-        (k,) = writer.linear(f"{at}.index.k", x, wk)
+        (q,) = writer.linear(f"{at}.index.q", queries, self._matrix(module, "wq_b", whole, queries.axis))
+        (k,) = writer.linear(f"{at}.index.k", x, self._matrix(module, "wk", key, x.axis))
         k = writer.norm(f"{at}.index.k.norm", k, self._gain(module, key), self.epsilon, centred=True)
-        (weights,) = writer.linear(
-            f"{at}.index.weights", x, W(f"{module}.weights_proj.weight", each, x.axis, routes=True)
-        )
-        heads = Heads(self.heads, 1, self.size)
+        proj, heads = W(f"{module}.weights_proj.weight", each, x.axis, routes=True), Heads(self.heads, 1, self.size)
+        (weights,) = writer.linear(f"{at}.index.weights", x, proj)
         return writer.choose(chosen.name, number, q, k, weights, heads, self.count, rope=rope)
 
     def _matrix(self, module: str, name: str, out: Axis, inner: Axis) -> W:

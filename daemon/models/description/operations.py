@@ -172,7 +172,7 @@ class Choose:
         q: the row's index queries, the heads side by side.
         k: its index key, which all heads share.
         weights: a number for each head.
-        y: i64[T, count]: positions up to the row's own, ascending, the best `count` of them or all; behind them -1.
+        y: i64[T, count]: positions up to the row's own, the best `count` of them or all, and -1 in the place of more.
         heads: of the queries.
         rope: which of `Model.ropes` rotates.
     """

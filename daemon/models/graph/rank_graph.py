@@ -45,7 +45,6 @@ from motley.daemon.models.description.operations import (
     Choose,
     Experts,
     Linear,
-    Operation,
     Recurrence,
     SoftCap,
     WholeNorm,
@@ -175,8 +174,8 @@ def build_rank_graph(
             f"models of type {model.family} like this one cannot be cut in stages: their layers read what layers far"
             " before them have made. Plan the session with one stage"
         )
-    chosen = model.layers[stage.layers.start].attention
-    if model.layers[stage.layers.start].follows and chosen is not None and _up_to(context, chosen) == chosen:
+    first = model.layers[stage.layers.start]
+    if first.follows and not _sees_all(first.attention, context):
         raise ConfigError(
             f"layer {stage.layers.start} cannot be the first of a stage in a context of {context} tokens: an earlier"
             " layer chooses what its rows see. Plan the session anew, or with one stage"
@@ -310,7 +309,10 @@ class _RankNodes(RankSums):
 
     def _lower_layer(self, layer: Layer, context: int) -> None:
         self.residual = self.read(layer.x)
-        self.lower(_up_to(context, each) for each in layer.operations)
+        all_seen = _sees_all(layer.attention, context)
+        self.lower(
+            replace(each, chosen=None) if isinstance(each, Attend) and all_seen else each for each in layer.operations
+        )
         self.read(layer.y)
 
     def _caches(self, layer: Layer, context: int) -> Iterator[CacheSpec]:
@@ -320,7 +322,7 @@ class _RankNodes(RankSums):
             return
         size = attend.heads.size
         yield CacheSpec(attend.layer, self.width(attend.k.axis) // size, size, attend.window, attend.v is None)
-        if choose is not None and choose.y.axis.size < context:
+        if choose is not None and not _sees_all(attend, context):
             yield CacheSpec(choose.layer, choose.heads.keys, choose.heads.size, keys_alone=True, index=True)
 
     def rotary_size(self, operation: Attend | Choose) -> int:
@@ -391,11 +393,9 @@ class _RankNodes(RankSums):
         lower_whole_norm(self, operation)
 
 
-def _up_to(context: int, operation: Operation) -> Operation:
-    """An operation for sequences of so many positions: attention to all, where so many are chosen at least."""
-    if isinstance(operation, Attend) and operation.chosen is not None and operation.chosen.axis.size >= context:
-        return replace(operation, chosen=None)
-    return operation
+def _sees_all(attend: Attend | None, context: int) -> bool:
+    """Whether rows of sequences of so many positions see all of them, as so many are chosen at least, or none are."""
+    return attend is None or attend.chosen is None or attend.chosen.axis.size >= context
 
 
 def expert_body(nodes: Nodes, operation: Experts) -> onnx.GraphProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from motley.daemon.models.blocks.indexer import FULL, SHARED, Indexer, read_indexer
 from motley.daemon.models.description.model import Model
@@ -33,13 +34,13 @@ def _indexed(family: str, keys: Keys, indexer: Indexer, epsilon: float) -> Model
     return latent_experts(family, keys, layers_with_experts(keys), epsilon, indexer=indexer)
 
 
-def _indexer_types(keys: Keys) -> list[str]:
+def _indexer_types(keys: Keys) -> Any:
     """Which layers have indexers, where the config tells it by a pattern, or by how often."""
     pattern = keys.get("index_topk_pattern")
     if isinstance(pattern, str):
         return [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
     if pattern is not None:
-        return list(pattern)
+        return pattern
     often, first = keys.size("index_topk_freq", 1), keys.size("index_skip_topk_offset", 2, least=0)
     layers = range(keys.size("num_hidden_layers"))
     return [SHARED if max(number - first + 1, 0) % often else FULL for number in layers]
