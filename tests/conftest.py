@@ -46,9 +46,13 @@ KERNELS = Path(__file__).parents[1] / "build" / "kernels-of-tests"
 
 SHARED_MESH = "shared mesh"
 """In the ids of tests that use one mesh together; what follows tells one such mesh from another."""
-TOGETHER = "tests/plugins/onnxruntime_gpu/"
+TOGETHER = (
+    "tests/plugins/onnxruntime_gpu/",
+    "tests/orchestrator/api/test_anthropic.py",
+    "tests/bench/reports/test_plots.py",
+)
 """What the ids of other tests begin with that share a process: a GPU's driver compiles each program once in one, in
-software for half a second each."""
+software for half a second each, and some packages take seconds to import."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,7 +108,7 @@ class Scheduling(LoadScopeScheduling):
         shared = re.search(rf"{SHARED_MESH}[\w ]*", nodeid)
         if shared:
             return shared[0]
-        return TOGETHER if nodeid.startswith(TOGETHER) else nodeid
+        return next(filter(nodeid.startswith, TOGETHER), nodeid)
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         """As there, but what is done is forgotten: all that a process ever got would be counted again after each test,
