@@ -63,7 +63,7 @@ from motley.plugins.onnxruntime_gpu.device import (
     download,
     upload,
 )
-from motley.plugins.onnxruntime_gpu.fp16 import with_products_in_fp16
+from motley.plugins.onnxruntime_gpu.fp16 import ACTIVATIONS, is_fp16_asked_for, with_products_in_fp16
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.measuring import measure_speed
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
@@ -82,8 +82,6 @@ from motley.plugins.streams import STREAM_OPERATORS
 
 BOUND_KEPT = 6
 """Stretches of rows that stay bound, each with places of its own; the one not used for longest goes first."""
-ACTIVATIONS = "activations"
-"""The option that says what products are computed in: ``fp32``; or ``fp16``, see `with_products_in_fp16`."""
 
 _UNKNOWN = {
     "CachedAttentionInChunks",
@@ -139,7 +137,7 @@ class WebGpuEngine:
         self._collectives = collectives
         self._max_rows = options.max_rows
         self._device = Gpu(self.provider)
-        self._fp16 = self._computes_in_fp16(options.extra.get(ACTIVATIONS, "fp32"))
+        self._fp16 = is_fp16_asked_for(options, self._device)
         self._errors_told = ErrorsTold(name)
         self._chunks = Latest[tuple[int, int, bool], Chunk](BOUND_KEPT)
         """By the first of their rows, the one after the last, and whether the rank is alone."""
@@ -210,20 +208,6 @@ class WebGpuEngine:
         self._adapting.close()
 
     # -- what is made once -------------------------------------------------------------------------------------------
-
-    def _computes_in_fp16(self, activations: str) -> bool:
-        """Whether products are computed in FP16, as the option says.
-
-        Raises:
-            EngineError: it says something else, or the GPU cannot.
-        """
-        if activations not in ("fp32", "fp16"):
-            raise EngineError(
-                f"engine {self.provider.engine!r}: option {ACTIVATIONS} is fp32 or fp16, not {activations!r}"
-            )
-        if activations == "fp16":
-            self._device.check_fp16()
-        return activations == "fp16"
 
     def _part(self, segment: Segment) -> Part:
         attention = adapt = None

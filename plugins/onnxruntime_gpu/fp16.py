@@ -10,11 +10,30 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from onnx import NodeProto, TensorProto, helper
 
+from motley.plugins.engine import EngineError, EngineOptions
 from motley.plugins.onnxruntime_gpu.bound import needed
+from motley.plugins.onnxruntime_gpu.device import Gpu
+
+ACTIVATIONS = "activations"
+"""The option that says what products are computed in, ``fp32`` or ``fp16``."""
 
 _PRODUCTS = {"Gemm", "MatMulNBits"}
 _GATES = {"Add", "Clip", "Gelu", "Min", "Mul", "QuickGelu", "Sigmoid", "Split"}
 """Operators that compute in FP16 where a product is made of what they make of another."""
+
+
+def is_fp16_asked_for(options: EngineOptions, gpu: Gpu) -> bool:
+    """Whether products are to be computed in FP16.
+
+    Raises:
+        EngineError: the option says neither that nor FP32, or the GPU cannot.
+    """
+    asked = options.extra.get(ACTIVATIONS, "fp32")
+    if asked not in ("fp32", "fp16"):
+        raise EngineError(f"engine {gpu.provider.engine!r}: option {ACTIVATIONS} is fp32 or fp16, not {asked!r}")
+    if asked == "fp16":
+        gpu.check_fp16()
+    return asked == "fp16"
 
 
 def with_products_in_fp16(

@@ -12,8 +12,8 @@ from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins.engine import Collectives, EngineError, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
-from motley.plugins.onnxruntime_gpu.engine import ACTIVATIONS, WebGpuEngine
-from motley.plugins.onnxruntime_gpu.fp16 import with_products_in_fp16
+from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
+from motley.plugins.onnxruntime_gpu.fp16 import ACTIVATIONS, with_products_in_fp16
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 from motley.plugins.reference.engine import ReferenceEngine
