@@ -216,7 +216,7 @@ def test_a_gpu_that_is_full_or_fails_is_told(tmp_path: Path) -> None:
             raise MemoryError("Out of memory allocating 512 bytes")
 
     class Failing(StrictModule):
-        def empty_like(self, array: Any) -> Any:
+        def concatenate(self, arrays: Any, axis: int = 0) -> Any:
             raise _CudaError("an illegal memory access was encountered")
 
     def on(module: StrictModule) -> Any:
