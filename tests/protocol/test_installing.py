@@ -34,6 +34,7 @@ def test_the_folder_that_it_was_installed_from_is_found(
         (tmp_path / name).mkdir(parents=True)
         if told:
             (tmp_path / name / "direct_url.json").write_text(json.dumps({"url": told.as_uri(), "dir_info": about}))
+    source()  # imports what it needs, which is not there afterwards
     monkeypatch.setattr("sys.path", [str(tmp_path / "a"), str(tmp_path / "b")])
     assert source() == (str(clone), editable)
     assert f"'{clone}[gpu]'" in how_to_install("gpu")
@@ -41,5 +42,6 @@ def test_the_folder_that_it_was_installed_from_is_found(
 
 def test_a_package_from_an_index_has_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "motley_mesh-1.dist-info").mkdir()
+    source()
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     assert source() == ("", False)
