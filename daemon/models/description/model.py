@@ -13,7 +13,7 @@ their types.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 
 from motley.daemon.models.description.axes import Value, W
@@ -184,13 +184,13 @@ def tensors(model: Model) -> Iterator[Tensor]:
     for tensor in (embedding, *(each for each in others if each.name != embedding.name)):
         places = Part(tensor.name, tensor.shape), *tensor.parts
         spelled = [
-            replace(place, tensor=model.spelled[begin] + place.tensor.removeprefix(begin))
+            place.within(model.spelled[begin] + place.tensor.removeprefix(begin))
             for place in places
             for begin in [next(filter(place.tensor.startswith, model.spelled), None)]
             if begin is not None
         ]
         elsewhere = (
-            replace(place, tensor=_with_prefix(place.tensor, prefix))
+            place.within(_with_prefix(place.tensor, prefix))
             for prefix in model.prefixes
             for place in (*places, *spelled)
         )
