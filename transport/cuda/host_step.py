@@ -153,7 +153,9 @@ class HostFunctions:
         return self._ticket
 
     def _run(self, ticket: int) -> None:
-        self._works[ticket]()
+        work = self._works.get(ticket)
+        if work is not None:  # else its graph is gone, to which a device that is lost still comes
+            work()
 
 
 _called_for_ever: list[HostFunctions] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +16,7 @@ from motley.transport import Algorithm, Communicator, UsageError, WireFormat
 from motley.transport.cuda.all_reduce import AllReduce
 from motley.transport.cuda.driver import Driver
 from motley.transport.cuda.errors import CudaError
-from motley.transport.cuda.host_step import ASYNCHRONOUS, HostStep
+from motley.transport.cuda.host_step import ASYNCHRONOUS, HostFunctions, HostStep
 from motley.transport.cuda.stream import CudaStream, DeviceArray, measure_host_steps
 from tests.transport.cuda.captured import captured_sums, expected_sums
 from tests.transport.cuda.host_driver import HostDriver
@@ -206,6 +208,26 @@ def test_a_lost_device_is_told_and_leaves_nothing(form: HostStep) -> None:
     with pytest.raises(CudaError, match="the device is lost"):
         stream.close()
     assert driver.live == 0
+
+
+def test_a_step_that_was_let_go_of_may_still_be_come_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a device that is lost, say, in the middle of a captured graph."""
+    comes: list[Callable[[], object]] = []
+
+    class Late:
+        def launch_host(self, stream: object, address: int, ticket: int, *, spinning: bool) -> None:
+            comes.append(partial(ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), ticket))
+
+    raised: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", raised.append)
+    works: list[str] = []
+    late: Any = Late()
+    steps = HostFunctions(late, 1, spinning=False)
+    let_go = steps.capture(lambda: works.append("done"))
+    comes[0]()
+    let_go()
+    comes[0]()
+    assert (works, raised) == (["done"], [])
 
 
 def test_a_stream_of_somebody_else_is_left_open(driver: HostDriver, form: HostStep) -> None:
