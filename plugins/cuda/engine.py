@@ -89,6 +89,7 @@ class Kind(NamedTuple):
         transport: what they are summed through.
         wanted: the rows whose logits are.
         adapted: whether any row has an adapter.
+        chooses: whether any row may see fewer positions than there are, those that are chosen.
     """
 
     transport: Collectives
@@ -97,6 +98,7 @@ class Kind(NamedTuple):
     halved: bool
     adapted: bool
     company: Company
+    chooses: bool
 
 
 @contextmanager
@@ -320,7 +322,9 @@ class CudaEngine:
         sees_most = [min(parts, parts_of(self._graph.context)) * PART] * count
         company = Company.of(spans, count)
         any_spans, apart = [count] if company is Company.TOGETHER else [1] * count, company is Company.APART
-        kind = Kind(transport(self._collectives), count, tuple(wanted), halved, adapted, company)
+        choosing_from = self._on_device.all_seen
+        wants = transport(self._collectives), count, tuple(wanted), halved, adapted, company
+        kind = Kind(*wants, min(sees_most[0], self._graph.context) > choosing_from)
         graph = self._graphs.pop((kind, parts), None)
         often = 1 if count == len(wanted) else OFTEN
         if graph is None and self._captures and self._stepped[kind] >= often:
@@ -331,7 +335,7 @@ class CudaEngine:
             self._stream.replay(graph)
         else:
             self._submit(sees, spans, wanted, halved, adapted, lined, apart=apart)
-            self._stepped[kind] += 1
+            self._stepped[Kind(*wants, max(sees) > choosing_from)] += 1
 
     def _capture(self, submit: Callable[[], None]) -> CudaGraph | None:
         while len(self._graphs) >= GRAPHS_KEPT:

@@ -45,7 +45,9 @@ class ChoiceNodes(Submission):
         chosen = graph.buffer(places_of(node.output[0]), PLACE.itemsize // 4, graph.max_rows)
         for first in range(0, self._tokens, together):
             rows = min(together, self._tokens - first)
-            places, room = pointer(self._places + PLACE.itemsize * first), max(self._step.sees[first : first + rows])
+            places = pointer(self._places + PLACE.itemsize * first)
+            # A captured step is for rows that might see more than there can be.
+            room = min(max(self._step.sees[first : first + rows]), graph.context)
             if chooses:
                 graph.launch(
                     f"score_index_{graph.blocks.format}",

@@ -135,6 +135,32 @@ def test_rows_see_what_is_chosen(name: str, tmp_path: Path) -> None:
             assert error(got, case.logits[start:stop]) < TOLERANCE
 
 
+def test_scores_of_positions_are_no_more_than_there_are_positions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of captured steps, which are for rows that might see more: there is no room for others."""
+    case, rooms = golden_case("deepseek-v32"), []
+    launch = DeviceGraph.launch
+
+    def launched(graph: DeviceGraph, name: str, threads: int, *arguments: Any, **options: Any) -> None:
+        if name.startswith("score_index"):
+            rooms.append(arguments[-1].value)
+        launch(graph, name, threads, *arguments, **options)
+
+    monkeypatch.setattr(DeviceGraph, "launch", launched)
+    with session(case, tmp_path, 1) as group:
+        engine = group.engines[0]
+        assert isinstance(engine, CudaEngine)
+        for number in range(4):
+            group.step(case.tokens[:40], 0, sequence=number)
+        for at in range(40, 44):
+            spans = [group.sequences.span(number, at, 1, 1) for number in range(4)]
+            got = group.run(spans, [case.tokens[at]] * 4)
+            assert error(got, np.repeat(case.logits[at : at + 1], 4, axis=0)) < TOLERANCE
+        assert engine._graphs
+    assert max(rooms) == case.model.context
+
+
 @pytest.mark.parametrize(
     ("case", "ranks"),
     [*others_soak(product(golden_cases(), [3]), TELLING | KINDS), *others_soak(product(golden_cases(), [1]))],

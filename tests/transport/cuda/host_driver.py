@@ -105,6 +105,7 @@ class HostDriver:
 
     def allocate(self, nbytes: int) -> int:
         self._check()
+        assert not self._recorded, "while a stream is captured, no memory can be had"
         free = self.memory - sum(map(len, self._memory.values()))
         if nbytes > free:
             raise OutOfDeviceMemory(f"out of memory: {nbytes} bytes are needed, {free} of {self.memory} are free")
