@@ -27,7 +27,7 @@ def write_random_adapter(folder: Path, model: Model, rank: int, seed: int) -> No
     random = np.random.default_rng(seed)
     matrices: dict[str, npt.NDArray[np.float16]] = {}
     linear = [w for layer in model.layers for each in layer.operations if isinstance(each, Linear) for w in each.ws]
-    targets = [w for w in linear if w.in_ is not None and not w.routes]
+    targets = [w for w in linear if w.in_ is not None and not w.stays_float]
     for w in targets:
         assert w.in_ is not None
         name = f"base_model.model.{w.name.removesuffix('.weight')}"

@@ -299,7 +299,7 @@ def _missing(model: Model, said: Said, given: Collection[str]) -> Iterator[str]:
     for module, w in [(model.embedding.name.removesuffix(_WEIGHT), model.embedding), *_matrices(model)]:
         # Where a family has a fused matrix, that is a module of the base, and the matrices in it are none.
         own = {part.tensor.removesuffix(_WEIGHT) for part in w.parts} or {module}
-        if w.routes or not known.isdisjoint([*own, module]):
+        if w.stays_float or not known.isdisjoint([*own, module]):
             continue
         prefixes = ("model.", *model.prefixes)
         inner = [name.removeprefix("model.") for name in sorted(own) if name.startswith("model.")]

@@ -35,7 +35,7 @@ from tests.models.cases import LocalSession
 def matrices(model: Model) -> list[W]:
     """The matrices of a model's layers that an adapter may add to, but for routers."""
     linear = [each for layer in model.layers for each in layer.operations if isinstance(each, Linear)]
-    return [w for each in linear for w in each.ws if not w.routes]
+    return [w for each in linear for w in each.ws if not w.stays_float]
 
 
 def expert_matrices(model: Model) -> list[Tensor]:

@@ -214,7 +214,7 @@ def rows_scaled() -> Model:
 
     def own(writer: Writer, number: int, x: Value) -> Value:
         at = f"layers.{number}.mlp"
-        one = W(f"model.layers.{number}.share", Axis(Kind.PLAIN, 1, "1"), SHAPE.residual, routes=True)
+        one = W(f"model.layers.{number}.share", Axis(Kind.PLAIN, 1, "1"), SHAPE.residual, stays_float=True)
         y = writer.replicated(mlp(writer, number, x))
         return writer.scaled_rows(f"{at}.scaled", y, writer.linear(f"{at}.share", x, one)[0])
 

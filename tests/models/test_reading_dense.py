@@ -58,7 +58,7 @@ def test_muse_glimmer_turns_where_there_are_windows(tmp_path: Path) -> None:
     model = read(tmp_path, MUSE_GLIMMER)
     assert [(each.rope, each.window) for each in attentions(model)] == [("main", 2048), ("main", 2048), (None, 0)]
     assert {each.scale for each in attentions(model)} == {3.87 * 16**-0.5}
-    based = read(tmp_path, MUSE_GLIMMER | {"layer_rope_theta": [0, 500, 500]})
+    based = read(tmp_path, MUSE_GLIMMER | {"layer_rope_theta": [0, 500, 500], "rope_theta": 500})
     assert [each.rope for each in attentions(based)] == [None, "base0", "base0"]
     assert based.ropes == {"base0": Rope(500.0, 16)}
 
@@ -164,6 +164,7 @@ def test_jais2_has_biases_unless_its_config_says_otherwise(tmp_path: Path) -> No
         (MUSE_GLIMMER | {"hidden_activation": "gelu"}, "hidden_activation"),
         (MUSE_GLIMMER | {"attention_bias": True}, "attention_bias"),
         (MUSE_GLIMMER | {"layer_rope_theta": [500, 0]}, "layer_rope_theta"),
+        (MUSE_GLIMMER | {"layer_rope_theta": [1e4, 500, 0]}, "layer_rope_theta"),
         (NORTH_MICRO | {"rope_parameters": {"sliding_attention": None}}, "rope_parameters"),
         (NORTH_MICRO | {"rope_parameters": None}, "rope_parameters"),
         (NANOCHAT | {"hidden_act": "silu"}, "hidden_act"),

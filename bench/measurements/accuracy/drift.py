@@ -312,9 +312,8 @@ def _rank(graph: RankGraph, hidden: Array, arithmetic: Arithmetic) -> Generator[
         **{name: stored(table) for name, table in graph.constants(len(hidden)).items()},
     }
     for spec in graph.caches:
-        for kind in ("key", "value"):
-            shape = (1, spec.heads, len(hidden), spec.head_dim)
-            values[f"{kind}_cache.{spec.layer}"] = np.zeros(shape, arithmetic.dtype)
+        for name in spec.names:
+            values[name] = np.zeros((1, spec.heads, len(hidden), spec.head_dim), arithmetic.dtype)
     for node in proto.node:
         inputs = [
             values[name]

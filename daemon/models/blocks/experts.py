@@ -120,7 +120,7 @@ def experts(
         if shared.gated:
             one = Axis(Kind.PLAIN, 1, "1")
             (share,) = writer.linear(
-                f"{at}.shared.router", x, W(f"{inner}_gate.weight", one, shape.residual, routes=True)
+                f"{at}.shared.router", x, W(f"{inner}_gate.weight", one, shape.residual, stays_float=True)
             )
             base = writer.scaled_rows(f"{at}.shared.scaled", base, share)
     usual = usual_names(f"{module}.experts.{{expert}}", parts=stacked_parts(f"{module}.experts", shape.hidden, columns))

@@ -63,7 +63,10 @@ class Indexer:
         (q,) = writer.linear(f"{at}.index.q", queries, self._matrix(module, "wq_b", whole, queries.axis))
         (k,) = writer.linear(f"{at}.index.k", x, self._matrix(module, "wk", key, x.axis))
         k = writer.norm(f"{at}.index.k.norm", k, self._gain(module, key), self.epsilon, centred=True)
-        proj, heads = W(f"{module}.weights_proj.weight", each, x.axis, routes=True), Heads(self.heads, 1, self.size)
+        proj, heads = (
+            W(f"{module}.weights_proj.weight", each, x.axis, stays_float=True),
+            Heads(self.heads, 1, self.size),
+        )
         (weights,) = writer.linear(f"{at}.index.weights", x, proj)
         return writer.choose(chosen.name, number, q, k, weights, heads, self.count, rope=rope)
 

@@ -101,7 +101,7 @@ def stream_gates(
         return f"{module}.{prefix}{name}"
 
     normed = writer.norm(f"{at}.streams.norm", x, None, shape.epsilon)
-    (logits,) = writer.linear(f"{at}.streams.logits", normed, W(own("fn"), along, streams.along, routes=True))
+    (logits,) = writer.linear(f"{at}.streams.logits", normed, W(own("fn"), along, streams.along, stays_float=True))
     return writer.stream_gates(
         f"{at}.gates",
         logits,

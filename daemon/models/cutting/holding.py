@@ -48,7 +48,7 @@ def for_engine(quantisation: str, engine: str) -> str:
 def has_floats(model: Model, quantisation: str) -> bool:
     """Whether some of the matrices that a model multiplies with are held as floats: routers always are."""
     return quantisation in UNQUANTISED or any(
-        w.routes for each in model.operations if isinstance(each, Linear) for w in each.ws
+        w.stays_float for each in model.operations if isinstance(each, Linear) for w in each.ws
     )
 
 

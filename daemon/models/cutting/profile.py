@@ -242,7 +242,7 @@ class _Count:
 
     def bytes_of(self, w: W, rows: int, columns: int, expert: int | None = None) -> int:
         """Bytes of some rows and columns of a matrix as it is held, without its bias."""
-        form = FLOATS if w.routes else self._cut.held.get(numbered(w.name, expert), FLOATS)
+        form = FLOATS if w.stays_float else self._cut.held.get(numbered(w.name, expert), FLOATS)
         return _held_bytes(form, rows, columns)
 
 

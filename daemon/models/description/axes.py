@@ -158,8 +158,9 @@ class W:
         name: of its tensor in a checkpoint, by Hugging Face's convention; ``{expert}`` stands for an expert's number.
         in_: None: it is a vector.
         bias: the name of the tensor with its bias f32[out]; empty: it has none.
-        routes: it decides which experts a row meets, so it stays float32: a small error would send the row elsewhere;
-            or how much of which residual stream.
+        stays_float: it is float32 whatever a session's matrices are held as, as it is small and decides much: which
+            experts a row meets, which positions it sees, how far a gate on a norm opens, how much a block reads of
+            which residual stream.
         parts: where it may lie instead, if there is no tensor of its name.
         bias_parts: the same of its bias.
     """
@@ -168,7 +169,7 @@ class W:
     out: Axis
     in_: Axis | None = None
     bias: str = ""
-    routes: bool = False
+    stays_float: bool = False
     parts: tuple[Part, ...] = ()
     bias_parts: tuple[Part, ...] = ()
 

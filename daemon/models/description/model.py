@@ -242,7 +242,7 @@ def products(model: Model) -> Iterator[tuple[Linear | HeadLinear, int | None]]:
     """
     for layer in model.layers:
         for each in layer.operations:
-            if isinstance(each, Linear | HeadLinear) and not each.ws[0].routes:
+            if isinstance(each, Linear | HeadLinear) and not each.ws[0].stays_float:
                 yield each, None
             if isinstance(each, Experts):
                 inner = [one for one in each.body if isinstance(one, Linear)]

@@ -132,7 +132,7 @@ class Writer:
         inner = ws[0].in_
         if inner is None or any(w.in_ != inner for w in ws) or len({bool(w.bias) for w in ws}) > 1:
             raise ShardingError(f"{name}: matrices that are one product need one input axis, all a bias or none")
-        if len({w.out.cut for w in ws}) > 1 or len({w.routes for w in ws}) > 1:
+        if len({w.out.cut for w in ws}) > 1 or len({w.stays_float for w in ws}) > 1:
             raise ShardingError(f"{name}: matrices that are one product are cut alike, and all of them route or none")
         if inner.cut:
             if x.axis != inner:

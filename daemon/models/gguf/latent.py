@@ -108,6 +108,10 @@ def glm_dsa(metadata: Metadata) -> dict[str, Any]:
     own = metadata.own
     only_sigmoids(metadata)
     has_one = [metadata.has("self_attn.indexer.wk.weight", layer) for layer in range(metadata.layers)]
+    if not has_one[0]:
+        raise own.refusal(
+            "attention.indexer.top_k", "a file with tensors of indexers (blk.0.indexer.attn_k.weight, ...)"
+        )
     return _latent(metadata) | {
         "indexer_types": [FULL if has else SHARED for has in has_one],
         "index_topk": own.size("attention.indexer.top_k"),

@@ -270,7 +270,7 @@ class Nodes(Emitter):
         biases = [piece for w in linear.ws for piece in self._bias_of(w)]
         name = self.named(linear.name)
         only = self.named(linear.ys[0].name) if len(linear.ys) == 1 else ""
-        product = self.matmul(name, self.read(linear.x), pieces, biases, only, linear.ws[0].routes)
+        product = self.matmul(name, self.read(linear.x), pieces, biases, only, linear.ws[0].stays_float)
         if only:
             self._made[linear.ys[0].name] = product
             self._tell_width(linear.ys[0])

@@ -23,7 +23,7 @@ from motley.daemon.weights.spec import SHARE_FILE, Piece
 from motley.plugins.engine import F32, CacheBlocks, EngineOptions
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.by_the_book import logits_by_the_book
-from tests.models.cases import Case, LocalSession, golden_cases, others_soak, uneven_shares
+from tests.models.cases import KINDS, TELLING, Case, LocalSession, golden_cases, others_soak, uneven_shares
 from tests.models.graph.test_rank_graph import replicated
 from tests.models.graph.test_whole_experts import joined
 from tests.models.hand_made import MODELS
@@ -63,7 +63,7 @@ def error(session: LocalSession, expected: F32) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("case", others_soak(golden_cases()), ids=str)
+@pytest.mark.parametrize("case", others_soak(golden_cases(), TELLING | KINDS), ids=str)
 def test_the_book_says_what_transformers_does(case: Case) -> None:
     shapes = expected_shapes(case.opened.model)
     weights = {name: case.opened.source.read(Piece(name, *map(range, shape))) for name, shape in shapes.items()}

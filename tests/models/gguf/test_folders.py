@@ -186,6 +186,16 @@ def test_what_experts_of_deepseek_cannot_be(tmp_path: Path) -> None:
             read_model(to_gguf(GOLDEN / name, tmp_path / "m.gguf", adapt=told(key, value)))
 
 
+def test_a_glm_5_without_indexers_is_no_glm_5(tmp_path: Path) -> None:
+    def forget(writer: gguf.GGUFWriter) -> None:
+        for tensors in writer.tensors:
+            for name in [each for each in tensors if "indexer" in each]:
+                del tensors[name]
+
+    with pytest.raises(ConfigError, match=r"indexer\.top_k = .* a file with tensors of indexers \(blk\.0\.indexer"):
+        read_model(to_gguf(GOLDEN / "glm-moe-dsa", tmp_path / "m.gguf", adapt=forget))
+
+
 def test_mistral_large_3_is_a_deepseek_whose_queries_grow(tmp_path: Path) -> None:
     def warm(writer: gguf.GGUFWriter) -> None:
         writer.add_attn_temperature_scale(0.25)

@@ -41,6 +41,7 @@ from motley.plugins.engine import CacheBlocks
 from tests.models.cases import (
     GOLDEN,
     KINDS,
+    TELLING,
     Case,
     elements_in_files,
     expert_cases,
@@ -320,7 +321,9 @@ def test_profile_tells_experts_from_the_rest(case: Case, quantisation: str) -> N
     assert told.fixed_bytes - told.trunk_fixed_bytes == number * EXPERT_BYTES + added
 
 
-@pytest.mark.parametrize(("case", "quantisation"), others_soak(each.values for each in ENCODED), ids=str)
+@pytest.mark.parametrize(
+    ("case", "quantisation"), others_soak((each.values for each in ENCODED), TELLING | KINDS), ids=str
+)
 def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation: str) -> None:
     everywhere = replicated(case.model)
     recurrent = {"linear_num_key_heads": 12, "linear_num_value_heads": 24} if case.recurrent else {}
@@ -369,7 +372,7 @@ def test_profile_counts_parameters(case: Case) -> None:
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("case", others_soak(expert_cases()), ids=str)
+@pytest.mark.parametrize("case", others_soak(expert_cases(), TELLING | KINDS), ids=str)
 def test_exact_experts_have_valid_graphs(case: Case, elsewhere: bool, tmp_path: Path) -> None:
     """And every rank meets the same gatherings: per layer of attention, its squares if they are needed, and an MLP."""
     cut = units(case.model, "fp32", 32, exact=True)

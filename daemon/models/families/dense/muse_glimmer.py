@@ -13,7 +13,7 @@ from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
-from motley.daemon.models.rope_keys import ropes_by_layers
+from motley.daemon.models.rope_keys import read_rope, ropes_by_layers
 
 DEFAULTS = {
     "hidden_size": 6656,
@@ -38,7 +38,10 @@ def muse_glimmer(keys: Keys) -> Model:
     sees_all = [(shape.layers - 1 - number) % 4 == 0 for number in range(shape.layers)]
     kinds = [FULL if every else SLIDING for every in sees_all]
     windows = listed_windows(keys, shape.layers, read_window(keys, 2048), kinds)
-    ropes, turned, context = ropes_by_layers(keys, shape.heads.size, [not every for every in sees_all])
+    rope, context = read_rope(keys, shape.heads.size)
+    ropes, turned, _ = ropes_by_layers(keys, shape.heads.size, [not every for every in sees_all])
+    if any(each.theta != rope.theta for each in ropes.values()):
+        raise keys.refusal("layer_rope_theta", f"0 or rope_theta = {rope.theta:g} for each layer")
     keys.only("hidden_activation", "silu")
     keys.only("attention_bias", False)
     columns = mlp_axis(keys.size("intermediate_size"))

@@ -202,7 +202,7 @@ class _Routed:
         route = writer.route(
             f"{at}.router",
             writer.scaled(x, shape.hidden**-0.5),
-            W(f"{module}.router.proj.weight", each, shape.residual, routes=True),
+            W(f"{module}.router.proj.weight", each, shape.residual, stays_float=True),
             Routing(self.chosen, normalised=True, gains=gains),
         )
         x = norm(writer, shape, f"{at}.norm", residual, f"{module}.pre_feedforward_layernorm_2.weight")

@@ -70,7 +70,7 @@ def granite_experts(
     routing = Routing(keys.size("num_experts_per_tok", 2), scores="softmax of chosen")
     called = Part(f"{module}.router.weight", (count, hidden))
     chooses = Axis(Kind.PLAIN, count, "num_local_experts")
-    router = W(f"{module}.router.layer.weight", chooses, shape.residual, routes=True, parts=(called,))
+    router = W(f"{module}.router.layer.weight", chooses, shape.residual, stays_float=True, parts=(called,))
     route = writer.route(f"{at}.router", x, router, routing)
 
     def lying(published: str, today: str, rows: tuple[int, int], start: int = 0) -> tuple[Part, Part]:

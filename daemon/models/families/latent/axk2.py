@@ -67,7 +67,7 @@ BEFORE = "input_layernorm", "post_attention_layernorm"
 def _opened(writer: Writer, shape: Shape, at: str, x: Value, module: str, number: int, rank: int) -> Value:
     """f32[T, D] -> f32[T, D]: normed rows, each element as far as the gate is open that an MLP makes of the row."""
     module, narrow = f"model.layers.{number}.{module}", Axis(Kind.PLAIN, rank, "gated_norm_rank")
-    (made,) = writer.linear(f"{at}.narrow", x, W(f"{module}.fc1.weight", narrow, shape.residual, routes=True))
+    (made,) = writer.linear(f"{at}.narrow", x, W(f"{module}.fc1.weight", narrow, shape.residual, stays_float=True))
     made = writer.gated(f"{at}.narrow.opened", made, made, Activation.SIGMOID)
-    (gate,) = writer.linear(f"{at}.gate", made, W(f"{module}.fc2.weight", shape.residual, narrow, routes=True))
+    (gate,) = writer.linear(f"{at}.gate", made, W(f"{module}.fc2.weight", shape.residual, narrow, stays_float=True))
     return writer.gated(f"{at}.opened", gate, x, Activation.SIGMOID)

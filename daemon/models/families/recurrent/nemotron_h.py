@@ -110,7 +110,7 @@ def _experts(writer: Writer, shape: Shape, number: int, x: Value, keys: Keys) ->
     count = expert_count(keys, "n_routed_experts", "num_local_experts")
     keys.only("n_shared_experts", 1)
     columns = keys.size("moe_intermediate_size")
-    router = W(f"{module}.gate.weight", Axis(Kind.PLAIN, count, "n_routed_experts"), shape.residual, routes=True)
+    router = W(f"{module}.gate.weight", Axis(Kind.PLAIN, count, "n_routed_experts"), shape.residual, stays_float=True)
     x = writer.replicated(x)
     route = writer.route(f"{at}.router", x, router, corrected_routing(keys, number, count))
     shared = shared_axis(keys.size("moe_shared_expert_intermediate_size"), "moe_shared_expert_intermediate_size")
