@@ -93,11 +93,6 @@ def upload(mirrors: Sequence[Mirror]) -> Action:
     return partial(ort.copy_tensors, [each.here for each in mirrors], [each.there for each in mirrors])
 
 
-def download(mirrors: Sequence[Mirror]) -> Action:
-    """What copies arrays in the GPU's memory over those of the host. It waits for the GPU."""
-    return partial(ort.copy_tensors, [each.there for each in mirrors], [each.here for each in mirrors])
-
-
 def carry_out(lists: Iterable[Iterable[Action]]) -> None:
     """Carry out lists of actions one after another, while no other thread uses the GPU.
 
@@ -186,6 +181,24 @@ class Gpu:
         if captured:
             self._capturing.add(session)
         return session
+
+    def download(self, mirrors: Sequence[Mirror]) -> Action:
+        """What copies arrays in the GPU's memory over those of the host. It waits for the GPU.
+
+        No other thread of Python runs while it waits, which may be for seconds the first time, when drivers compile:
+        then a run is waited for before, meanwhile they do.
+        """
+        there, here = [each.there for each in mirrors], [each.here for each in mirrors]
+        compiles = True
+
+        def copy() -> None:
+            nonlocal compiles
+            if compiles:
+                self._first_row.run(["y"], {"x": np.zeros(1, np.float32)})
+                compiles = False
+            ort.copy_tensors(there, here)
+
+        return copy
 
     def check_fp16(self) -> None:
         """Make sure that the GPU computes in FP16.

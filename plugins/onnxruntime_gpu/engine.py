@@ -60,7 +60,6 @@ from motley.plugins.onnxruntime_gpu.device import (
     Mirror,
     Place,
     carry_out,
-    download,
     upload,
 )
 from motley.plugins.onnxruntime_gpu.fp16 import ACTIVATIONS, is_fp16_asked_for, with_products_in_fp16
@@ -359,14 +358,14 @@ class WebGpuEngine:
             here: dict[str, Place] = {summed: mirrors[summed].host} if summed in part.read and not captured else {}
             actions.append(self._bind(part, part.session, {**places, **here}, captured))
         if back := [mirrors[name] for name in part.read if name != total or (captured and summed)]:
-            actions.append(download(back))
+            actions.append(self._device.download(back))
         lists: list[Sequence[Action]] = [actions]
         if part.attention is not None:
             lists.append(self._attending.actions(rows, part.attention, places))
         if part.adapt is not None:
             lists.append(self._adapting.actions(adapted, part.adapt, places))
             if part.adapt.y in mirrors:
-                lists.append([download([mirrors[part.adapt.y]])])
+                lists.append([self._device.download([mirrors[part.adapt.y]])])
         return lists
 
     def _run(self, chunk: Chunk) -> None:
@@ -463,7 +462,7 @@ class WebGpuEngine:
             if part.adapt is not None:
                 actions.append(self._adapting.actions(adapted, part.adapt, places))
         if to_host:
-            actions.append([download(to_host)])
+            actions.append([self._device.download(to_host)])
         return Head(rows.host, upload([rows]), adapted, actions)
 
 

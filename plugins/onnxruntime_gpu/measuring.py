@@ -10,7 +10,7 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from motley.plugins.engine import DeviceSpeed
-from motley.plugins.onnxruntime_gpu.device import Action, Gpu, carry_out, declared, download, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, carry_out, declared, upload
 
 TIMES = 5
 """So often each thing is measured; the least time counts."""
@@ -56,7 +56,7 @@ def _besides(gpu: Gpu) -> tuple[float, float]:
         captured=True,
     )
     row = gpu.mirror(np.zeros((1, WIDTH), np.float32))
-    way = [upload([row]), download([row])]
+    way = [upload([row]), gpu.download([row])]
     host = seconds_of(way)
     layers = seconds_of([*[run] * (RUNS * LAYERS), *way])
     return max(0.0, layers - host) / LAYERS, host

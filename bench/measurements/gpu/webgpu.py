@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from motley.bench.measurements.gpu.speed import BITS, BLOCK, SHAPE
 from motley.plugins.onnxruntime.lowering import MICROSOFT
-from motley.plugins.onnxruntime_gpu.device import Action, Gpu, declared, download, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, declared, upload
 from motley.plugins.onnxruntime_gpu.measuring import measure_speed, seconds_of
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
@@ -32,7 +32,7 @@ def webgpu_calls(shape: tuple[int, int] = SHAPE) -> dict[str, Any]:
     ends = [declared(name, np.float32, [1, WIDTH]) for name in ("x", "y")]
     session = gpu.session([helper.make_node("Neg", ["x"], ["y"])], ends[:1], ends[1:])
     run, here = (gpu.bind(session, {"x": x.there}, {"y": place}) for place in (y.there, y.host))
-    up, down = upload([x]), download([y])
+    up, down = upload([x]), gpu.download([y])
     calls: dict[str, Sequence[Action]] = {
         "up": [up],
         "run": [run],

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
 from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from onnx import NodeProto, helper, numpy_helper
 from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.gate import Gate, GateError, reference_answers
 from motley.plugins.engine import Collectives, EngineOptions, RankGraph
-from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Place, carry_out, declared, download, upload
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Place, carry_out, declared, upload
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 from motley.plugins.reference.engine import ReferenceEngine
@@ -41,7 +45,7 @@ def test_one_session_is_captured_once_for_each_binding() -> None:
     ]
     for value in VALUES:
         x.host[:] = value
-        carry_out([[upload([x]), *runs, download(z)]])
+        carry_out([[upload([x]), *runs, gpu.download(z)]])
         assert [place.host[0, 0] for place in z] == [-2 * value, -10 - value]
 
 
@@ -53,8 +57,33 @@ def test_a_change_of_shape_at_the_end_is_not_captured() -> None:
     run = gpu.bind(session, {"x": x.there, "y": x.there}, {"z": z.there}, captured=True)
     for value in VALUES:
         x.host[:] = value
-        carry_out([[upload([x]), run, download([z])]])
+        carry_out([[upload([x]), run, gpu.download([z])]])
         assert z.host[0] == 2 * value
+
+
+def test_other_threads_run_while_what_is_new_to_the_driver_is_waited_for() -> None:
+    """It may compile for seconds, in which others must hear that this process is alive."""
+    gpu, width, order = Gpu(WEBGPU), 256, list[str]()
+    ends = [declared(name, np.float32, [width, width]) for name in ("x", "y")]
+    names = ["x", *(f"made.{number}" for number in range(7)), "y"]
+    nodes = [helper.make_node("MatMul", [one, "x"], [other]) for one, other in pairwise(names)]
+    x, y = (gpu.mirror(np.zeros((width, width), np.float32)) for _ in range(2))
+    run = gpu.bind(gpu.session(nodes, ends[:1], ends[1:], captured=True), {"x": x.there}, {"y": y.there}, captured=True)
+    submitted = threading.Event()
+
+    def other() -> None:
+        submitted.wait()
+        order.append("another thread")
+
+    thread, interval = threading.Thread(target=other), sys.getswitchinterval()
+    thread.start()
+    sys.setswitchinterval(60)  # so only who waits lets others run
+    try:
+        carry_out([[upload([x]), run, submitted.set, gpu.download([y]), partial(order.append, "copied")]])
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join()
+    assert order == ["another thread", "copied"]
 
 
 def test_what_nobody_runs_any_more_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +100,7 @@ def test_what_nobody_runs_any_more_is_let_go_of(monkeypatch: pytest.MonkeyPatch)
     x, z = (gpu.mirror(np.ones((2, 4), np.float32)) for _ in range(2))
     for _ in range(2):
         run = gpu.bind(session, {"x": x.there, "y": x.there}, {"z": z.there}, captured=True)
-        carry_out([[run, download([z])]])
+        carry_out([[run, gpu.download([z])]])
         assert z.host[0, 0] == -2
         del run
         gc.collect()
