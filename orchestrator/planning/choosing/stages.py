@@ -46,20 +46,14 @@ def stage_profile(profile: ModelProfile, layers: range) -> ModelProfile:
     return stage
 
 
-def cut_where_possible(profile: ModelProfile, counts: Sequence[int]) -> list[int] | None:
-    """How many layers stages have that should have so many, where each begins with a layer that needs nothing of the
-    layers before but a residual; None: there are too few of these."""
-    begins, end = list[int](), 0
+def layer_runs(profile: ModelProfile) -> list[range]:
+    """The layers in runs that no stage may have a part of: each begins with a layer that needs nothing of those before
+    it but a residual, and has the layers that follow that one."""
+    begins, end = {0}, 0
     for costs in profile.layer_costs:
-        begins += [] if costs.follows else range(end, end + costs.layers)
+        begins.update(() if costs.follows else range(end, end + costs.layers))
         end += costs.layers
-    cuts = [0]
-    for cut in accumulate(counts[:-1]):
-        left = [layer for layer in begins if layer > cuts[-1]]
-        if not left:
-            return None
-        cuts.append(min(left, key=lambda layer: abs(layer - cut)))
-    return [stop - start for start, stop in pairwise([*cuts, end])]
+    return [range(*bounds) for bounds in pairwise([*sorted(begins), end])]
 
 
 def own_profile(profile: ModelProfile, plan: RankPlan) -> ModelProfile:

@@ -6,6 +6,8 @@ once. They also pay where several requests are under way: then all stages comput
 How many layers each stage has follows from what a layer takes there, and how many its nodes have room for: with one
 wave the quickest stage gets as many as fit; with several, so many that no stage holds the others up (`spread`, which is
 exact for layers that are alike). From there layers are moved between stages as long as the forecast gets better.
+Layers that need what a layer before them has chosen stay with it: such a *run* is dealt out, and moved, as one piece
+(where no layer needs that, each is a run by itself).
 
 Of up to `EXACT` nodes all ways to put some of them in stages are looked at, in the order of what each takes at the
 least, until that is more than the best one takes. Of more, the search begins with nodes that are near to each other
@@ -18,14 +20,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations, pairwise, permutations
 from math import inf
 
 from motley.orchestrator.planning.choosing.arrangement import Choice, Groups, Members, better
 from motley.orchestrator.planning.choosing.estimates import Estimates
 from motley.orchestrator.planning.choosing.search import Descent
-from motley.orchestrator.planning.choosing.stages import can_be_staged, cut_where_possible, plans_of_stage
+from motley.orchestrator.planning.choosing.stages import can_be_staged, layer_runs, plans_of_stage
 from motley.orchestrator.planning.cost import forecast, lead_s
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
 from motley.orchestrator.planning.cutting.shares import PlanError, RankPlan, consecutive
@@ -141,21 +143,24 @@ class Staging:
     # -- layers --------------------------------------------------------------------------------------------------------
 
     def _spread_best(self, groups: Groups) -> Choice | None:
-        """The best way found to spread the layers over some stages."""
+        """The best way found to spread the layers over some stages; None: they do not fit."""
         most, waves = self._most_layers(groups), self._waves(groups)
+        each_s, besides_s = self._rates(groups, least=False)
+        a_run = self._layers / len(self._runs)
         best: Choice | None = None
         while best is None:
-            given = spread(self._layers, *self._rates(groups, least=False), most, waves)
+            given = spread(len(self._runs), [a_run * one_s for one_s in each_s], besides_s, most, waves)
             if given is None:
                 return None
             best = self._forecast(groups, given)
             if best is None:
-                each = zip(groups, consecutive(given), strict=True)
+                each = zip(groups, self._cut(given), strict=True)
                 full = [at for at, (group, layers) in enumerate(each) if not self._stage(group, layers, waves)]
+                assert full, "some stage did not fit, so that there is ever less room"
                 for at in full:
                     most[at] = given[at] - 1
         for _ in range(MOVES):
-            moved = [self._forecast(groups, other) for other in _moves(_counts(best))]
+            moved = [self._forecast(groups, other) for other in _moves(self._counts(best))]
             improved = best
             for other in moved:
                 improved = better(improved, other) or best
@@ -165,13 +170,10 @@ class Staging:
         return best
 
     def _forecast(self, groups: Groups, counts: Sequence[int]) -> Choice | None:
-        """What an arrangement comes to with so many layers in each stage; None: they do not fit."""
+        """What an arrangement comes to with so many runs of layers in each stage; None: they do not fit."""
         estimates = self.estimates
         plans: list[RankPlan] = []
-        possible = cut_where_possible(estimates.profile, counts)
-        if possible is None:
-            return None
-        for group, layers in zip(groups, consecutive(possible), strict=True):
+        for group, layers in zip(groups, self._cut(counts), strict=True):
             own = self._stage(group, layers, self._waves(groups))
             if own is None:
                 return None
@@ -181,6 +183,16 @@ class Staging:
         candidates = [estimates.candidates[number] for number in members]
         there = estimates.network.among(members)
         return Choice(members, plans, forecast(profiles, candidates, plans, there, estimates.work))
+
+    def _cut(self, counts: Sequence[int]) -> list[range]:
+        """The layers of stages that have so many runs of them."""
+        own = (self._runs[part.start : part.stop] for part in consecutive(counts))
+        return [range(runs[0].start, runs[-1].stop) for runs in own]
+
+    def _counts(self, choice: Choice) -> list[int]:
+        """How many runs of layers the stages of a choice have."""
+        stages = dict.fromkeys(plan.layers or range(0) for plan in choice.plans)
+        return [sum(run.start in layers for run in self._runs) for layers in stages]
 
     def _stage(self, group: Members, layers: range, waves: int) -> list[RankPlan] | None:
         """The shares of a stage's nodes; None: its layers do not fit."""
@@ -204,6 +216,10 @@ class Staging:
     @property
     def _layers(self) -> int:
         return self.estimates.profile.layers
+
+    @cached_property
+    def _runs(self) -> list[range]:
+        return layer_runs(self.estimates.profile)
 
     def _waves(self, groups: Groups) -> int:
         return min(len(groups), self.estimates.work.rows)
@@ -274,7 +290,7 @@ class Staging:
         members = {number for group in groups for number in group}
         return (
             (len(groups) == stages if stages else len(groups) > 1)
-            and len(groups) <= self._layers
+            and len(groups) <= len(self._runs)
             and len(members) <= MAX_RANKS
             and members.issuperset(self.required)
             and (0 not in self.required or groups[0][0] == 0)
@@ -308,7 +324,7 @@ class Staging:
 
     def _starts(self, usable: Sequence[int], stages: int) -> Iterator[Groups]:
         """Arrangements to begin with."""
-        counts = [stages] if stages else range(2, min(MOST_STAGES, self._layers, len(usable)) + 1)
+        counts = [stages] if stages else range(2, min(MOST_STAGES, len(self._runs), len(usable)) + 1)
         speeds = {number: self.estimates.candidates[number].speed for number in usable}
         fastest = sorted(usable, key=lambda number: (number not in self.required, -speeds[number]))
         for count in counts if self._in_order else ():
@@ -390,13 +406,8 @@ def _changes(groups: Groups, usable: Sequence[int]) -> Iterator[Groups]:
         yield (*groups[:at], groups[at + 1], groups[at], *groups[at + 2 :])
 
 
-def _counts(choice: Choice) -> list[int]:
-    """How many layers the stages of a choice have."""
-    return [len(layers) for layers in dict.fromkeys(plan.layers or range(0) for plan in choice.plans)]
-
-
 def _moves(counts: Sequence[int]) -> Iterator[list[int]]:
-    """What one layer, moved from a stage to another, makes of so many."""
+    """What one run, moved from a stage to another, makes of so many."""
     for one, count in enumerate(counts):
         for other in range(len(counts)):
             if one != other and count > 1:

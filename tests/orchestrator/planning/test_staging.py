@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
-from itertools import combinations, permutations, product
+from collections.abc import Collection, Iterator
+from itertools import accumulate, combinations, permutations, product
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from motley.daemon.models.cutting.profile import profile as profile_of
+from motley.orchestrator.known_models.shapes import SHAPES
 from motley.orchestrator.planning.choosing.arrangement import Groups
 from motley.orchestrator.planning.choosing.choice import Chooser
-from motley.orchestrator.planning.choosing.stages import cut_where_possible, plans_of_stage, stage_profile
+from motley.orchestrator.planning.choosing.stages import layer_runs, plans_of_stage, stage_profile
 from motley.orchestrator.planning.choosing.staging import spread
 from motley.orchestrator.planning.cost import Workload, forecast
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
 from motley.orchestrator.planning.cutting.shares import Candidate, PlanError, RankPlan
 from motley.protocol.mesh_pb2 import LayerCosts, ModelProfile
 from motley.transport.schedules.forecast import Network
+from tests.models.configs import read
 from tests.orchestrator.planning.seven import layered, seven_billion
 from tests.orchestrator.planning.test_choice import GB, ROOMY, drawn, network, node
 
 
 def seven(count: int) -> list[ModelProfile]:
     return [layered(seven_billion())] * count
+
+
+def in_runs(profile: ModelProfile, begins: Collection[int]) -> ModelProfile:
+    """A model of layers that are alike, but that all follow those that are in `begins`, which has 0."""
+    each = profile.layer_costs.pop()
+    for layer in range(profile.layers):
+        each.layers, each.follows = 1, layer not in begins
+        profile.layer_costs.append(each)
+    return profile
 
 
 @given(
@@ -64,16 +77,12 @@ def test_what_a_stage_costs() -> None:
     assert first.mlp_units == profile.mlp_units
 
 
-def test_no_stage_begins_with_a_layer_that_follows_another() -> None:
+def test_layers_that_follow_another_are_in_a_run_with_it() -> None:
+    assert layer_runs(seven(1)[0]) == [range(layer, layer + 1) for layer in range(32)]
     profile = seven_billion()
-    for layers, follows in ((2, False), (3, True), (1, False), (3, True), (1, False), (22, True)):
-        profile.layer_costs.append(LayerCosts(layers=layers, follows=follows, fixed_bytes=1))
-    assert cut_where_possible(profile, [32]) == [32]
-    assert cut_where_possible(profile, [6, 10, 16]) == [5, 4, 23]
-    assert cut_where_possible(profile, [1, 1, 30]) == [1, 4, 27]
-    assert cut_where_possible(profile, [30, 2]) == [9, 23]
-    assert cut_where_possible(profile, [9, 20, 3]) is None
-    assert stage_profile(profile, range(5, 9)).layers == 4
+    for layers, follows in ((2, False), (3, True), (1, False), (26, True)):
+        profile.layer_costs.append(LayerCosts(layers=layers, follows=follows))
+    assert layer_runs(profile) == [range(1), range(1, 5), range(5, 32)]
 
 
 def partitions(members: list[int]) -> Iterator[Groups]:
@@ -89,13 +98,13 @@ def partitions(members: list[int]) -> Iterator[Groups]:
 def by_brute_force(chooser: Chooser) -> float:
     """Seconds of a token in the best of all stages, with the best of all ways to spread layers; infinite: none fits."""
     best, layers, work = float("inf"), chooser.profiles[0].layers, chooser.work
-    everybody = range(len(chooser.candidates))
+    everybody, begins = range(len(chooser.candidates)), {run.start for run in layer_runs(chooser.profiles[0])}
     for members in (own for size in range(1, len(everybody) + 1) for own in combinations(everybody, size)):
         for groups in partitions(list(members)):
             waves = min(len(groups), work.rows)
             own_work = Workload(-(-work.rows // waves), work.position, work.prompt, work.wire)
             for counts in product(range(1, layers + 1), repeat=len(groups)):
-                if sum(counts) != layers:
+                if sum(counts) != layers or not begins.issuperset(accumulate(counts[:-1])):
                     continue
                 plans: list[RankPlan] = []
                 try:
@@ -137,6 +146,8 @@ def meshes(draw: st.DrawFn) -> Chooser:
             context_length=4096,
         )
     )
+    if draw(st.booleans()):
+        in_runs(profile, {0, *draw(st.sets(st.integers(1, 5)))})
     tight = draw(st.booleans())
     candidates = [
         Candidate(
@@ -203,6 +214,67 @@ def test_stages_as_they_are_asked_for() -> None:
     unknown = seven_billion()
     with pytest.raises(PlanError, match="does not fit in 2 stages"):
         Chooser([unknown] * 3, candidates, 512, network(3), stages=2).best()
+
+
+@given(
+    st.sets(st.integers(1, 31)),
+    st.lists(st.tuples(st.integers(1, 8), st.integers(1, 25)), min_size=2, max_size=3),
+    st.integers(0, 3),
+    st.sampled_from([1, 8]),
+)
+@settings(deadline=None)
+def test_no_stage_begins_with_a_layer_that_follows_another(
+    begins: set[int], offers: list[tuple[int, int]], stages: int, rows: int
+) -> None:
+    """However little room there is."""
+    profile = in_runs(layered(seven_billion()), {0, *begins})
+    nodes = [node(at, speed * 10e9, memory * GB // 5) for at, (speed, memory) in enumerate(offers)]
+    chooser = Chooser([profile] * len(nodes), nodes, 512, network(len(nodes), 4e-3), Workload(rows=rows), stages=stages)
+    try:
+        best = chooser.best()
+    except PlanError:
+        return
+    cuts = list(dict.fromkeys(plan.layers or range(profile.layers) for plan in best.plans))
+    assert [layer for layers in cuts for layer in layers] == [*range(profile.layers)]
+    assert {0, *begins}.issuperset(layers.start for layers in cuts)
+    assert stages in (0, len(cuts))
+    for number, plan in zip(best.members, best.plans, strict=True):
+        assert plan.memory_bytes <= nodes[number].memory
+
+
+def test_as_many_stages_as_there_are_runs_and_no_more() -> None:
+    nodes = [node(0, 20e9), node(1, 40e9), node(2, 30e9)]
+    for begins in ({0, 5, 9}, {0, 1, 5, 6, 9}, {0, 30, 31}):
+        profile = in_runs(layered(seven_billion()), begins)
+        best = Chooser([profile] * 3, nodes, 512, network(3), stages=3).best()
+        assert len({plan.layers for plan in best.plans}) == 3
+        assert begins.issuperset(plan.layers.start for plan in best.plans if plan.layers)
+    with pytest.raises(PlanError, match="does not fit in 3 stages"):
+        Chooser([in_runs(layered(seven_billion()), {0, 16})] * 3, nodes, 512, network(3), stages=3).best()
+
+
+def test_a_stage_with_little_room_has_few_runs() -> None:
+    """The quick machine would take nearly all layers; it has room for eleven, so it takes two runs of four."""
+    profile = in_runs(layered(seven_billion()), range(0, 32, 4))
+    nodes = [node(0, 40e9, 9 * GB // 5), node(1, 20e9)]
+    best = Chooser([profile] * 2, nodes, 512, network(2, 4e-3), stages=2).best()
+    assert {number: len(plan.layers or ()) for number, plan in zip(best.members, best.plans, strict=True)} == {
+        0: 8,
+        1: 24,
+    }
+
+
+def test_hy4_whose_layers_share_indexers_is_in_stages_if_it_fits(tmp_path: Path) -> None:
+    told = profile_of(read(tmp_path, SHAPES["hy4-preview"]), "int4", 32)
+    assert [len(run) for run in layer_runs(told)] == [1, *[4] * 19, 1]
+
+    def chooser(*memory: int) -> Chooser:
+        nodes = [node(at, 100e9, own * GB) for at, own in enumerate(memory)]
+        return Chooser([told] * 3, nodes, 4096, network(3, 4e-3))
+
+    assert sorted(len(plan.layers or ()) for plan in chooser(210, 170, 130).best().plans) == [20, 25, 33]
+    with pytest.raises(PlanError, match="does not fit"):
+        chooser(200, 160, 120).best()
 
 
 def test_all_residual_streams_go_from_stage_to_stage() -> None:
