@@ -25,7 +25,7 @@ F64 = npt.NDArray[np.float64]
 Answers = Mapping[str, F64]
 """Fingerprints, by what they are of."""
 
-FORMAT = 3
+FORMAT = 4
 """The version of kept answers; to be raised whenever other questions are asked, or answers taken otherwise."""
 
 PROJECTIONS = 8
@@ -35,6 +35,9 @@ LIMIT = 0.1
 weight 1."""
 LOGITS = "logits"
 """What the names of answers that are logits begin with."""
+CHOICES = "choices"
+"""What the names of answers begin with whose rows are judged one by one, of which more than half must be right: what a
+row sees is chosen by scores, and rounding brings some of these to the other side."""
 
 
 class GateError(Exception):
@@ -74,7 +77,10 @@ def difference(answers: Answers, expected: Answers) -> str:
         return f"this rank answers other questions than the reference: {sorted(answers.keys() ^ expected.keys())[0]}"
     usual = _usual_logits(expected)
     for what, right in expected.items():
-        error = _error(answers[what], right, usual if what.startswith(LOGITS) else 0.0)
+        if what.startswith(CHOICES):
+            error = _error_of_choices(answers[what], right)
+        else:
+            error = _error(answers[what], right, usual if what.startswith(LOGITS) else 0.0)
         if not error <= LIMIT:  # a NaN is not
             return (
                 f"this rank computes wrongly: {what} differs from the reference by {error:.3g} of its norm (at most"
@@ -115,3 +121,10 @@ def _error(got: F64, right: F64, least: float) -> float:
     scale = max(float(np.linalg.norm(right)), least)
     error = float(np.linalg.norm(got - right))
     return error / scale if scale else error
+
+
+def _error_of_choices(got: F64, right: F64) -> float:
+    """Give the error that more than half of the rows do not exceed; a NaN if any row is no number."""
+    if not np.isfinite(got).all():
+        return float("nan")
+    return sorted(_error(*rows, 0.0) for rows in zip(got, right, strict=True))[len(right) // 2]

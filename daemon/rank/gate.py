@@ -12,6 +12,11 @@ The exam is a few tokens at the beginning of a sequence and a few far inside it,
 longer prompt, and two sequences at once: these are different kernels, shapes and rotary positions. What lies before the
 far tokens is the longer prompt, and after that zero, as all blocks of caches are at first. Where a rank has recurrent
 states, the far tokens follow the longer prompt, as a state goes on where it stands and nowhere else.
+
+Where layers choose the positions that rows see, fewer than lie before the far tokens, these follow the first five
+alone. Zeros score 0, so the sign of its score says whether one of the few others is seen, and rounding turns a sign
+now and then: a right engine has another answer in one row of thirty, one that chooses wrongly in nearly all of them. So
+there are more of these rows, and they are judged one by one (`motley.daemon.loading.answers.CHOICES`).
 """
 
 from __future__ import annotations
@@ -26,7 +31,17 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
-from motley.daemon.loading.answers import F64, LOGITS, Answers, GateError, difference, fingerprint, kept_answers, noise
+from motley.daemon.loading.answers import (
+    CHOICES,
+    F64,
+    LOGITS,
+    Answers,
+    GateError,
+    difference,
+    fingerprint,
+    kept_answers,
+    noise,
+)
 from motley.plugins.engine import (
     F32,
     CacheBlocks,
@@ -39,14 +54,16 @@ from motley.plugins.engine import (
     Span,
 )
 from motley.plugins.mixture import Compute, Sent
-from motley.plugins.nodes import is_collective, is_experts, reads
+from motley.plugins.nodes import all_seen, is_collective, is_experts, reads
 from motley.plugins.streams import WRITE_STREAMS
 
 FAR = 4000
 """The position of the far tokens in their sequence; or the end of the context, or of what all blocks hold, if that
-comes before. Where there are recurrent states: `LONG`."""
+comes before. Where there are recurrent states: `LONG`; where positions are chosen, at least twice as many."""
 LONG = 48
 """Tokens of the longer prompt."""
+CHOOSING, CHOOSING_ALONE = 12, 7
+"""Far tokens of a prompt, and single ones before it, where layers choose what these see."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp|dense)\.(?P<squares>squares)?")
 _CACHE = re.compile(r"(?:key|value|index)_cache\.(\d+)")
@@ -60,9 +77,11 @@ class _Question:
         parts: of each sequence the position of its first token, and how many there are. The first sequence has the
             blocks from the last one down, the second those from the first one up. Of layers with a window they are the
             same round and round, where these have fewer.
+        chooses: whether layers choose among more positions than the tokens see.
     """
 
     parts: tuple[tuple[int, int], ...]
+    chooses: bool = False
 
     @property
     def tokens(self) -> int:
@@ -70,6 +89,11 @@ class _Question:
 
     def __str__(self) -> str:
         return " and ".join(f"{tokens} tokens from position {position}" for position, tokens in self.parts)
+
+    @property
+    def heading(self) -> str:
+        """What answers are kept under: the rows of choices together, those of a prompt and those of single tokens."""
+        return f"{'a prompt' if self.tokens > 1 else 'single tokens'} far inside" if self.chooses else str(self)
 
     def spans(self, blocks: CacheBlocks) -> list[Span]:
         """What an engine is asked."""
@@ -87,9 +111,10 @@ def _questions(graph: RankGraph, spans: int) -> list[_Question]:
     """The steps of the exam of a rank whose engine takes so many spans."""
     blocks = graph.blocks
     context = min(graph.context, blocks.count * blocks.tokens)
+    choosing = _choosing(graph, context)
     far = LONG if graph.states else min(FAR, context - 4)  # a recurrent state goes on where it stands alone
     asked = [[(0, 5)], [(5, 1)], [(6, 1)], [(0, LONG)]]  # the second token alone may repeat commands of the first
-    if far >= 2:
+    if far >= 2 and not choosing:
         asked += [[(far, 3)], [(far + 3, 1)]]
     asked += [[(0, 2)]]
     fewest = min(blocks.count, blocks.windowed or blocks.count)
@@ -97,7 +122,21 @@ def _questions(graph: RankGraph, spans: int) -> list[_Question]:
     if min(spans, slots) > 1 and (fewest - 1) * blocks.tokens >= 7:  # together they need no more than there is
         asked += [[(2, 1), (0, 3)]]
     fitting = [parts for parts in asked if all(position + tokens <= context for position, tokens in parts)]
-    return [_Question(tuple(parts)) for parts in fitting or [[(0, context)]]]
+    first, *others = (_Question(tuple(parts)) for parts in fitting or [[(0, context)]])
+    return [first, *choosing, *others]
+
+
+def _choosing(graph: RankGraph, context: int) -> list[_Question]:
+    """The steps of far tokens that see some positions of more; none, if they see all, or states go on elsewhere.
+
+    Backwards, so that none sees another's tokens.
+    """
+    seen = all_seen(graph.proto.graph.node, context)
+    far = min(max(FAR, 2 * seen), context - CHOOSING - CHOOSING_ALONE)
+    if graph.states or far < 5 or seen >= context:
+        return []
+    alone = reversed(range(far + CHOOSING, far + CHOOSING + CHOOSING_ALONE))
+    return [_Question((part,), chooses=True) for part in (*((position, 1) for position in alone), (far, CHOOSING))]
 
 
 @dataclass(frozen=True)
@@ -223,8 +262,15 @@ class Proctor:
             result[..., tokens:, :] = asked[..., -1:, :]
 
     def keep(self, what: str, values: F32) -> None:
-        """Take the fingerprint of f32[T, N]."""
-        self.answers[f"{what} of {self._question}"] = fingerprint(values)
+        """Take the fingerprint of f32[T, N]; where positions are chosen, of attention alone, as only that sees them."""
+        question, answer = self._question, fingerprint(values)
+        name = f"{what} of {question.heading}"
+        if not question.chooses:
+            self.answers[name] = answer
+        elif what.endswith(" attention"):
+            name = f"{CHOICES} of {name}"
+            before = self.answers.get(name)
+            self.answers[name] = answer if before is None else np.concatenate([before, answer])
 
 
 class _Finished:
@@ -301,7 +347,7 @@ class Gate:
         Raises:
             GateError: an answer is not the reference's.
         """
-        asked = tuple(f" of {question}" for question in _ask_all(engine, self._proctor, self._graph))
+        asked = tuple(f" of {question.heading}" for question in _ask_all(engine, self._proctor, self._graph))
 
         def about(answers: Answers) -> Answers:
             """The reference's answers to what this engine could be asked."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from safetensors.numpy import save_file
 
+from motley.bench.random_models.writing import synthesise
 from motley.daemon.loading.answers import LIMIT, LOGITS, GateError
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
@@ -25,7 +28,9 @@ from motley.daemon.weights.share_file import write_share
 from motley.daemon.weights.spec import SHARE_FILE
 from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import CACHE_FORMATS, F32, Engine, EngineError, EngineOptions, RankGraph, Span
-from motley.plugins.nodes import is_collective
+from motley.plugins.native.choosing import bind_choice
+from motley.plugins.native.rows import Action
+from motley.plugins.nodes import is_choice, is_collective
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from tests.models.cases import (
@@ -465,3 +470,92 @@ def test_answers_are_kept_for_each_format(tmp_path: Path) -> None:
     assert first.keys() == narrow.keys()
     assert any((first[what] != narrow[what]).any() for what in first)
     assert len([*tmp_path.glob("*.npz")]) == 2
+
+
+SEEN, FAR_CONTEXT = 64, 256
+"""How many positions indexers choose, and of how many."""
+
+
+def choosing(folder: Path, quantisation: str, *, seed: int = 0, ranks: int = 1, rank: int = 0) -> RankGraph:
+    """A rank of a model whose layers choose what rows see, with random weights."""
+    config = json.loads((GOLDEN / "glm-moe-dsa-shared" / "config.json").read_text())
+    own = {"index_topk": SEEN, "max_position_embeddings": FAR_CONTEXT, "hidden_size": 128, "index_n_heads": 8}
+    synthesise({**config, **own, "vocab_size": 512}, folder / "model", seed=seed)
+    return share(folder / "model", quantisation, ranks, rank, folder / "share")
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "int4"])
+@pytest.mark.parametrize("seed", range(6))
+def test_quantised_ranks_that_choose_what_rows_see_pass_with_room_to_spare(
+    seed: int, quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although rounding lets rows choose otherwise here and there."""
+    monkeypatch.setattr("motley.daemon.loading.answers.LIMIT", LIMIT / 2)
+    examine(choosing(tmp_path, quantisation, seed=seed), 0, 1)
+
+
+@pytest.mark.parametrize("cache_format", CACHE_FORMATS)
+def test_each_of_several_ranks_that_choose_passes(cache_format: str, tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / str(rank)).mkdir()
+        examine(kept_as(choosing(tmp_path / str(rank), "int4", ranks=3, rank=rank), cache_format), rank, 3)
+
+
+def sees_all(graph: RankGraph, _: Path) -> RankGraph:
+    for node in filter(is_choice, graph.proto.graph.node):
+        next(each for each in node.attribute if each.name == "count").i = FAR_CONTEXT
+    return graph
+
+
+def sees_the_worst(graph: RankGraph, folder: Path) -> RankGraph:
+    """What heads find is weighed with the other sign."""
+    content = np.fromfile(graph.share_file, np.uint8)
+    for tensor in graph.proto.graph.initializer:
+        if "index.weights" in tensor.name:
+            place = {entry.key: int(entry.value) for entry in tensor.external_data if entry.key != "location"}
+            content[place["offset"] : place["offset"] + place["length"]].view(np.float32)[:] *= -1
+    content.tofile(folder / SHARE_FILE)
+    return replace(graph, share_file=folder / SHARE_FILE)
+
+
+def sees_what_another_layer_chose(graph: RankGraph, _: Path) -> RankGraph:
+    for node in graph.proto.graph.node:
+        if not is_choice(node):
+            own = {"layers.1.attention.chosen": "layers.0.attention.chosen"}
+            node.input[:] = [own.get(name, name) for name in node.input]
+    return graph
+
+
+@pytest.mark.parametrize("quantisation", ["fp32", "int4"])
+@pytest.mark.parametrize("wrong", [sees_all, sees_the_worst, sees_what_another_layer_chose])
+def test_a_rank_that_chooses_wrongly_is_found(
+    wrong: Callable[[RankGraph, Path], RankGraph], quantisation: str, tmp_path: Path
+) -> None:
+    graph = choosing(tmp_path, quantisation)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(graph.proto)
+    with pytest.raises(GateError, match=r"computes wrongly: choices of layer \d attention of"):
+        examine(graph, 0, 1, wrong(replace(graph, proto=proto), tmp_path))
+
+
+def test_a_rank_that_sees_the_positions_beside_those_it_chose_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = FAR_CONTEXT - gate.CHOOSING - gate.CHOOSING_ALONE  # of the far tokens
+
+    def beside(*of: Any, **more: Any) -> Action:
+        choose, chosen = bind_choice(*of, **more), of[4]
+
+        def act(*given: Any) -> Any:
+            done = choose(*given)
+            before = (chosen >= 0) & (chosen < first)
+            chosen[before] = (chosen[before] + 1) % first  # as many, and none twice
+            whole = chosen.min(axis=1) >= 0
+            chosen[whole] = np.sort(chosen[whole])
+            return done
+
+        return act
+
+    monkeypatch.setattr("motley.plugins.onnxruntime.kernels.bind_choice", beside)
+    with pytest.raises(GateError, match="computes wrongly: choices of layer 0 attention of single tokens far inside"):
+        examine(choosing(tmp_path, "int8"), 0, 1)
