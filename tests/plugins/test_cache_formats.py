@@ -36,8 +36,8 @@ BOUNDS = {"fp16": 2e-3, "int8": 0.1}
 """How far logits may be from transformers', as a part of their norm: tiny models have few numbers in a head."""
 ALIKE = 1e-3
 """How far two engines may be apart: where one rounds another way than the other, it is in single codes."""
-CHOOSING = 20
-"""What both are multiplied by where rounding may let rows see other positions."""
+CHOOSING = 0.25
+"""Where rounding may let rows see other positions, both hold for all rows but this part of them: up to 0.16 do."""
 
 
 def session(
@@ -62,18 +62,23 @@ def apart(got: F32, expected: F32) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
+def most_apart(got: F32, expected: F32) -> float:
+    """How far a row is apart, but for the worst, as `CHOOSING` says."""
+    return float(np.quantile([apart(*rows) for rows in zip(got, expected, strict=True)], 1 - CHOOSING))
+
+
 @pytest.mark.parametrize(("case", "cache_format"), others_soak(product(golden_cases(), NARROW)), ids=str)
 def test_logits_are_near_transformers_and_the_engines_agree(case: Case, cache_format: str, tmp_path: Path) -> None:
     """At another split for each, with a prompt in chunks that end within blocks, and then single tokens."""
-    found, factor = [], CHOOSING if case.chooses else 1
+    found, measured = [], most_apart if case.chooses else apart
     for ranks, factory in ((1, ReferenceEngine), (3, OnnxRuntimeEngine)):
         with session(case, tmp_path / str(ranks), cache_format, ranks, factory=factory) as own:
             count = len(case.tokens) - 1
             cuts = [0, 13, case.prompt, *range(case.prompt + 1, count + 1)]
             steps = [own.step(case.tokens[a:b], a) for a, b in pairwise(cuts) if a < b]
             found.append(np.concatenate(steps))
-        assert ALIKE / 100 < apart(found[-1], case.logits) < BOUNDS[cache_format] * factor
-    assert apart(found[1], found[0]) < ALIKE * factor
+        assert ALIKE / 100 < measured(found[-1], case.logits) < BOUNDS[cache_format]
+    assert measured(found[1], found[0]) < ALIKE
 
 
 @pytest.mark.parametrize("cache_format", NARROW)
