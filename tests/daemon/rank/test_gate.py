@@ -479,8 +479,9 @@ SEEN, FAR_CONTEXT = 64, 256
 def choosing(folder: Path, quantisation: str, *, seed: int = 0, ranks: int = 1, rank: int = 0) -> RankGraph:
     """A rank of a model whose layers choose what rows see, with random weights."""
     config = json.loads((GOLDEN / "glm-moe-dsa-shared" / "config.json").read_text())
-    own = {"index_topk": SEEN, "max_position_embeddings": FAR_CONTEXT, "hidden_size": 128, "index_n_heads": 8}
-    synthesise({**config, **own, "vocab_size": 512}, folder / "model", seed=seed)
+    config |= {"index_topk": SEEN, "index_n_heads": 32, "index_head_dim": 32, "indexer_types": ["full"] * 4}
+    config |= {"max_position_embeddings": FAR_CONTEXT, "hidden_size": 256, "num_hidden_layers": 4, "q_lora_rank": 64}
+    synthesise({**config, "vocab_size": 512}, folder / "model", seed=seed)
     return share(folder / "model", quantisation, ranks, rank, folder / "share")
 
 
