@@ -342,7 +342,10 @@ def on_device(
     if activations is not None:
         engine, settings = on_device(engine, device)
         if engine not in ENGINES_ON[Device.WEBGPU]:
-            raise CliError("--activations is of engine 'webgpu': give --device webgpu, too, or leave it out")
+            raise CliError(
+                "--activations is of engine 'webgpu': give --device webgpu, too, and say which machines beside it"
+                " compute on their processors (--nodes onnxruntime@NODE,...); or leave it out"
+            )
         return engine, {**settings, "activations": str(activations)}
     if device is None:
         return engine, {}
