@@ -31,7 +31,7 @@ from motley.daemon.models.families import AHEAD
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 from motley.daemon.weights.cache import default_folder
-from motley.daemon.weights.places import FLAT
+from motley.daemon.weights.places import FLAT, WHOLE
 
 Table = npt.NDArray[Any]
 
@@ -177,6 +177,7 @@ def _hybrid(model: Model, to_residual: float) -> list[_Tensor]:
             name = next(part.tensor for part in tensor.parts if part.shape == shape and "[" not in part.tensor)
         if name.endswith(FLAT):
             name, shape = name.removesuffix(FLAT), (shape[0], 1, *shape[1:])
+        name = name.removesuffix(WHOLE)
         writes = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
         one = name.endswith("linear_attn.norm.weight")  # other norms are stored less 1
         made.setdefault(name, _Tensor(name, shape, to_residual if writes else _SIGMA, float(one)))

@@ -100,6 +100,7 @@ PARAMETERS = {  # as the models' authors count them, in millions
     # 321 and 780 B.
     "glm-5.3-flash": 313245,
     "hy4-preview": 769907,
+    "muse-glimmer-30b": 27855,  # without what sees
 }
 
 
