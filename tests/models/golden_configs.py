@@ -1427,7 +1427,7 @@ CASES: dict[str, dict[str, Any]] = {
             **BASE,
             "model_type": "muse_glimmer_text",
             "pad_token_id": None,
-            "num_hidden_layers": 5,
+            "num_hidden_layers": 3,
             "intermediate_size": 48,
             "num_key_value_heads": 2,
             "sliding_window": 8,
