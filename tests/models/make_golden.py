@@ -92,7 +92,7 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
             drawn = 0.3 * noise
         elif name.endswith(("A_log", "dt_bias", ".D")):
             drawn = noise
-        elif "norm" in name:
+        elif "norm" in name and "norm.mlp." not in name:
             drawn = 1 + 0.2 * noise
         elif value.ndim == 1:
             drawn = 0.3 * noise
