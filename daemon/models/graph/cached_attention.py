@@ -14,14 +14,7 @@ import onnx.parser
 from motley.daemon.models.description.operations import Attend
 from motley.daemon.models.keys import ConfigError
 
-_BEGIN = """
-<domain: "motley", opset_import: ["": 24],
- doc_string: "Rotates T rows, writes their keys and values into the cache at `position`, and attends to the cache.">
-%(name)s <q_heads, kv_heads, head_dim, rotary_dim, scale, window, soft_cap>
-    (q, k, v, key_cache, value_cache, position, cos_cache, sin_cache%(sinks)s) => (y, key_cache_out, value_cache_out)
-{
-    # q: f32[T, q_heads * head_dim], k and v: f32[T, kv_heads * head_dim], caches: f32[1, kv_heads, C, head_dim]
-    zero = Constant <value_int: int = 0> ()
+ROW_POSITIONS = """    zero = Constant <value_int: int = 0> ()
     one = Constant <value_int: int = 1> ()
     vector = Constant <value_ints: ints = [1]> ()
     first_axis = Constant <value_ints: ints = [0]> ()
@@ -33,7 +26,20 @@ _BEGIN = """
     row_numbers = Range (zero, row_limit, one)
     row_positions = Add (position, row_numbers)
     position_ids = Unsqueeze (row_positions, first_axis)
+"""
+"""What the bodies of such functions begin with: constants, and the positions of q's rows."""
 
+_BEGIN = (
+    """
+<domain: "motley", opset_import: ["": 24],
+ doc_string: "Rotates T rows, writes their keys and values into the cache at `position`, and attends to the cache.">
+%(name)s <q_heads, kv_heads, head_dim, rotary_dim, scale, window, soft_cap>
+    (q, k, v, key_cache, value_cache, position, cos_cache, sin_cache%(sinks)s) => (y, key_cache_out, value_cache_out)
+{
+    # q: f32[T, q_heads * head_dim], k and v: f32[T, kv_heads * head_dim], caches: f32[1, kv_heads, C, head_dim]
+"""
+    + ROW_POSITIONS
+    + """
     # Heads apart: [T, heads * head_dim] -> [1, heads, T, head_dim].
     all_rows = Constant <value_ints: ints = [1, -1]> ()
     q_count = Constant <value_int: int = @q_heads> ()
@@ -71,6 +77,7 @@ _BEGIN = """
     within = Or (near, unlimited)
     mask = And (causal, within)
 """
+)
 
 _PLAIN = """
     attended = Attention <scale: float = @scale, softcap: float = @soft_cap>

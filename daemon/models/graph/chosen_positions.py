@@ -7,26 +7,19 @@ from __future__ import annotations
 
 import onnx.parser
 
-CHOSEN_POSITIONS = onnx.parser.parse_function("""
+from motley.daemon.models.graph.cached_attention import ROW_POSITIONS
+
+CHOSEN_POSITIONS = onnx.parser.parse_function(
+    """
 <domain: "motley", opset_import: ["": 24],
  doc_string: "Turns T rows, writes their index keys into the cache at `position`, and chooses the best positions.">
 ChosenPositions <heads, head_dim, rotary_dim, count>
     (q, k, weights, index_cache, position, cos_cache, sin_cache) => (chosen, index_cache_out)
 {
     # q: f32[T, heads * head_dim], k: f32[T, head_dim], weights: f32[T, heads], cache: f32[1, 1, C, head_dim]
-    zero = Constant <value_int: int = 0> ()
-    one = Constant <value_int: int = 1> ()
-    vector = Constant <value_ints: ints = [1]> ()
-    first_axis = Constant <value_ints: ints = [0]> ()
-    second_axis = Constant <value_ints: ints = [1]> ()
-
-    # Row t stands at position + t.
-    row_count = Shape <start: int = 0, end: int = 1> (q)
-    row_limit = Squeeze (row_count)
-    row_numbers = Range (zero, row_limit, one)
-    row_positions = Add (position, row_numbers)
-    position_ids = Unsqueeze (row_positions, first_axis)
-
+"""
+    + ROW_POSITIONS
+    + """
     # Heads apart: [T, heads * head_dim] -> [1, heads, T, head_dim].
     all_rows = Constant <value_ints: ints = [1, -1]> ()
     head_count = Constant <value_int: int = @heads> ()
@@ -74,7 +67,8 @@ ChosenPositions <heads, head_dim, rotary_dim, count>
     none = Constant <value_int: int = -1> ()
     chosen = Where (is_position, places, none)
 }
-""")
+"""
+)
 """Index keys are cached as keys are; `motley.daemon.models.description.operations.Choose` states what is chosen.
 
 ``chosen`` is i64[T, count]: positions in any order, and as many -1 as there are fewer.
