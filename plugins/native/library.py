@@ -411,22 +411,8 @@ class Recurrent(ctypes.Structure):
 
 
 STRUCTS = (
-    *(
-        Matmul,
-        Norm,
-        HeadNorms,
-        Gated,
-        StreamGates,
-        Streams,
-        Mixture,
-        Table,
-        Span,
-        SpanList,
-        Tier,
-        Attention,
-        Question,
-        Choice,
-    ),
+    *(Matmul, Norm, HeadNorms, Gated, StreamGates, Streams, Mixture),
+    *(Table, Span, SpanList, Tier, Attention, Question, Choice),
     *(Factors, AdaptedPart, AdaptedGroup, AdaptedRows, Adapted),
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     *(Encoding, Draw, Masses),

@@ -35,17 +35,7 @@ from motley.plugins.engine import DOMAIN
 from motley.plugins.native.rows import ANY
 from motley.plugins.nodes import CHOICE, CHOSEN_POSITIONS, NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
-from motley.plugins.segments import (
-    ATTENTION,
-    CONVOLUTION,
-    DELTA,
-    GATED,
-    HEAD_NORMS,
-    HEAD_PRODUCT,
-    NORM,
-    PRODUCT,
-    SPACE,
-)
+from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
 
 MICROSOFT = "com.microsoft"
 HEAD_PRODUCTS = "HeadProducts"

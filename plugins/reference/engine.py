@@ -190,8 +190,8 @@ class ReferenceEngine(Interpreter):
         """A node, made ready; this engine computes attention, collectives and experts itself."""
         if "rows" in node.input:
             self._at = HEAD
-        if node.domain == DOMAIN and is_attention(node.op_type):
-            return self._prepared_attention(node)
+        if node.domain == DOMAIN and has_caches(node.op_type):
+            return self._prepared_with_caches(node)
         if node.domain == DOMAIN and node.op_type in RECURRENCES:
             recur = partial(self._recur, node.op_type, attributes_of(node))
             return Node(recur, list(node.input), list(node.output), {})
@@ -213,7 +213,7 @@ class ReferenceEngine(Interpreter):
 
     # -- attention ---------------------------------------------------------------------------------------------------
 
-    def _prepared_attention(self, node: onnx.NodeProto) -> Node:
+    def _prepared_with_caches(self, node: onnx.NodeProto) -> Node:
         """A node with caches: its function's body runs for each span, on what the blocks have of its sequence."""
         y, *written_caches = node.output
         known_caches = {name for spec in self._graph.caches for name in spec.names}
@@ -346,14 +346,14 @@ class ReferenceEngine(Interpreter):
         return asked
 
 
-def is_attention(function: str) -> bool:
+def has_caches(function: str) -> bool:
     """Whether the name of a function of domain ``motley`` is one of those that read and write caches."""
     return function.startswith("CachedAttention") or function == CHOSEN_POSITIONS
 
 
 def is_own(function: str) -> bool:
     """Whether this engine computes a function of domain ``motley`` itself."""
-    return is_attention(function) or function in OWN_FUNCTIONS
+    return has_caches(function) or function in OWN_FUNCTIONS
 
 
 def _body(model: onnx.ModelProto, call: onnx.NodeProto) -> list[onnx.NodeProto]:

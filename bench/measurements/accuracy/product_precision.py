@@ -9,9 +9,8 @@ from pathlib import Path
 
 from motley.bench.measurements.accuracy.ways import Moved, Way, foreseen
 from motley.daemon.models.files import open_model
-
-ENGINE = "webgpu"
-OPTION = "activations"
+from motley.plugins.onnxruntime_gpu.fp16 import ACTIVATIONS
+from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 
 
 def measure_products(folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> Moved:
@@ -24,7 +23,7 @@ def measure_products(folder: Path, progress: Callable[[int, int], None] = lambda
         ConfigError, CheckpointError, TokenizerError, ShareFileError: the model cannot be run.
         EngineError: there is no GPU, or it lacks FP16.
     """
-    ways = {kind: Way(engine=ENGINE, options={OPTION: kind}) for kind in ("fp32", "fp16")}
+    ways = {kind: Way(engine=WEBGPU.engine, options={ACTIVATIONS: kind}) for kind in ("fp32", "fp16")}
     with open_model(folder) as opened:
         found = foreseen(folder, opened, ways, progress)
     return Moved.between(found["fp32"], found["fp16"])

@@ -32,6 +32,8 @@ DEFAULTS = {
     "gated_norm_rank": 16,
 }
 """What transformers takes where a config is silent."""
+BEFORE_ATTENTION, BEFORE_MLP = "input_layernorm", "post_attention_layernorm"
+"""What files call the norms; of one with a gate, its modules are within."""
 
 
 def axk2(keys: Keys) -> Model:
@@ -46,27 +48,23 @@ def axk2(keys: Keys) -> Model:
 
     def layer(number: int) -> Layer:
         def attend(writer: Writer, x: Value) -> Value:
-            x = _opened(writer, shape, f"layers.{number}.attention.norm", x, f"{BEFORE[0]}.mlp", number, rank)
+            x = _opened(writer, shape, x, f"model.layers.{number}.{BEFORE_ATTENTION}.mlp", rank)
             return latent_attention(writer, shape, sizes, number, x, indexer=indexer)
 
         def think(writer: Writer, x: Value) -> Value:
             if sparse[number]:
-                x = _opened(writer, shape, f"layers.{number}.mlp.norm", x, f"{BEFORE[1]}.mlp", number, rank)
+                x = _opened(writer, shape, x, f"model.layers.{number}.{BEFORE_MLP}.mlp", rank)
             return mixture(writer, number, x)
 
-        norms = f"{BEFORE[0]}.norm", f"{BEFORE[1]}.norm" if sparse[number] else BEFORE[1]
+        norms = f"{BEFORE_ATTENTION}.norm", f"{BEFORE_MLP}.norm" if sparse[number] else BEFORE_MLP
         return pre_norm_layer(shape, number, attend, think, norms=norms)
 
     return model("axk2", shape, layer, {"main": rope}, context)
 
 
-BEFORE = "input_layernorm", "post_attention_layernorm"
-"""The norms before attention, and before experts or an MLP."""
-
-
-def _opened(writer: Writer, shape: Shape, at: str, x: Value, module: str, number: int, rank: int) -> Value:
+def _opened(writer: Writer, shape: Shape, x: Value, module: str, rank: int) -> Value:
     """f32[T, D] -> f32[T, D]: normed rows, each element as far as the gate is open that an MLP makes of the row."""
-    module, narrow = f"model.layers.{number}.{module}", Axis(Kind.PLAIN, rank, "gated_norm_rank")
+    at, narrow = x.name, Axis(Kind.PLAIN, rank, "gated_norm_rank")
     (made,) = writer.linear(f"{at}.narrow", x, W(f"{module}.fc1.weight", narrow, shape.residual, stays_float=True))
     made = writer.gated(f"{at}.narrow.opened", made, made, Activation.SIGMOID)
     (gate,) = writer.linear(f"{at}.gate", made, W(f"{module}.fc2.weight", shape.residual, narrow, stays_float=True))
