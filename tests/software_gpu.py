@@ -45,7 +45,7 @@ def show_software_gpu() -> str:
     found = [Path(folder) / "vk_swiftshader_icd.json" for folder in DRIVERS]
     driver = next((path for path in found if path.is_file()), None)
     if driver is None:
-        return "there is no vk_swiftshader_icd.json, which Debian's package chromium brings"
+        return "there is no vk_swiftshader_icd.json, which Debian's package chromium-common brings"
     try:
         ctypes.CDLL("libvulkan.so.1")
     except OSError:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser import CHROMIUM, FLAGS
 from tests.e2e.processes import Mesh
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 DESKTOP, PHONE = (1280, 900), (360, 740)
 SOON_MS = 60_000
 """Enough on a busy machine; the page itself asks every second."""
@@ -32,7 +27,7 @@ async def chromium() -> AsyncIterator[Browser]:
     except ImportError:
         _missing("Playwright is not installed: pip install motley-mesh[dev]")
     if CHROMIUM is None:
-        _missing("there is no Chromium: apt-get install chromium")
+        _missing("there is no Chromium: apt-get install chromium-headless-shell")
     async with async_playwright() as playwright:
         opened = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield opened

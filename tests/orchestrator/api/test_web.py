@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 from dataclasses import fields
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -17,11 +16,11 @@ import pytest
 from motley.orchestrator.api.web import PAGE_PATHS
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.session_request import SessionRequest
+from tests.browser import CHROMIUM, FLAGS
 
 from ..conftest import DEADLINE_S
 
 WEB = files("motley.orchestrator") / "web"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 
@@ -125,8 +124,7 @@ def test_scripts_never_turn_text_into_markup_or_code() -> None:
 async def shown(url: str, tmp_path: Path) -> str:
     """What a real browser makes of the page."""
     browser = await asyncio.create_subprocess_exec(
-        *(str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+        *(str(CHROMIUM), "--headless", *FLAGS),
         *(f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=3000", "--dump-dom"),
         url,
         stdout=asyncio.subprocess.PIPE,
@@ -141,7 +139,7 @@ async def shown(url: str, tmp_path: Path) -> str:
     return output.decode()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 async def test_hostile_names_are_text_in_a_real_browser(mesh: Any, new_node: Any, tmp_path: Path) -> None:
     await mesh.join(new_node(HOSTILE))
     await mesh.serve(name=HOSTILE)
@@ -152,7 +150,7 @@ async def test_hostile_names_are_text_in_a_real_browser(mesh: Any, new_node: Any
     assert page.count("<img") == 1  # the logo
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 async def test_a_node_that_is_forgotten_has_a_colour_where_a_session_names_it(
     mesh: Any, bard: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
