@@ -61,9 +61,10 @@ from motley.orchestrator.trust.pairings import Pairing, Pairings
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import JOIN_PORT, is_loopback, join_address
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
+from motley.transport.certificates import names_in_certificates
 
 MAX_BODY = 2 * 1024 * 1024
-"""Bytes of a request body. A prompt must pass to its node in one gRPC message, of at most 4 MiB."""
+"""Bytes of a request body."""
 TOKEN_S = 86400.0
 """The join token that is made at every start is valid for a day, ..."""
 TOKENS_KEPT = 10
@@ -83,6 +84,7 @@ if sys.platform == "linux":
 else:
     _elapsed = time.monotonic
 
+_log = logging.getLogger(__name__)
 _access_log = logging.getLogger("motley.orchestrator.access")
 
 
@@ -228,7 +230,9 @@ class Orchestrator:
             await self._start_http(stack, serving, jobs, known, access, certificate, allowed)
             watching = (serving.watch(), serving.begin_anew(), jobs.watch())
             for work in (*watching, certificate.keep_valid(), known.usage.keep(), known.answers.watch()):
-                stack.callback(asyncio.create_task(work).cancel)
+                task = asyncio.create_task(work)
+                task.add_done_callback(_tell_fault)
+                stack.callback(task.cancel)
             stack.push_async_callback(jobs.finish)
             stack.push_async_callback(serving.stop)
             self._stack = stack.pop_all()
@@ -247,8 +251,8 @@ class Orchestrator:
     def _api_addresses(self) -> list[str]:
         """Addresses and names under which clients may reach the API."""
         given = [one for one in (self._config.http_host, self._config.host) if one not in _EVERY]
-        named = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
-        advertised = [self._config.advertise] if self._config.advertise else []
+        named = ["localhost", "127.0.0.1", "::1", *names_in_certificates(socket.gethostname())]
+        advertised = names_in_certificates(self._config.advertise)
         return list(dict.fromkeys([*named, *given, *advertised, *own_addresses()]))
 
     def _url_for_nodes(self, from_here: bool) -> str:
@@ -384,6 +388,11 @@ async def _start_token(tokens: Tokens) -> str:
         await tokens.remove(old.id)
     _, secret = await tokens.create(TOKEN_NOTE, TOKEN_S)
     return secret
+
+
+def _tell_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        _log.error("what the orchestrator does by itself has failed in part", exc_info=fault)
 
 
 def _cannot_listen(whom: str, host: str, port: int, option: str) -> OrchestratorError:

@@ -246,8 +246,10 @@ class Control(MeshServicer):
             back = "; if Motley still runs there, it comes back by itself; if not, start `motley join` there again"
             hint = back if stays_away else ""
             _log.log(level, "node %s %s%s", node.name, what_became(node.lost), hint, extra={"node": node.name})
-            self.listener.on_lost(node)
-            stream.ended.set()
+            try:
+                self.listener.on_lost(node)
+            finally:
+                stream.ended.set()
         why = f"this node is out of the mesh: {stream.reason}"
         if stream.reason == REVOKED:  # looking for the mesh would be of no use to it
             anew = "to join anew: `motley join`, with a code or a new token"

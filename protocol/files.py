@@ -1,4 +1,4 @@
-"""Writing files that hold secrets, or what a process that is killed must find again."""
+"""Writing files that hold secrets, or what must be found again after a process is killed or the power fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read (on Windows: as the folder allows), whole or not at all.
+    """Write a file that only its owner can read (on Windows: as the folder allows), whole or not at all, to the disk.
 
     Raises:
         OSError: it cannot be written; what was there before is left.
@@ -19,8 +19,21 @@ def write_private(path: Path, content: bytes) -> None:
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """See that names which were given or taken in a folder are on the disk."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened, and its entries are the file system's business
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from motley.protocol.files import sync_folder
 from motley.training.errors import TrainingError
 
 _CHECKPOINT = re.compile(r"step-(\d{8})")
-_PARTIAL = ".partial"
+_PARTIAL, _BEFORE = ".partial", ".before"
 CURVE = "losses.jsonl"
 """A training's losses, in its folder."""
 KEPT = 2
@@ -24,12 +25,13 @@ KEPT = 2
 
 @contextmanager
 def written_whole(place: Path) -> Iterator[Path]:
-    """Give a path to write a file or a folder to, which takes the place of `place` at once when all is on the disk.
+    """Give a path to write a file or a folder to, which takes the place of `place` when all is on the disk: a file at
+    once; of a folder, a death between two renames leaves the one before beside it, its name with `.before`.
 
     Raises:
         TrainingError: the disk is full or cannot be written; what was at `place` is as it was.
     """
-    partial = place.with_name(place.name + _PARTIAL)
+    partial, before = (place.with_name(place.name + end) for end in (_PARTIAL, _BEFORE))
     try:
         _remove(partial)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -38,11 +40,15 @@ def written_whole(place: Path) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb+") as opened:
                     os.fsync(opened.fileno())
-        if place.is_dir():
-            _remove(place)
+        if place.is_dir():  # nothing can be renamed to a folder that has files
+            _remove(before)
+            os.replace(place, before)
         os.replace(partial, place)
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
+        _remove(before)
     except OSError as error:
+        if before.is_dir() and not place.exists():
+            os.replace(before, place)
         shutil.rmtree(partial, ignore_errors=True)
         partial.unlink(missing_ok=True)
         raise cannot_write(place, error) from error
@@ -62,15 +68,6 @@ def _remove(place: Path) -> None:
         shutil.rmtree(place)
     else:
         place.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened, and its entries are the file system's business
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class Checkpoints:

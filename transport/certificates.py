@@ -165,6 +165,14 @@ def _usage(signs: bool) -> x509.KeyUsage:
     )
 
 
+def names_in_certificates(name: str) -> list[str]:
+    """A machine's name as certificates have it (IDNA where it is not ASCII); none where they cannot have it."""
+    try:
+        return [name.encode("idna").decode()] if name else []
+    except UnicodeError:
+        return []
+
+
 def _general(name: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,7 @@ from motley.cli.shown.show import console, worker_name
 
 if TYPE_CHECKING:  # elsewhere it is imported where a request begins: most commands make none
     import aiohttp
+    from aiohttp.connector import AddrInfoType
 
 CONNECT_S = 5.0
 POLL_S = 0.2
@@ -114,7 +116,8 @@ class Client:
 
         self._place = place = await find_place(self._place.url, self._place.key)
         secure = place.url.startswith("https://")
-        connector = aiohttp.TCPConnector(ssl=place.tls()) if secure else aiohttp.TCPConnector()
+        tls = place.tls() if secure else True
+        connector = aiohttp.TCPConnector(ssl=tls, socket_factory=_kept_alive)
         headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
         self._http = aiohttp.ClientSession(headers=headers, connector=connector)
         return self
@@ -252,6 +255,16 @@ class Client:
             method, self.url + path, json=body, timeout=timeout, server_hostname=name, headers=headers
         )
         return _Request(asked, self)
+
+
+def _kept_alive(where: AddrInfoType) -> socket.socket:
+    """A socket that notices within a minute that the other machine has lost its power: some requests wait for hours."""
+    made = socket.socket(*where[:3])
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):  # macOS lacks the first
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return made
 
 
 def gone(url: str) -> str:

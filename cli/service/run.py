@@ -1,4 +1,8 @@
-"""What the system starts for the service: the `motley` command of its settings, `python -m motley.cli.service.run`."""
+"""What the system starts for the service: the `motley` command of its settings, `-m motley.cli.service.run HOME`.
+
+HOME is the folder of ``MOTLEY_HOME`` when the service was made: the system may start it without that variable. Services
+that an earlier Motley has made have none.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from motley.cli.service.settings import load, log_file
 
 def main() -> None:
     """Run the command until the system ends it."""
+    if len(sys.argv) > 1:
+        os.environ["MOTLEY_HOME"] = sys.argv[1]
     if sys.platform == "win32":  # where a task has no terminal, and nobody keeps what it says
         log = log_file()
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from motley.cli.reaching.home import home
 from motley.cli.service.manager import Manager
 
 NAME = "motley.service"
 
 
-def unit(python: str, motley_home: str = "") -> str:
+def unit(python: str, motley_home: str) -> str:
     """The text of the unit.
 
     Args:
         python: the interpreter that Motley is installed in.
-        motley_home: the folder of ``MOTLEY_HOME``; empty: the usual one.
+        motley_home: the folder in which Motley keeps what it needs another time.
     """
-    environment = f"Environment={_quoted(f'MOTLEY_HOME={motley_home}')}\n" if motley_home else ""
     return f"""\
 [Unit]
 Description=Motley: this machine's part of one language model
 
 [Service]
-ExecStart={_quoted(python)} -m motley.cli.service.run
-{environment}Environment=PYTHONUNBUFFERED=1
+ExecStart={_quoted(python)} -m motley.cli.service.run {_quoted(motley_home)}
+Environment=PYTHONUNBUFFERED=1
 Restart=on-failure
 RestartSec=10
 KillMode=mixed
@@ -46,7 +46,7 @@ def manager(python: str, lines: int) -> Manager:
     configuration = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return Manager(
         configuration / "systemd" / "user" / NAME,
-        unit(python, os.environ.get("MOTLEY_HOME", "")).encode(),
+        unit(python, str(home().absolute())).encode(),
         known=None,
         end=(),
         start=(
@@ -63,6 +63,6 @@ def manager(python: str, lines: int) -> Manager:
 
 
 def _quoted(text: str) -> str:
-    """A word as systemd reads it."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    """A word of a command as systemd reads it."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'

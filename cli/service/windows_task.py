@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import subprocess
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -16,13 +17,15 @@ from motley.cli.service.manager import Manager
 NAME = "Motley"
 
 
-def task(python: str, user: str) -> str:
+def task(python: str, user: str, motley_home: str) -> str:
     """The text of the task, in the form that ``schtasks /xml`` takes.
 
     Args:
         python: the interpreter that Motley is installed in, which opens no window (``pythonw.exe``).
         user: whose logon it is, ``DOMAIN\\name``.
+        motley_home: the folder in which Motley keeps what it needs another time.
     """
+    arguments = subprocess.list2cmdline(["-m", "motley.cli.service.run", motley_home])
     return f"""\
 <?xml version="1.0" encoding="UTF-16"?>
 <Task version="1.2" xmlns="http://schemas.microsoft.com/windows/2004/02/mit/task">
@@ -57,7 +60,7 @@ def task(python: str, user: str) -> str:
   <Actions Context="Author">
     <Exec>
       <Command>{escape(python)}</Command>
-      <Arguments>-m motley.cli.service.run</Arguments>
+      <Arguments>{escape(arguments)}</Arguments>
     </Exec>
   </Actions>
 </Task>
@@ -71,7 +74,7 @@ def manager(python: str) -> Manager:
     file = home() / "service.xml"
     return Manager(
         file,
-        task(str(windowless), user).encode("utf-16"),
+        task(str(windowless), user, str(home().absolute())).encode("utf-16"),
         known=("schtasks", "/query", "/tn", NAME),
         end=(("schtasks", "/end", "/tn", NAME),),
         start=(

@@ -122,7 +122,14 @@ class Asking:
 
     @asynccontextmanager
     async def answers(
-        self, http: web.Request, model: str, each: Sequence[Generate], prefix: str, adapter: str = ""
+        self,
+        http: web.Request,
+        model: str,
+        each: Sequence[Generate],
+        prefix: str,
+        adapter: str = "",
+        *,
+        part: int = 0,
     ) -> AsyncIterator[Given]:
         """Ask for answers. Leaving the context cancels those that are not complete.
 
@@ -130,6 +137,7 @@ class Asking:
             each: what the leader is asked, for each answer; what has been asked before by the same key counts instead.
             prefix: of the answer's id.
             adapter: see `served`.
+            part: which part of a request this is, where one is asked for in several.
 
         Raises:
             ApiError: there is no such session, or it is for other answers.
@@ -146,8 +154,9 @@ class Asking:
         try:
             if key := idempotency_key(http):
                 after = last_event(http)
-                # What another model has begun, or another adapter, is nothing to go on with.
-                kept = await self._kept.take(f"{key} {served.fingerprint}", await digest_of(http), id_)
+                # What somebody else has begun, another model or another adapter, is nothing to go on with.
+                key = f"{key} {served.fingerprint} {part} {http[CALLER].name}"
+                kept = await self._kept.take(key, await digest_of(http), id_)
                 id_, created = kept.id, kept.created
                 each = kept.generates or each
             for generate in each:
@@ -162,6 +171,10 @@ class Asking:
         finally:
             if kept is not None:
                 self._kept.let_go(kept)
+
+    def places(self, session: Session) -> int:
+        """How many answers a session takes at a time."""
+        return self._requests.places(session).number
 
 
 async def next_delta(answers: Answers) -> tuple[int, Delta]:

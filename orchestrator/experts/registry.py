@@ -17,6 +17,7 @@ from motley.orchestrator.experts.hosts import LINK_BANDWIDTH, LINK_S, ExpertHost
 from motley.orchestrator.experts.loads import ExpertLoads
 from motley.orchestrator.experts.questions import Answer, Question
 from motley.orchestrator.experts.trunk_view import TrunkView
+from motley.orchestrator.planning.cost import WIRE_BYTES
 from motley.orchestrator.planning.experts.groups import zones_apart
 from motley.orchestrator.planning.placement.terms import Expert, ExpertKey, Host, Move, Placement
 from motley.protocol import mesh_pb2 as pb
@@ -36,8 +37,6 @@ MOVED_AT_ONCE = 0.25
 """The part of all replicas that may be moved for the sake of balance."""
 NEVER_S = 1e9
 """No time that is measured is as long: thirty years."""
-WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625}
-"""Bytes of one element on the wire, by the name of the format."""
 
 
 Free = Callable[[str], int]

@@ -18,6 +18,7 @@ from motley.orchestrator.serving.errors import ServingError, refusal
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.trust.certificates import issue_credentials
+from motley.protocol import MAX_RANKS
 from motley.protocol.files import write_private
 from motley.protocol.mesh_pb2 import Empty, HeldRank, JobOrder, NodeMessage
 from motley.protocol.versions import trains
@@ -100,13 +101,17 @@ class Jobs:
                 "invalid_request", "only a chain has others with data, and its owner is none of them", "others"
             )
         job = Job(secrets.token_hex(4), request, time.time(), places, _papers)
+        orders = job.begin(self._clock())
+        if len(job.members) > MAX_RANKS:
+            message = f"it would have {len(job.members)} members with its owner; {MAX_RANKS} at most are possible"
+            raise refusal("invalid_request", message, "nodes")
         self._jobs[job.id] = job
         over = [each for each in self if not each.runs]
         for old in over[: max(0, len(over) - KEPT)]:
             del self._jobs[old.id]
             self._unwritten.pop(old.id, None)
             (self._folder / f"{old.id}.json").unlink(missing_ok=True)
-        self._carry_out(job, job.begin(self._clock()))
+        self._carry_out(job, orders)
         return job
 
     def stop(self, job: Job) -> None:
@@ -122,7 +127,8 @@ class Jobs:
         if job is None:
             self._forget(node, event.job)
             return
-        self._carry_out(job, job.on_event(node.name, event, self._clock()), soon=event.WhichOneof("body") != "progress")
+        can_wait = event.WhichOneof("body") in ("progress", "says")
+        self._carry_out(job, job.on_event(node.name, event, self._clock()), soon=not can_wait)
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """See how this node's workers stand, and have it remove what no job wants any more."""

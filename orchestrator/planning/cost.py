@@ -61,8 +61,8 @@ PROMPT = 512
 """Tokens of the prompt whose first token is forecast."""
 CHUNK = 128
 """Rows of a prompt that are computed, and summed, at a time."""
-WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.03}
-"""Bytes that an element of a sum has on the wire, by the wire's format."""
+WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0625}
+"""Bytes that an element of a sum has on the wire, by the wire's format (`transport/formats.py`)."""
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,14 @@ def _told(error: Exception) -> str:
 
 
 def _arguments(url: str) -> dict[str, Any]:
-    """What a driver is told beside the URL: how long it may take to connect."""
-    return {"connect_timeout": CONNECT_S} if make_url(url).get_backend_name() == "postgresql" else {}
+    """What a driver is told beside the URL: how long it may take to connect, to answer, and to acknowledge what it was
+    sent. So a thread that waits for a server which is gone ends."""
+    where = make_url(url)
+    if where.get_backend_name() != "postgresql":
+        return {}
+    milliseconds = int(WAIT_S * 1000)
+    options = f"-c statement_timeout={milliseconds} {where.query.get('options', '')}"
+    return {"connect_timeout": CONNECT_S, "tcp_user_timeout": milliseconds, "options": options}
 
 
 def _careful(connection: Any, _: object) -> None:

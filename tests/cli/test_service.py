@@ -35,9 +35,8 @@ SPACE = "{http://schemas.microsoft.com/windows/2004/02/mit/task}"
 
 
 def test_the_unit_of_systemd() -> None:
-    lines = unit("/opt/my motley/100%/bin/python", '/srv/mot"ley').splitlines()
-    assert 'ExecStart="/opt/my motley/100%%/bin/python" -m motley.cli.service.run' in lines
-    assert 'Environment="MOTLEY_HOME=/srv/mot\\"ley"' in lines
+    lines = unit("/opt/my motley/100%/bin/python", '/srv/$mot"ley').splitlines()
+    assert 'ExecStart="/opt/my motley/100%%/bin/python" -m motley.cli.service.run "/srv/$$mot\\"ley"' in lines
     assert {
         "Restart=on-failure",
         "KillMode=mixed",
@@ -45,7 +44,6 @@ def test_the_unit_of_systemd() -> None:
         "[Install]",
         "WantedBy=default.target",
     } <= set(lines)
-    assert "MOTLEY_HOME" not in unit("/usr/bin/python3")
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
@@ -62,11 +60,11 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
 
 def test_the_task_of_windows() -> None:
     """It never ends by itself, not by the clock and not by the battery, and begins with the user's logon."""
-    text = task(r"C:\Program Files\R&D\pythonw.exe", "DEN\\anna")
+    text = task(r"C:\Program Files\R&D\pythonw.exe", "DEN\\anna", r"D:\my models\motley")
     top = ElementTree.fromstring(text.replace(' encoding="UTF-16"', ""))
     told = {each.tag.removeprefix(SPACE): each.text for each in top.iter()}
     assert told["Command"] == r"C:\Program Files\R&D\pythonw.exe"
-    assert told["Arguments"] == "-m motley.cli.service.run"
+    assert told["Arguments"] == r'-m motley.cli.service.run "D:\my models\motley"'
     assert (told["ExecutionTimeLimit"], told["DisallowStartIfOnBatteries"]) == ("PT0S", "false")
     assert [each.text for each in top.iter(f"{SPACE}UserId")] == ["DEN\\anna"] * 2
     assert top.find(f"{SPACE}Triggers/{SPACE}LogonTrigger") is not None
@@ -211,10 +209,10 @@ async def test_systemd_runs_it(tmp_path: Path, systemd: dict[str, str]) -> None:
 async def test_what_the_system_starts(tmp_path: Path) -> None:
     async def run() -> tuple[int | None, str]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "motley.cli.service.run"),
+            *(sys.executable, "-m", "motley.cli.service.run", str(tmp_path)),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={"MOTLEY_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+            env={"PATH": "/usr/bin:/bin"},
         )
         out, _ = await asyncio.wait_for(process.communicate(), 60)
         return process.returncode, out.decode()

@@ -216,6 +216,13 @@ async def test_web_pages_read_answers_only_if_their_origin_was_named(tmp_path: P
                 assert response.status == 403, "no page may make keys"
             async with http.options("/v1/models", headers={"Origin": origin, **asks}) as response:
                 assert (response.status == 204, allowed in response.headers) == (there, there)
+            wanted = {
+                "Access-Control-Request-Headers": "authorization,x-stainless-lang"
+            }  # as OpenAI's client in a page
+            async with http.options("/v1/models", headers={"Origin": origin, **asks, **wanted}) as response:
+                told = response.headers.get("Access-Control-Allow-Headers")
+                assert told == ("authorization,x-stainless-lang" if there else None)
+                assert response.headers["Vary"] == "Origin", "a cache must not give one origin's answer to another"
     await orchestrator.stop()
 
 

@@ -8,7 +8,14 @@ import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from motley.transport.certificates import CLOCK_SKEW, LIFETIME, Authority, Papers, self_signed
+from motley.transport.certificates import (
+    CLOCK_SKEW,
+    LIFETIME,
+    Authority,
+    Papers,
+    names_in_certificates,
+    self_signed,
+)
 
 DAY = datetime.timedelta(days=1)
 
@@ -70,3 +77,21 @@ def test_a_certificate_is_valid_as_long_as_it_shall_be(lifetime: datetime.timede
 
 def test_names_may_be_longer_than_a_common_name() -> None:
     assert names(Authority("a" * 100).issue("b" * 200).certificate) == ["b" * 200]
+
+
+@pytest.mark.parametrize(
+    ("machine", "named"),
+    [
+        ("den", ["den"]),
+        ("BÜRO-PC", ["xn--bro-pc-3ya"]),
+        ("192.168.1.5", ["192.168.1.5"]),
+        ("fe80::1", ["fe80::1"]),
+        ("", []),
+        ("a..b", []),
+        ("x" * 64, []),
+    ],
+)
+def test_any_name_of_a_machine_is_named_or_left_out(machine: str, named: list[str]) -> None:
+    """Windows allows names that are not ASCII."""
+    assert names_in_certificates(machine) == named
+    Authority("mesh").issue("localhost", *named)

@@ -9,7 +9,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 METHODS = "GET, POST, PUT, DELETE"
-HEADERS = "Authorization, Content-Type, X-Api-Key, Idempotency-Key, Last-Event-ID, X-Request-Id, Anthropic-Version"
 KNOWN_S = 600
 """A browser need not ask again for so long what it may do."""
 _ORIGIN = re.compile(r"https?://[^/\s?#@*]+")
@@ -43,12 +42,14 @@ class Cors:
         return answer
 
     async def tell(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the headers to an answer that is about to be sent."""
+        """Add the headers to an answer that is about to be sent. A page that was named may send any: clients of OpenAI
+        and Anthropic have a dozen of their own, and more with each version."""
+        response.headers["Vary"] = "Origin"
         origin = request.headers.get("Origin")
         if origin is not None and origin in self._origins:
             response.headers["Access-Control-Allow-Origin"] = origin
             response.headers["Access-Control-Allow-Methods"] = METHODS
-            response.headers["Access-Control-Allow-Headers"] = HEADERS
+            if asked := request.headers.get("Access-Control-Request-Headers"):
+                response.headers["Access-Control-Allow-Headers"] = asked
             response.headers["Access-Control-Expose-Headers"] = "X-Request-Id, Retry-After"
             response.headers["Access-Control-Max-Age"] = str(KNOWN_S)
-            response.headers["Vary"] = "Origin"

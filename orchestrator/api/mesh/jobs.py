@@ -13,6 +13,7 @@ from motley.orchestrator.api.schema import Body, Text, read, read_json
 from motley.orchestrator.jobs.job import Job, Mode, Request
 from motley.orchestrator.jobs.running import Jobs
 from motley.orchestrator.store.keys import Scope
+from motley.protocol import MAX_RANKS
 
 Ticket = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 NodeName = Annotated[Text, Field(min_length=1, max_length=64)]
@@ -29,7 +30,7 @@ class JobBody(Body):
     """`merge`: each node trains alone on a part of the data; `chain`: each has some of the layers."""
     owner: NodeName
     """The node that has the data."""
-    nodes: Annotated[list[NodeName], Field(min_length=1, max_length=64)]
+    nodes: Annotated[list[NodeName], Field(min_length=1, max_length=MAX_RANKS)]
     """Those that are to train."""
     ticket: Ticket
     """Names the file by which the job was asked for on the owner's machine; without it, that does not begin."""

@@ -13,9 +13,14 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 
 from motley.orchestrator.api.access.slow_clients import give
 from motley.orchestrator.api.asking import Asking, next_delta
-from motley.orchestrator.api.openai.schema import MAX_ANSWERS, ONE_OR_SEVERAL, TokenIds, prompt_or_list
+from motley.orchestrator.api.openai.schema import ONE_OR_SEVERAL, TokenIds, prompt_or_list
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json, refuse
 from motley.protocol import mesh_pb2 as pb
+
+MAX_TEXTS = 2048
+"""Of one request, as at OpenAI: clients that read whole folders send a thousand."""
+AT_ONCE = 128
+"""Texts that are under way of one request: others want places, too."""
 
 
 def _text(text: Any) -> Any:
@@ -32,11 +37,11 @@ class EmbeddingsRequest(Body):
     """The name of a model that is served for embeddings; with an adapter: ``model:adapter``."""
     input: Annotated[
         list[Annotated[Text | TokenIds, BeforeValidator(_text)]],
-        Field(max_length=MAX_ANSWERS),
+        Field(max_length=MAX_TEXTS),
         ONE_OR_SEVERAL,
     ]
-    """A text, or several, each as a string or as token ids. Strings become the tokens that the model's tokenizer makes
-    of them."""
+    """A text, or several (2048 at most), each as a string or as token ids. Strings become the tokens that the model's
+    tokenizer makes of them."""
     encoding_format: Literal["float", "base64"] = "float"
     """Numbers, or float32 in little endian as base64."""
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -62,11 +67,15 @@ class EmbeddingsApi:
             why = f"must be {session.profile.hidden} or left out: the embeddings of {asked.model!r} cannot be cut"
             raise FieldError("dimensions", why)
         each = [_generate(text) for text in asked.input]
-        async with self._asking.answers(http, asked.model, each, "embd-") as given:
-            ends = [pb.Delta()] * given.count
-            while not given.answers.ended:
-                number, delta = await next_delta(given.answers)
-                ends[number] = delta
+        ends: list[pb.Delta] = []
+        at_once = min(AT_ONCE, self._asking.places(session))
+        for part, begin in enumerate(range(0, len(each), at_once)):
+            some = each[begin : begin + at_once]
+            async with self._asking.answers(http, asked.model, some, "embd-", part=part) as given:
+                ends += [pb.Delta()] * given.count
+                while not given.answers.ended:
+                    number, delta = await next_delta(given.answers)
+                    ends[begin + number] = delta
         tokens = sum(end.prompt_tokens for end in ends)
         body = {
             "object": "list",

@@ -24,7 +24,6 @@ from typing import IO
 from google.protobuf.message import DecodeError
 
 from motley.orchestrator.serving.errors import refusal
-from motley.protocol.files import write_private
 from motley.protocol.mesh_pb2 import Delta, Generate
 
 FOLDER = "answers"
@@ -120,8 +119,13 @@ class KeptAnswer:
                 self.file.write(entry)
             except OSError as error:
                 _log.warning("%s: this answer will not outlive the orchestrator: %s", self.file.name, error)
-                self.file.close()
-                self.file = None
+                self.close_file()
+
+    def close_file(self) -> None:
+        """What comes from now on is not written, until the file is opened again."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
 
 def _entries(content: bytes | bytearray) -> Iterator[tuple[int, bytes]]:
@@ -185,9 +189,7 @@ class KeptAnswers:
         if kept.user is not asyncio.current_task():
             return  # another has taken it
         kept.user = None
-        if kept.file is not None:
-            kept.file.close()
-            kept.file = None
+        kept.close_file()
         if not kept.begun:
             self._forget(kept)
 
@@ -199,7 +201,8 @@ class KeptAnswers:
 
     def forget_old(self) -> None:
         """Forget what was not used for long, and the oldest where there are too many."""
-        idle = sorted((kept for kept in self._answers.values() if kept.user is None), key=lambda kept: kept.used)
+        unused = (kept for kept in self._answers.values() if kept.user is None or kept.user.done())
+        idle = sorted(unused, key=lambda kept: kept.used)
         total, count = sum(len(kept.pieces) for kept in self._answers.values()), len(self._answers)
         for kept in idle:
             if time.time() - kept.used <= KEEP_S and total <= MOST_BYTES and count < MOST:
@@ -208,6 +211,7 @@ class KeptAnswers:
             total, count = total - len(kept.pieces), count - 1
 
     def _forget(self, kept: KeptAnswer) -> None:
+        kept.close_file()
         del self._answers[kept.key]
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -222,7 +226,10 @@ class KeptAnswers:
             return
         head = {"key": kept.key, "digest": kept.digest, "id": kept.id, "created": kept.created}
         try:
-            write_private(self._path(kept), json.dumps(head).encode() + b"\n")
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self._path(kept), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(json.dumps(head).encode() + b"\n")
         except OSError as error:
             _log.warning("%s: an answer will not outlive the orchestrator: %s", self._folder, error)
 

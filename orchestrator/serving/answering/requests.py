@@ -190,7 +190,7 @@ class Requests:
             generate.request_id, generate.session = secrets.token_hex(8), session.id
             generate.asked_at = generate.asked_at or datetime.now().isoformat(timespec="seconds")
             about = {"motley.request": generate.name, "motley.model": session.name, "motley.session": session.id}
-            span = begin("answer", about)
+            span = Span() if number in complete else begin("answer", about)
             requests.append(
                 _Request(generate, session, tally, span, now, now, now, number, deltas, kept, beside=beside)
             )

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from motley.orchestrator.api.access.callers import Caller
 from motley.orchestrator.serving.answering import kept_answers
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
+from motley.orchestrator.store.keys import Scope
 from motley.protocol.mesh_pb2 import Delta, Described, Generate
 
 from ..conftest import small_profile
@@ -145,6 +147,18 @@ async def test_a_key_is_for_one_request(mesh: Any, bard: Any) -> None:
     assert body["error"]["code"] == "idempotency_key_reused"
 
 
+async def test_somebody_elses_answer_is_not_taken_by_the_same_key(
+    mesh: Any, bard: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two who number their keys, say."""
+    for name in ("anna", "ben"):
+        monkeypatch.setattr("motley.orchestrator.api.access.guard.LOCAL", Caller(name, Scope.USE))
+        asked = {**ASKED, "prompt": name}
+        async with mesh.http.post("/v1/completions", json=asked, headers=keyed("1")) as response:
+            assert response.status == 200
+    assert [generate.prompt for generate in bard.generated] == ["anna", "ben"]
+
+
 async def test_another_model_of_the_same_name_goes_on_with_nothing(mesh: Any, new_node: Any) -> None:
     node = await mesh.join(new_node("pc"))
     asked = {"json": ASKED, "headers": keyed("k1")}
@@ -236,6 +250,34 @@ async def test_what_is_old_or_too_much_is_forgotten(tmp_path: Path, monkeypatch:
     new = await answers.take("new", "d", "id")
     assert len(list((tmp_path / "answers").iterdir())) == 1
     answers.let_go(new)
+
+
+async def test_an_answer_whose_taker_gave_up_is_forgotten_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes an answer waits for the one before to leave, and may go meanwhile."""
+    answers, given, leaving = KeptAnswers(tmp_path), asyncio.Event(), asyncio.Event()
+
+    async def give() -> None:
+        kept = await answers.take("k1", "d", "id")
+        kept.put(0, Delta(text="x", ids=[1]))
+        given.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await leaving.wait()
+            answers.let_go(kept)
+
+    first = asyncio.create_task(give())
+    await given.wait()
+    second = asyncio.create_task(answers.take("k1", "d", "id"))
+    await asyncio.sleep(0)
+    second.cancel()
+    leaving.set()
+    await asyncio.wait({first, second})
+    monkeypatch.setattr(kept_answers, "KEEP_S", -1.0)
+    answers.forget_old()
+    assert not list((tmp_path / "answers").iterdir())
 
 
 async def test_what_nobody_asks_for_any_more_goes_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
 from collections.abc import AsyncIterator
@@ -69,6 +70,37 @@ async def test_other_pooling_is_asked_anew_by_the_same_key(mesh: Any, embedder: 
     assert len(embedder.generated) == 2
 
 
+async def test_many_texts_are_asked_for_some_at_a_time(
+    mesh: Any, embedder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As what reads a folder of documents sends them; asked again with the same key, all is known."""
+    monkeypatch.setattr(embeddings, "AT_ONCE", 8)
+    under_way, most, full = 0, 0, asyncio.Event()
+
+    async def counted(generate: Generate) -> AsyncIterator[Delta]:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        if under_way == embeddings.AT_ONCE:
+            full.set()
+        await full.wait()
+        async for delta in embed(generate):
+            under_way -= 1
+            yield delta
+
+    embedder.answer = counted
+    asked = {**ASKED, "input": [[number] for number in range(20)]}
+    for _ in range(2):
+        async with mesh.http.post("/v1/embeddings", json=asked, headers={"Idempotency-Key": "k1"}) as response:
+            body = await response.json()
+        assert response.status == 200, body
+        assert [each["embedding"] for each in body["data"]] == [[1, number] for number in range(20)]
+        assert [each["index"] for each in body["data"]] == list(range(20))
+        assert body["usage"]["total_tokens"] == 20
+    assert len(embedder.generated) == 20
+    assert most == embeddings.AT_ONCE
+
+
 async def test_large_answers_are_written_beside_the_loop(
     mesh: Any, embedder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +122,7 @@ async def test_large_answers_are_written_beside_the_loop(
         ({"input": ""}, "input[0]", "must not be empty"),
         ({"input": []}, "input[0]", "must be a string, a list of token ids that is not empty"),
         ({"input": ["a", ""]}, "input[1]", "must not be empty"),
-        ({"input": ["a"] * 129}, "input", "at most 128 items"),
+        ({"input": ["a"] * 2049}, "input", "at most 2048 items"),
         ({"dimensions": 7}, "dimensions", "must be 0 or left out: the embeddings of 'embedder' cannot be cut"),
         ({"encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
         ({"inputs": "a"}, "inputs", "is not a known parameter"),

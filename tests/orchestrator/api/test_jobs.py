@@ -67,6 +67,19 @@ async def test_a_job_goes_its_way(mesh: Any, new_node: Any, motley: Any) -> None
     assert "done" in shown
 
 
+async def test_a_job_of_more_members_than_can_connect_is_refused(
+    mesh: Any, new_node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner leads besides: 64 nodes would be 65 members, which no worker would take."""
+    monkeypatch.setattr("motley.orchestrator.jobs.running.MAX_RANKS", 2)
+    await mesh.join(new_node("pc"))
+    await mesh.join(new_node("box"))
+    status, body = await mesh.call("POST", "/api/jobs", WANTED)
+    assert (status, body["error"]["param"]) == (400, "nodes")
+    assert "it would have 3 members with its owner; 2 at most" in body["error"]["message"]
+    assert (await mesh.call("GET", "/api/jobs"))[1]["jobs"] == []
+
+
 async def test_the_owner_lends_the_model_to_nodes_that_may_have_none(mesh: Any, new_node: Any) -> None:
     _, pc, box = await begin(mesh, new_node)
     (lend,) = pc.lends
