@@ -373,9 +373,9 @@ class RankGraph:
     share_file: Path
     constants: Callable[[int], Mapping[str, F32]]
     """Graph inputs that stay the same for a whole sequence (its rotary tables), by the length of its prompt."""
-    alike: int
-    """Prompts up to this length have the same ones, the very same object; longer ones have their own where a rotary
-    embedding is stretched for them."""
+    same_tables: Callable[[int], int]
+    """The shortest prompt that has the same ones, the very same object, as a prompt of this length: 0 unless a rotary
+    embedding of the model, of any rank's layers, is stretched for long prompts."""
     caches: Sequence[CacheSpec]
     blocks: CacheBlocks
     hidden: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ class LoadedRank:
         words: of the vocabulary, those whose logits it computes; `words_per_unit` of them are a unit of a share.
         context: the longest sequence, in tokens.
         blocks: of its caches.
-        alike: prompts up to this length have the same rotary tables.
+        same_tables: the shortest prompt with the same rotary tables as one of a length, see `RankGraph.same_tables`.
         share_bytes: of its weights, as they are stored.
         max_rows: the most tokens that a step may have.
         expert_width: elements of the rows that experts on other machines get and send back.
@@ -84,7 +84,7 @@ class LoadedRank:
     words_per_unit: int
     blocks: CacheBlocks
     context: int
-    alike: int
+    same_tables: Callable[[int], int]
     share_bytes: int
     max_rows: int
     expert_width: int
@@ -252,7 +252,7 @@ def load_rank(
                 words_per_unit=declared.words_per_unit,
                 blocks=blocks,
                 context=graph.context,
-                alike=graph.alike,
+                same_tables=graph.same_tables,
                 share_bytes=share_bytes,
                 max_rows=options.max_rows,
                 expert_width=opened.model.expert_width,

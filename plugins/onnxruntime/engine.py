@@ -302,7 +302,7 @@ class OnnxRuntimeEngine:
 
     def _rows_of(self, span: Span, row: int) -> SpanRows:
         """A span as attention reads it, which begins at a row of a chunk."""
-        turning = self._turning(span.prompt if span.prompt > self._graph.alike else 0)
+        turning = self._turning(self._graph.same_tables(span.prompt))
         return SpanRows(row, span.rows, span.position, span.blocks, turning)
 
     def _tables(self, prompt: int) -> list[tuple[F32, F32]]:

@@ -273,7 +273,7 @@ class TensorRTEngine:
         graph = self._graph
         return [
             {name: self._allocate(table.shape, np.float32, self._owned) for name, table in graph.constants(0).items()}
-            for _ in range(1 if graph.alike >= graph.context else STRETCHED)
+            for _ in range(STRETCHED if graph.same_tables(graph.context) else 1)
         ]
 
     def _tables_of(self, prompt: int) -> int:

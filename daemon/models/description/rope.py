@@ -15,6 +15,10 @@ import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+_AT_ONCE = 4096
+"""Positions whose tables are computed at a time: float64 takes some times the room of the result."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +130,14 @@ class Rope:
     scaling: RopeScaling | None = None
     backwards: bool = False
 
-    @property
-    def original_context(self) -> int | None:
-        """Sequences up to this length, tokens, have one table, longer ones others; None: all have the same."""
-        scaling = self.scaling
-        return scaling.original_context if isinstance(scaling, DynamicScaling | LongScaling) else None
+    def same_tables(self, prompt: int) -> int:
+        """The shortest prompt, in tokens, whose sequence has the same tables as that of a prompt of this length."""
+        match self.scaling:
+            case LongScaling(original_context=original) if prompt > original:
+                return original + 1
+            case DynamicScaling(original_context=original) if prompt > original:
+                return prompt
+        return 0
 
 
 def rotary_tables(rope: Rope, positions: int, prompt: int = 0) -> tuple[F32, F32]:
@@ -139,8 +146,20 @@ def rotary_tables(rope: Rope, positions: int, prompt: int = 0) -> tuple[F32, F32
     A scaling that also scales attention (YaRN, LongRoPE) has its factor in both tables, hence in queries and keys.
 
     Args:
-        prompt: the sequence's prompt, tokens; matters where `Rope.original_context` says so.
+        prompt: the sequence's prompt, tokens; matters where `Rope.same_tables` says so.
     """
+    cosines, sines = np.empty((2, positions, rope.size // 2), np.float32)
+    for first in range(0, positions, _AT_ONCE):
+        some = np.arange(first, min(first + _AT_ONCE, positions))
+        frequencies, amplitude = _frequencies(rope, some, prompt)
+        angles = some[:, None] * (-frequencies if rope.backwards else frequencies)
+        cosines[some], sines[some] = amplitude * np.cos(angles), amplitude * np.sin(angles)
+    return cosines, sines
+
+
+def _frequencies(rope: Rope, positions: I64, prompt: int) -> tuple[F64, float]:
+    """What pairs turn by from one position to the next, f64[size / 2] or, where positions differ in that,
+    f64[positions, size / 2], and what rotated queries and keys are multiplied by."""
     exponents = -(np.arange(0, rope.size, 2, dtype=np.float64) / rope.size)
     frequencies = rope.theta**exponents
     amplitude = 1.0
@@ -162,8 +181,7 @@ def rotary_tables(rope: Rope, positions: int, prompt: int = 0) -> tuple[F32, F32
             stretched = _lengths(scaling.original_context, positions, prompt) > scaling.original_context
             frequencies = frequencies / np.where(stretched[:, None], scaling.long, scaling.short)
             amplitude = scaling.attention_factor
-    angles = np.arange(positions, dtype=np.float64)[:, None] * (-frequencies if rope.backwards else frequencies)
-    return (amplitude * np.cos(angles)).astype(np.float32), (amplitude * np.sin(angles)).astype(np.float32)
+    return frequencies, amplitude
 
 
 def _llama3(frequencies: F64, scaling: Llama3Scaling) -> F64:
@@ -175,12 +193,12 @@ def _llama3(frequencies: F64, scaling: Llama3Scaling) -> F64:
     return keep * frequencies + (1.0 - keep) * frequencies / scaling.factor
 
 
-def _lengths(original_context: int, positions: int, prompt: int) -> npt.NDArray[np.int64]:
+def _lengths(original_context: int, positions: I64, prompt: int) -> I64:
     """i64[positions]: the length of the sequence when a position was computed, at least the original context."""
-    return np.maximum(np.arange(1, positions + 1), max(prompt, original_context))
+    return np.maximum(positions + 1, max(prompt, original_context))
 
 
-def _dynamic_bases(rope: Rope, scaling: DynamicScaling, positions: int, prompt: int) -> F64:
+def _dynamic_bases(rope: Rope, scaling: DynamicScaling, positions: I64, prompt: int) -> F64:
     """f64[positions]: the base at each position, from the length of the sequence when it was computed."""
     lengths = _lengths(scaling.original_context, positions, prompt)
     stretch = scaling.factor * lengths / scaling.original_context - (scaling.factor - 1)

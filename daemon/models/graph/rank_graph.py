@@ -75,8 +75,8 @@ class Declared:
     """The share file's size."""
     constants: Callable[[int], Mapping[str, F32]]
     """See `RankGraph.constants`."""
-    alike: int
-    """See `RankGraph.alike`."""
+    same_tables: Callable[[int], int]
+    """See `RankGraph.same_tables`."""
     caches: Sequence[CacheSpec]
     """Of the layers of which this rank has heads."""
     stage: Stage
@@ -114,7 +114,7 @@ class Declared:
             proto=self.proto,
             share_file=share_file,
             constants=self.constants,
-            alike=self.alike,
+            same_tables=self.same_tables,
             caches=self.caches,
             hidden=self.hidden,
             beside=self.beside,
@@ -217,7 +217,6 @@ class _RankNodes(RankSums):
         recurrences = [each for layer in self.layers if (each := layer.recurrence) is not None]
         caches = [spec for layer in self.layers for spec in self._caches(layer, context)]
         ropes = _tables_of(model, self.layers) if caches else {}
-        alike = _alike(ropes, context)
         graph = helper.make_graph(
             self.nodes,
             f"{model.family} rank {self.rank} of {self.size}",
@@ -243,8 +242,8 @@ class _RankNodes(RankSums):
             proto=whole_model(graph, list(self.functions.values())),
             weights=placed,
             share_bytes=share_bytes,
-            constants=_constants(ropes, context, alike),
-            alike=alike,
+            constants=_constants(ropes, context),
+            same_tables=lambda prompt: max((rope.same_tables(prompt) for rope in model.ropes.values()), default=0),
             caches=caches,
             stage=self.stage,
             hidden=model.hidden,
@@ -423,15 +422,7 @@ def _tables_of(model: Model, layers: Sequence[Layer]) -> dict[str, tuple[Rope | 
     return found
 
 
-def _alike(ropes: Mapping[str, tuple[Rope | None, int]], context: int) -> int:
-    """Prompts up to this length share their tables."""
-    originals = [rope.original_context for rope, _ in ropes.values() if rope and rope.original_context]
-    return min(originals, default=context)
-
-
-def _constants(
-    ropes: Mapping[str, tuple[Rope | None, int]], context: int, alike: int
-) -> Callable[[int], Mapping[str, F32]]:
+def _constants(ropes: Mapping[str, tuple[Rope | None, int]], context: int) -> Callable[[int], Mapping[str, F32]]:
     @lru_cache(maxsize=TABLES_KEPT)
     def tables(prompt: int) -> Mapping[str, F32]:
         made: dict[str, F32] = {}
@@ -444,7 +435,7 @@ def _constants(
             made |= dict(zip((f"cos_cache.{name}", f"sin_cache.{name}"), both, strict=True))
         return made
 
-    return lambda prompt: tables(prompt if prompt > alike else 0)
+    return lambda prompt: tables(max((rope.same_tables(prompt) for rope, _ in ropes.values() if rope), default=0))
 
 
 def _cache_values(spec: CacheSpec, suffix: str) -> list[onnx.ValueInfoProto]:

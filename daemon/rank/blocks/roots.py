@@ -9,16 +9,14 @@ _ADAPTED = 1 << 63
 """No prompt is as long."""
 
 
-def root_of(prompt: int, alike: int, adapter: str = "") -> int:
+def root_of(tables: int, adapter: str = "") -> int:
     """The number of the root on which the blocks of a text hang, below 2**64, the same in every session.
 
     Args:
-        prompt: how many tokens its prompt has.
-        alike: prompts up to this length have the same rotary tables; longer ones have some of their own.
+        tables: the shortest prompt, in tokens, that has the same rotary tables.
         adapter: the fingerprint of what it is computed with beside the model; empty: nothing.
     """
-    own = prompt if prompt > alike else 0
     if not adapter:
-        return own
-    told = blake2b(struct.pack("<q", own) + adapter.encode(), digest_size=8).digest()
+        return tables
+    told = blake2b(struct.pack("<q", tables) + adapter.encode(), digest_size=8).digest()
     return int.from_bytes(told, "little") | _ADAPTED

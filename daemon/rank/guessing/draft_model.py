@@ -7,7 +7,7 @@ the two agree, on sampled texts too, wherever their logits are alike enough.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -70,7 +70,7 @@ class DraftModel:
         executor: of the only rank that the draft model has.
         blocks: of its caches.
         context: the longest text that it can go on with, in tokens.
-        alike: prompts up to this length have the same rotary tables.
+        same_tables: the shortest prompt with the same rotary tables as one of a length, see `RankGraph.same_tables`.
         max_rows: tokens that one step of its own may have.
         vocabulary: tokens that it knows.
         known: tokens that the session's model knows; it guesses no others.
@@ -79,7 +79,7 @@ class DraftModel:
     executor: Executor
     blocks: CacheBlocks
     context: int
-    alike: int
+    same_tables: Callable[[int], int]
     max_rows: int
     vocabulary: int
     known: int
@@ -159,7 +159,7 @@ class DraftModel:
             sampling = pb.Sampling()
             sampling.CopyFrom(request.sampling)
             sampling.logprobs, sampling.top_logprobs = False, 0  # nobody is told these of a guess
-            root = root_of(request.prompt, self.alike)  # its guesses come without an adapter
+            root = root_of(self.same_tables(request.prompt))  # its guesses come without an adapter
             blocks, found = self._store.find(request.tokens, root)
             params, written = SamplingParams.from_proto(sampling), request.tokens[:found]
             text = _Text(next(self._slots), params, root, blocks, written, published=found // self.blocks.tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from motley.daemon.rank.blocks.roots import root_of
@@ -53,12 +54,12 @@ class Client:
         return "length" if self.generated + 1 >= self.decode.max_tokens else ""
 
 
-def request_of(decode: wp.Decode, arrived: int, alike: int) -> Request:
+def request_of(decode: wp.Decode, arrived: int, same_tables: Callable[[int], int]) -> Request:
     """What the schedule knows of a request.
 
     Args:
         arrived: its place in the order of arrival.
-        alike: prompts up to this length have the same rotary tables.
+        same_tables: the shortest prompt with the same rotary tables as one of a length, see `RankGraph.same_tables`.
     """
     prompt, adapter = len(decode.prompt), decode.adapter.fingerprint
     return Request(
@@ -66,7 +67,7 @@ def request_of(decode: wp.Decode, arrived: int, alike: int) -> Request:
         tokens=[*decode.prompt, *decode.written],
         prompt=prompt,
         longest=prompt + decode.max_tokens,
-        root=root_of(prompt, alike, adapter),
+        root=root_of(same_tables(prompt), adapter),
         lookup=None if decode.without_drafts else Lookup(),
         sampling=decode.sampling,
         adapter=adapter,

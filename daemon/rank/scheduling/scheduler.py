@@ -66,7 +66,7 @@ class Scheduler:
         sequences: requests that are under way at a time, if a step may have as many tokens; others wait.
         max_rows: the most tokens that one step may have.
         halves: whether steps may be computed in micro-chunks.
-        alike: prompts up to this length have the same rotary tables.
+        same_tables: the shortest prompt with the same rotary tables as one of a length, see `RankGraph.same_tables`.
         tell: tells the daemon `tokens` and `activity`.
         together: has the daemon told a step's tokens in one piece.
         check: called now and then while there is nothing to do, to see whether everyone is still there.
@@ -89,7 +89,7 @@ class Scheduler:
     sequences: int
     max_rows: int
     halves: bool
-    alike: int
+    same_tables: Callable[[int], int]
     tell: Tell
     together: Together
     check: Callable[[], None]
@@ -230,7 +230,7 @@ class Scheduler:
         if adapter.fingerprint and not self.adapters:
             self._refuse(decode, "this session was started without room for adapters")
             return
-        request = request_of(decode, next(self._arrivals), self.alike)
+        request = request_of(decode, next(self._arrivals), self.same_tables)
         client = Client(decode, params, request, arrived=now, spoken=now, constraint=constraint)
         self._clients[request] = client
         self._made_schedule().add(request)

@@ -262,7 +262,7 @@ class Draft:
     ) -> None:
         self.engine = Engine(most_spans, blocks, range(vocabulary), lambda tokens: len(tokens) == 13, memory, ())
         executor = Executor(cast(Any, self.engine), blocks, context, _embed, range(vocabulary), BLOCK, Stats())
-        self.model = DraftModel(executor, blocks, context, LONGEST, CHUNK, vocabulary, VOCABULARY)
+        self.model = DraftModel(executor, blocks, context, lambda _: 0, CHUNK, vocabulary, VOCABULARY)
 
 
 class Eager(Drafting[Request]):
@@ -382,7 +382,7 @@ class Session:
             sequences=sequences,
             max_rows=CHUNK,
             halves=False,
-            alike=LONGEST,
+            same_tables=lambda _: 0,
             tell=self._tell,
             together=nullcontext,
             check=lambda: None,

@@ -6,15 +6,23 @@ from math import ceil, cos, floor, log, pi, sin
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from motley.daemon.models.description import rope as ropes
 from motley.daemon.models.description.rope import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongScaling,
     ProportionalScaling,
     Rope,
+    RopeScaling,
     YarnScaling,
     rotary_tables,
 )
+
+LONG = LongScaling((1.0, 1.0, 1.0, 1.0), (2.0, 3.0, 4.0, 5.0), 32, 1.1)
 
 
 def test_default_tables() -> None:
@@ -108,3 +116,25 @@ def test_yarn_like_transformers(theta: float, scaling: YarnScaling, expected: li
     """The frequencies after the first that transformers 5.23 computes for heads of 16."""
     _, sines = rotary_tables(Rope(theta, 16, scaling), positions=2)
     assert np.arcsin(sines[1, 1 : 1 + len(expected)]) == pytest.approx(expected, rel=1e-4)
+
+
+@given(scaling=st.sampled_from([None, LinearScaling(4.0), DynamicScaling(4.0, 32), LONG]), prompt=st.integers(0, 80))
+def test_prompts_with_the_same_tables_are_known_by_the_shortest_of_them(
+    scaling: RopeScaling | None, prompt: int
+) -> None:
+    rope = Rope(10000.0, 8, scaling)
+    tables = rotary_tables(rope, 90, prompt)
+    same = rope.same_tables(prompt)
+    assert same <= prompt
+    np.testing.assert_array_equal(tables, rotary_tables(rope, 90, same))
+    if same:
+        assert not np.array_equal(tables, rotary_tables(rope, 90, same - 1))
+
+
+def test_long_tables_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 all of one would take some times what it takes in the end."""
+    for scaling in (None, DynamicScaling(4.0, 32), LONG):
+        whole = rotary_tables(Rope(10000.0, 8, scaling), 90, 40)
+        with monkeypatch.context() as patch:
+            patch.setattr(ropes, "_AT_ONCE", 7)
+            np.testing.assert_array_equal(rotary_tables(Rope(10000.0, 8, scaling), 90, 40), whole)

@@ -383,7 +383,7 @@ def test_each_sequence_has_the_rotary_tables_of_its_prompt(monkeypatch: pytest.M
         def turned_by(prompt: int) -> Mapping[str, F32]:
             return {name: np.roll(table, prompt, axis=0) for name, table in declared.constants(0).items()}
 
-        return replace(declared, constants=turned_by, alike=0)
+        return replace(declared, constants=turned_by, same_tables=lambda prompt: prompt)
 
     uploaded: list[int] = []
     upload = tensorrt.TensorRTEngine._upload
