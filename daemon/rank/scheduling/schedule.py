@@ -111,8 +111,8 @@ class Schedule:
         """Prompt tokens of all requests that have been admitted."""
         self._cached = 0
         """Those of them that were found in the caches."""
-        self._ended = 0
-        """Tokens that were generated for requests that have been removed."""
+        self._chosen = 0
+        """Tokens that have been chosen for all requests."""
         self._tried = 0
         """Guesses that were computed."""
         self._accepted = 0
@@ -121,7 +121,6 @@ class Schedule:
     @property
     def activity(self) -> Activity:
         """How many requests there are, what they hold, and what has come together since there is this schedule."""
-        requests = [*self.active, *self.waiting]
         windowed, windowed_used = self._store.windowed_blocks
         return Activity(
             active=len(self.active),
@@ -136,7 +135,7 @@ class Schedule:
             block_tokens=self._store.tokens,
             prompt_tokens=self._prompted,
             cached_tokens=self._cached,
-            generated_tokens=self._ended + sum(request.generated for request in requests),
+            generated_tokens=self._chosen,
             tried_drafts=self._tried,
             accepted_drafts=self._accepted,
         )
@@ -154,7 +153,6 @@ class Schedule:
         else:
             self.waiting.remove(request)
         self._full = False
-        self._ended += request.generated
 
     def next(self) -> Plan:
         """Decide the next step; it has no parts if there is nothing to do, or nothing can be done for now."""
@@ -207,6 +205,11 @@ class Schedule:
                 self._store.publish(request.tokens[: request.position], request.blocks, request.root)
             if self._states and request.slot >= 0:
                 self._states.computed(request)
+
+    def chosen(self, request: Request, token: int) -> None:
+        """Note the next token of a request."""
+        request.tokens.append(token)
+        self._chosen += 1
 
     def guessed(self, part: Part, right: int) -> None:
         """Note that the first `right` guesses of a part were what was chosen; they are among the tokens now."""

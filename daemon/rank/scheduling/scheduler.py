@@ -466,7 +466,7 @@ class Scheduler:
         cut_short = client.cut_short and finish == "length"
         if cut_short:
             finish = ""
-        client.request.tokens.append(choice.token)
+        self._made_schedule().chosen(client.request, choice.token)
         said: dict[str, Any] = {"ids": [choice.token], "finish": finish}
         if client.params.logprobs:
             said["logprobs"] = [logprob_row(choice)]

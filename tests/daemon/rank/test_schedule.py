@@ -31,7 +31,7 @@ def run(schedule: Schedule, token: int = 7) -> Iterator[Plan]:
         for part in plan.parts:
             if part.wanted:
                 schedule.guessed(part, 0)
-                part.request.tokens.append(token)
+                schedule.chosen(part.request, token)
                 if len(part.request.tokens) == part.request.longest:
                     schedule.remove(part.request)
         yield plan

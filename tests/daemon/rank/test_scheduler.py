@@ -742,6 +742,16 @@ def test_a_request_is_answered_as_if_it_were_alone(
         assert_as_alone(session, requests, most=most, blocks=blocks, broken=broken, memory=memory)
 
 
+def test_each_token_counts_once_however_its_request_was_held_or_resumed() -> None:
+    """What was written before a rank was lost is not what this session does: by what it does it is judged to work."""
+    fresh, resumed = request("held", [1], 30), request("resumed", [1, 2], 40)
+    resumed.written.extend([3] * 15)
+    session = Session()
+    session.run([fresh, resumed], holds=[(5, "held", True), (12, "held", False)])
+    assert len(session.texts["held"]) == 30
+    assert session.activities[-1].generated_tokens == 30 + 25
+
+
 def test_who_is_more_urgent_begins_earlier() -> None:
     session = Session(sequences=1)
     requests = [request("patient", [1], 3), request("urgent", [2], 3)]
