@@ -28,7 +28,8 @@ def fetch(source: str, models: Path | None, progress: Progress) -> Path:
         progress: called every `TELL_S` with (bytes of the model that are here, 0), until it is found.
 
     Raises:
-        LoadError: nothing has come of a download for `DOWNLOAD_S`. It is left alone: what it has fetched is kept.
+        LoadError: the network is too slow, or nothing has come of a download for `DOWNLOAD_S`. That is left alone: what
+            it has fetched is kept.
         ModelNotFound: as `resolve` raises it.
         Exception: what `progress` raises.
     """
@@ -43,8 +44,11 @@ def fetch(source: str, models: Path | None, progress: Progress) -> Path:
     threading.Thread(target=work, daemon=True).start()
     fetched, watch = 0, Watch(DOWNLOAD_S)
     while not watch.hangs(fetched):
-        with contextlib.suppress(TimeoutError):
+        try:
             return resolved.result(TELL_S)
+        except TimeoutError as error:
+            if resolved.done():  # it is the network's
+                raise LoadError(f"{source} cannot be fetched: {error}; try again (what has come is kept)") from error
         fetched = fetched_bytes(source)
         progress(fetched, 0)
     raise LoadError(f"nothing of {source} has come for {DOWNLOAD_S:.0f} s; try again (what has been fetched is kept)")

@@ -9,12 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Protocol
+
+GONE_S = 10.0
+"""A process that was killed is waited for so long."""
+
+_log = logging.getLogger(__name__)
 
 
 async def start_child(
@@ -72,11 +78,16 @@ async def ask_child(process: asyncio.subprocess.Process, order: Mapping[str, Any
 
 
 async def kill_child(process: Child) -> None:
-    """End a child that may still run at once, and wait until it is gone."""
+    """End a child that may still run at once, and wait until it is gone; not for ever, as one that waits for a driver
+    or a disk which hangs stays until that answers."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-        await process.wait()
+        try:
+            async with asyncio.timeout(GONE_S):
+                await process.wait()
+        except TimeoutError:
+            _log.warning("process %d was killed, and is there: a driver or a disk of this machine hangs", process.pid)
 
 
 def wait_for_owner_end() -> None:

@@ -12,6 +12,16 @@ from motley.protocol import worker_pb2 as wp
 
 
 @dataclass
+class _Waiting:
+    """A request whose constraint is not ready; `spoken`: when it last heard something."""
+
+    decode: wp.Decode
+    came: float
+    spoken: float
+    constraint: Future[Constraint]
+
+
+@dataclass
 class Preparing:
     """Requests whose constraints are being prepared, in the order in which they came. The thread that does it ends with
     the process.
@@ -21,7 +31,7 @@ class Preparing:
     """
 
     vocabulary: wp.Vocabulary = field(default_factory=wp.Vocabulary)
-    _waiting: dict[str, tuple[wp.Decode, float, Future[Constraint]]] = field(default_factory=dict)
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "constraints"))
 
     def __bool__(self) -> bool:
@@ -30,20 +40,30 @@ class Preparing:
 
     def begin(self, decode: wp.Decode, now: float) -> None:
         """Prepare the constraint of a request that has come `now`."""
-        future = self._thread.submit(_prepare, decode.constraint, self.vocabulary)
-        self._waiting[decode.request_id] = decode, now, future
+        constraint = self._thread.submit(_prepare, decode.constraint, self.vocabulary)
+        self._waiting[decode.request_id] = _Waiting(decode, now, now, constraint)
 
     def cancel(self, request_id: str) -> bool:
         """Forget a request; False: there is none of that name."""
-        return self._waiting.pop(request_id, None) is not None
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            waiting.constraint.cancel()
+        return waiting is not None
+
+    def unspoken(self, now: float, seconds: float) -> Iterator[str]:
+        """The requests that have heard nothing for so long; they are told something now."""
+        for request_id, waiting in self._waiting.items():
+            if now - waiting.spoken > seconds:
+                waiting.spoken = now
+                yield request_id
 
     def ready(self) -> Iterator[tuple[wp.Decode, float, Callable[[], Constraint]]]:
         """Take the requests whose constraints are prepared, when they came, and what gives the constraint or raises
         `ConstraintError`."""
-        for request_id, (decode, came, future) in list(self._waiting.items()):
-            if future.done():
+        for request_id, waiting in list(self._waiting.items()):
+            if waiting.constraint.done():
                 del self._waiting[request_id]
-                yield decode, came, future.result
+                yield waiting.decode, waiting.came, waiting.constraint.result
 
 
 def _prepare(constraint: pb.Constraint, vocabulary: wp.Vocabulary) -> Constraint:

@@ -239,7 +239,7 @@ class Executor:
                     raise StepError(f"slot {slot} is open already on this rank")
                 params = SamplingParams.from_proto(_sampling(sampling))
                 ids = self._vocabulary
-                sampler = ShardSampler(params, ids.start, len(ids), tokens[:prompt].tolist(), self._words_per_unit)
+                sampler = ShardSampler(params, ids.start, len(ids), tokens[:prompt], self._words_per_unit)
                 for step, token in enumerate(tokens[prompt:].tolist()):
                     sampler.accept(step, token)
                 if adapter != NONE and self._adapters is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -31,7 +29,7 @@ class ShardSampler:
         block: tokens whose masses are summed first, counted from token 0; the same on all ranks.
     """
 
-    def __init__(self, params: SamplingParams, offset: int, size: int, prompt: Sequence[int], block: int) -> None:
+    def __init__(self, params: SamplingParams, offset: int, size: int, prompt: npt.ArrayLike, block: int) -> None:
         self._params = params
         self._offset = offset
         self._size = size
@@ -44,9 +42,9 @@ class ShardSampler:
         self._penalised = (
             params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         )
-        rows = np.unique(np.asarray(prompt, np.int64)) - offset
+        rows = np.unique(np.asarray(prompt if self._penalised else [], np.int64)) - offset
         self._seen = rows[(rows >= 0) & (rows < size)]
-        """Rows of this slice whose token is in the prompt or the output so far."""
+        """Rows of this slice whose token is in the prompt or the output so far, if there are penalties for them."""
         self._counts = np.zeros(len(self._seen), np.float32)
         """How often each of those was generated."""
         self._prompted = len(self._seen)

@@ -41,6 +41,7 @@ from motley.plugins.engine import (
     Collectives,
     DeviceSpeed,
     EngineError,
+    EngineLostError,
     EngineMemoryError,
     EngineOptions,
     RankGraph,
@@ -108,6 +109,8 @@ def _told(where: str = "") -> Iterator[None]:
         yield
     except OutOfDeviceMemory as error:
         raise EngineMemoryError(f"engine 'cuda'{where}: {error}") from error
+    except DeviceLost as error:
+        raise EngineLostError(f"engine 'cuda'{where}: {error}") from error
     except CudaError as error:
         raise EngineError(f"engine 'cuda'{where}: {error}") from error
     except TimeoutError as error:

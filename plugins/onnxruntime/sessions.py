@@ -33,6 +33,7 @@ from motley.plugins.onnxruntime.kernels import Adapt, Attend, Bind, QuantisedPro
 from motley.plugins.onnxruntime.lowering import MICROSOFT
 from motley.plugins.onnxruntime.recurrences import Recur, recurrence
 from motley.plugins.segments import ATTENTION, PRODUCT, RECURRENT, ROWS, Kernel, Segment, buffer_numbers
+from motley.transport.errors import TransportError
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,13 @@ def compute(actions: Iterable[Action]) -> None:
 
     Raises:
         EngineError: one of them fails.
+        MemoryError, TransportError: as kernels of ours raise them, which some of them are.
     """
     try:
         for action in actions:
             action()
+    except (EngineError, MemoryError, TransportError):
+        raise
     except Exception as error:  # the runtime's own classes share no other base
         raise EngineError(f"engine 'onnxruntime' failed in a step: {error}") from error
 

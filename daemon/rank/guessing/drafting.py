@@ -26,7 +26,7 @@ SAVED_S = 10.0
 """Seconds at most that it may have saved and not taken again: what it saved yesterday excuses no losses today."""
 CHEAP = 0.2
 """What part of a step's time a token of the draft model is thought to take before one was measured."""
-NEWEST = 0.2
+LATEST_WEIGHT = 0.2
 """What the latest measurement weighs in an average."""
 FADING = 0.9
 """How much of the time that its tokens took is believed after it was found too long: machines get idle."""
@@ -163,7 +163,7 @@ class Drafting(Generic[R]):
         if drafted:
             luck = self.luck(request)
             luck.tried(right, wrong)
-            self._usual += NEWEST * (luck.chance - self._usual)
+            self._usual += LATEST_WEIGHT * (luck.chance - self._usual)
 
     def forget(self, request: R) -> None:
         """A request goes out of the steps, for now or for ever."""
@@ -212,7 +212,7 @@ class Drafting(Generic[R]):
                 rows = min(CHUNK, left)
                 took = self.drafter.read(request, rows)
                 self._balance -= took
-                self._row_s += (NEWEST if self._row_s else 1.0) * (took / rows - self._row_s)
+                self._row_s += (LATEST_WEIGHT if self._row_s else 1.0) * (took / rows - self._row_s)
                 return
 
     def _seconds_of(self, requests: int, step: float) -> float:
@@ -226,7 +226,7 @@ class Drafting(Generic[R]):
         key = power_of_two(requests)
         known = self._token_s.get(key)
         if known is not None:
-            self._token_s[key] = known + NEWEST * (seconds - known)
+            self._token_s[key] = known + LATEST_WEIGHT * (seconds - known)
         elif key in self._met:
             self._token_s[key] = seconds
         self._met.add(key)

@@ -14,12 +14,14 @@ F64 = npt.NDArray[np.float64]
 
 GRAM = 3
 """Tokens that must have been seen in a row before, for their continuation to be a guess."""
+AT_ONCE = 2048
+"""Tokens of a long prompt that are looked at in a step, which everybody waits for."""
 MOST = 15
 """Guesses of one request in a step at most."""
 AT_FIRST = 0.6
 """How likely a guess is thought to be right before any was tried."""
-NEWEST = 0.12
-"""What the latest guess weighs in that."""
+LATEST_WEIGHT = 0.12
+"""What the latest guess counts in that."""
 HOPELESS = 0.05
 """Guesses that are less likely to be right are not tried, whatever they cost."""
 PROBE = 24
@@ -44,9 +46,10 @@ class Lookup:
         Args:
             tokens: all of the text so far; it never gets shorter from call to call.
         """
-        for end in range(self._seen, len(tokens)):
+        until = min(len(tokens), self._seen + AT_ONCE)
+        for end in range(self._seen, until):
             self._after[tuple(tokens[end - GRAM : end])] = end
-        self._seen = max(self._seen, len(tokens))
+        self._seen = max(self._seen, until)
         start = self._after.get(tuple(tokens[-GRAM:]))
         if start is None:
             return []
@@ -72,7 +75,7 @@ class Luck:
         """Learn that the first `right` guesses of a step were right, and whether the one after them was wrong."""
         self._without = 0
         for outcome in [1.0] * right + [0.0] * wrong:
-            self.chance += NEWEST * (outcome - self.chance)
+            self.chance += LATEST_WEIGHT * (outcome - self.chance)
 
     def worth(self) -> list[float]:
         """The chances that the first guess, the first two, the first three... are right."""

@@ -35,7 +35,7 @@ SLOPE = 0.1
 REVISIT = 500
 """After so many steps it is tried again what was slower: answers the other way, whole or in halves; and a size of steps
 that answers could not bear."""
-NEWEST = 0.3
+LATEST_WEIGHT = 0.3
 """What the latest measurement weighs in an average."""
 K = TypeVar("K", int, "Size")
 
@@ -199,7 +199,7 @@ class Pace:
 
 
 def _average(averages: dict[K, float], key: K, value: float) -> None:
-    averages[key] = averages[key] + NEWEST * (value - averages[key]) if key in averages else value
+    averages[key] = averages[key] + LATEST_WEIGHT * (value - averages[key]) if key in averages else value
 
 
 def power_of_two(count: int) -> int:

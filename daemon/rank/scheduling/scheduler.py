@@ -519,6 +519,8 @@ class Scheduler:
             if now - client.spoken > SIGN_OF_LIFE_S:
                 client.spoken = now
                 self._say(client.decode.request_id)
+        for request_id in self._preparing.unspoken(now, SIGN_OF_LIFE_S):
+            self._say(request_id)
 
     def _say(self, request_id: str, **said: Any) -> None:
         self.tell(tokens=wp.Tokens(request_id=request_id, **said))

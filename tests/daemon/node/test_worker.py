@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from motley.daemon.node import child
 from motley.daemon.node.workers.worker import RankWorker
 from motley.daemon.pipe.framing import LENGTH
 from motley.daemon.rank.decode_times import DecodeTimes
@@ -64,3 +65,20 @@ def test_a_rank_looks_up_no_memory_between_two_steps(monkeypatch: pytest.MonkeyP
     executor = SimpleNamespace(times=DecodeTimes(tokens=2))
     Rank(cast(Any, worker))._report(cast(Any, executor), [1.0, 2.0])
     assert [(timing.tokens, list(timing.step_ms)) for timing in told] == [(2, [1.0, 2.0])]
+
+
+async def test_a_process_that_stays_though_it_was_killed_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one does that waits for a driver which hangs."""
+    monkeypatch.setattr(child, "GONE_S", 0.01)
+    killed: list[bool] = []
+
+    async def never() -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    stuck = SimpleNamespace(pid=7, returncode=None, kill=lambda: killed.append(True), wait=never)
+    await child.kill_child(cast(Any, stuck))
+    assert killed == [True]
+    assert "process 7 was killed, and is there" in caplog.text

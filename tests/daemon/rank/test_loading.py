@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from motley.daemon.loading.fetching import LoadError
+from motley.daemon.loading.fetching import LoadError, fetch
 from motley.daemon.models.cutting.holding import for_engine
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
@@ -482,6 +482,17 @@ def test_signs_of_life_are_given_while_an_engine_is_made(
     with pytest.raises(InterruptedError, match="released") if released else nullcontext(), loading as rank:
         assert summary(rank)
     assert patient.closed
+
+
+def test_a_network_that_is_too_slow_ends_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's error is Python's own for a wait that is over."""
+
+    def too_slow(source: str, models: Path | None) -> Path:
+        raise TimeoutError("the read operation timed out")
+
+    monkeypatch.setattr("motley.daemon.loading.fetching.resolve", too_slow)
+    with pytest.raises(LoadError, match="cannot be fetched: the read operation timed out"):
+        fetch("owner/name", None, lambda done, total: None)
 
 
 def test_a_download_that_hangs_ends(alone: Peers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

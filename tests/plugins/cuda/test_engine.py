@@ -821,7 +821,7 @@ def test_a_device_lost_in_a_step_ends_the_rank_and_nobody_hangs(
     (bereaved, left), (told, nothing) = run_ranks(2, work)
     assert (left, nothing) == (0, 0)
     assert (bereaved.code, bereaved.lost_rank) == ("peer_lost", 2)
-    assert told.code == "engine_error"
+    assert told.code == "device_lost"
     assert told.message == "engine 'cuda' failed in a step: the device is lost"
 
 
