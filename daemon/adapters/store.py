@@ -14,6 +14,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from motley.daemon.adapters.config import CONFIG
@@ -75,14 +76,29 @@ def read_piece(adapter: Path, start: int) -> bytes:
         return piece
 
 
+@dataclass
+class _Coming:
+    """An adapter that has come in part.
+
+    Attributes:
+        folder: removed if the rest does not come.
+        weights: its file, in a folder beneath that will be the adapter's.
+        bytes: of the stretch, that have come.
+    """
+
+    fingerprint: str
+    folder: Path
+    weights: Path
+    bytes: int
+
+
 class AdapterStore:
     """The adapters in a folder, of at most `limit` bytes but for the one that came last."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder = folder
         self._limit = limit
-        self._coming: tuple[str, Path] | None = None
-        """The fingerprint of the adapter that is coming, and the file that has what has come."""
+        self._coming: _Coming | None = None
 
     def find(self, fingerprint: str) -> Path | None:
         """The folder or GGUF file of an adapter, which counts as used now; None: it is not here."""
@@ -106,49 +122,53 @@ class AdapterStore:
         with _told(self._folder):
             if start == 0:
                 self.close()
-                self._folder.mkdir(parents=True, exist_ok=True)
-                self._remove_left()
-                handle, name = tempfile.mkstemp(_PART, dir=self._folder)
-                os.close(handle)
-                self._coming = fingerprint, Path(name)
-            if self._coming is None or self._coming[0] != fingerprint or self._coming[1].stat().st_size != start:
+                self._begin(fingerprint, data)
+            elif self._coming is None or (self._coming.fingerprint, self._coming.bytes) != (fingerprint, start):
                 raise AdapterStoreError(f"a piece of adapter {fingerprint[:12]} has come that begins at {start}")
-            file = self._coming[1]
-            with file.open("ab") as out:
-                out.write(data)
+            else:
+                with self._coming.weights.open("ab") as out:
+                    out.write(data)
+                self._coming.bytes += len(data)
             if start + len(data) >= size:
-                self._finish(fingerprint, file)
+                self._finish()
 
     def close(self) -> None:
         """Forget what has come of an adapter of which the rest does not come."""
         if self._coming is not None:
-            with contextlib.suppress(OSError):
-                self._coming[1].unlink()
+            shutil.rmtree(self._coming.folder, ignore_errors=True)
             self._coming = None
 
-    def _finish(self, fingerprint: str, file: Path) -> None:
-        """Make a folder of what has come, and remove what was used longest ago if there is too much now."""
-        with file.open("rb") as stretch, tempfile.TemporaryDirectory(_PART, dir=self._folder) as name:
-            own = Path(name) / fingerprint
-            own.mkdir()
-            (length,) = _LENGTH.unpack(stretch.read(_LENGTH.size))
-            if length > file.stat().st_size - _LENGTH.size:
-                raise AdapterStoreError(f"adapter {fingerprint[:12]} has come with a config longer than itself")
-            if length:
-                (own / CONFIG).write_bytes(stretch.read(length))
-            with (own / (WEIGHTS if length else _GGUF_FILE)).open("wb") as weights:
-                shutil.copyfileobj(stretch, weights)
-            there = self._folder / fingerprint
-            try:
+    def _begin(self, fingerprint: str, data: bytes) -> None:
+        """Take the first piece, which has the config."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._remove_left()
+        (length,) = _LENGTH.unpack(data[: _LENGTH.size])
+        head = _LENGTH.size + length
+        if head > len(data):
+            raise AdapterStoreError(f"adapter {fingerprint[:12]} has come with a config longer than its first piece")
+        folder = Path(tempfile.mkdtemp(_PART, dir=self._folder))
+        own = folder / fingerprint
+        self._coming = _Coming(fingerprint, folder, own / (WEIGHTS if length else _GGUF_FILE), len(data))
+        own.mkdir()
+        if length:
+            (own / CONFIG).write_bytes(data[_LENGTH.size : head])
+        self._coming.weights.write_bytes(data[head:])
+
+    def _finish(self) -> None:
+        """Put what has come in its place, and remove what was used longest ago if there is too much now."""
+        assert self._coming is not None
+        own = self._coming.weights.parent
+        there = self._folder / own.name
+        try:
+            own.rename(there)
+        except OSError:
+            if not there.is_dir():
+                raise
+            if not _alike(there, own):  # it is damaged; else another rank here was quicker
+                shutil.rmtree(there)
                 own.rename(there)
-            except OSError:
-                if not there.is_dir():
-                    raise
-                if not _alike(there, own):  # it is damaged; else another rank here was quicker
-                    shutil.rmtree(there)
-                    own.rename(there)
         self.close()
-        self._make_room(fingerprint)
+        self._make_room(there.name)
 
     def _remove_left(self) -> None:
         """Remove what processes have left that were killed while an adapter came."""

@@ -53,9 +53,11 @@ def test_a_piece_that_does_not_follow_is_refused(tmp_path: Path) -> None:
     kept = AdapterStore(tmp_path, A_LOT)
     with pytest.raises(AdapterStoreError, match="begins at 5"):
         kept.write("a", 5, 9, b"abcd")
-    kept.write("a", 0, 9, b"abcde")
-    with pytest.raises(AdapterStoreError, match="begins at 5"):
-        kept.write("b", 5, 9, b"abcd")
+    kept.write("a", 0, 14, bytes(10))
+    with pytest.raises(AdapterStoreError, match="begins at 10"):
+        kept.write("b", 10, 14, b"abcd")
+    with pytest.raises(AdapterStoreError, match="begins at 9"):
+        kept.write("a", 9, 14, b"abcd")
     assert kept.find("a") is None
     kept.close()
     assert not list(tmp_path.iterdir())
@@ -65,8 +67,8 @@ def test_what_cannot_be_an_adapter_is_refused(tmp_path: Path) -> None:
     kept = AdapterStore(tmp_path, A_LOT)
     with pytest.raises(AdapterStoreError, match="ends at 9, behind its 8 bytes"):
         kept.write("a", 0, 8, bytes(9))
-    with pytest.raises(AdapterStoreError, match="longer than itself"):
-        kept.write("a", 0, 9, (2).to_bytes(8, "little") + b"x")
+    with pytest.raises(AdapterStoreError, match="longer than its first piece"):
+        kept.write("a", 0, 10, (2).to_bytes(8, "little") + b"x")
     assert kept.find("a") is None
 
 
@@ -78,7 +80,7 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     for name in ("old.part", "older.part"):
         os.utime(tmp_path / name, (5, 5))
     kept = AdapterStore(tmp_path, A_LOT)
-    kept.write("a", 0, 9, b"x")
+    kept.write("a", 0, 9, bytes(8))
     kept.close()
     assert [file.name for file in tmp_path.iterdir()] == ["new.part"]
 
