@@ -46,6 +46,8 @@ class Holding:
         self._held: dict[ExpertKey, HeldExpert] = {}
         self._adapters: dict[bytes, int] = {}
         """The slots of adapters, by their names; the one that was used longest ago first."""
+        self._not_had = b"", ""
+        """The adapter that could not be had last, by its name, and why."""
         self._began = time.monotonic()
         self._ready = False
         self._changed = True
@@ -95,6 +97,9 @@ class Holding:
         if missing:
             reason = f"this host does not hold layer {call.layer} experts {missing}"
             return Refusal(call.number, call.layer, RefusalCode.NOT_HERE, reason)
+        adapter, why = self._not_had
+        if adapter in call.adapters:
+            return Refusal(call.number, call.layer, RefusalCode.FAILED, why)
         slots = {self._adapters.get(name) for name in call.adapters}
         if not all(slots <= self._held[call.layer, part.expert].adapters for part in call.parts):
             reason = "this host lacks what an adapter adds to these experts"
@@ -120,16 +125,17 @@ class Holding:
 
     def adapt(self, factors: Factors) -> None:
         """Have what an adapter adds to an expert, if that is held: in the slot of the adapter, or in that of the one
-        that was used longest ago.
-
-        Raises:
-            EngineError: it does not fit, or there are no slots, or there is no memory for it.
-        """
+        that was used longest ago. If it does not fit, or there are no slots or no memory for it, calls that are
+        computed with it are refused from now on."""
         held = self._held.get((factors.layer, factors.expert))
         if held is None:
             return
-        slot = self._adapters.get(factors.adapter) or self._free_slot()
-        held.load_adapter(slot, factors.products)
+        try:
+            slot = self._adapters.get(factors.adapter) or self._free_slot()
+            held.load_adapter(slot, factors.products)
+        except (EngineError, MemoryError) as error:
+            self._not_had = factors.adapter, f"what an adapter adds cannot be had: {str(error) or 'out of memory'}"
+            return
         self._adapters[factors.adapter] = slot
 
     def _free_slot(self) -> int:

@@ -107,9 +107,6 @@ class ExpertHost:
         except ExpertWireError as error:  # nobody knows what is to be answered
             self._drop(message.peer, f"it has sent what is no call: {error}")
             return
-        except (EngineError, MemoryError) as error:
-            self._drop(message.peer, f"what it has sent of an adapter cannot be had here: {error}")
-            return
         if call.reply_to >> self._trunk:
             reason = f"the answer is for ranks {call.reply_to:#b} of {self._trunk}"
             reply: Answer | Refusal = Refusal(call.number, call.layer, RefusalCode.BAD_CALL, reason)
@@ -128,7 +125,6 @@ class ExpertHost:
             data: that, as it came.
 
         Raises:
-            EngineError, MemoryError: this worker cannot.
             TransportError: a worker of the group is lost.
         """
         if self._group is not None:

@@ -199,3 +199,20 @@ def test_hosts_that_forget_and_die_are_brought_what_they_lack(size: int) -> None
     assert servers[0].server.lacked > 1
     whose = [call for server in servers for call in server.server.calls if call.adapters]
     assert {name for call in whose for name in call.adapters} == {each.name for each in adapters.values()}
+
+
+async def test_a_group_that_cannot_have_an_adapter_refuses_calls_with_it_and_answers_others(tmp_path: Path) -> None:
+    """One that is too large for a member, say: it must not end the member, and the group with it."""
+    adapters = adapters_of(tmp_path, 1)
+    order = sliced(every_expert(CASE.model))  # which has no slots for adapters
+    async with group(order, tmp_path / "cache", (1, 3)) as workers:
+        await ready(workers)
+        with closing(TrunkRank(workers[-1])) as trunk:
+            plain = a_call(1, 0, [(3, 2), (1, 3)])
+            call = with_adapters(plain, adapters, [0, 1, 1, 1, 0])
+            bring(trunk, call, adapters)
+            refused = trunk.ask(call)
+            assert isinstance(refused, Refusal)
+            assert refused.code == RefusalCode.FAILED
+            assert "cannot be had: the experts of this host have no slots for adapters" in refused.reason
+            assert isinstance(trunk.ask(plain), Answer)
