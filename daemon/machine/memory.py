@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,17 @@ def available_memory() -> int:
     free = psutil.virtual_memory().available
     limit = cgroup_memory(Path("/"))
     return free if limit is None else min(free, limit)
+
+
+def limit_memory(more: int) -> None:
+    """Let this process have so many bytes of memory more than it has, beside files that it maps; what wants more than
+    that gets a `MemoryError`. Linux only: elsewhere nothing bounds it."""
+    if sys.platform == "linux":
+        import resource
+
+        most = psutil.Process().memory_info().data + more
+        limits = [each for each in resource.getrlimit(resource.RLIMIT_DATA) if each != resource.RLIM_INFINITY]
+        resource.setrlimit(resource.RLIMIT_DATA, (min([most, *limits]),) * 2)
 
 
 def memory_bandwidth(threads: int, seconds: float = 0.25, size: int = 256 << 20) -> float:

@@ -12,6 +12,9 @@ class ConfigError(ValueError):
     """A model that cannot be served; the message names the key, its value and what is supported."""
 
 
+MOST_LAYERS = 10_000
+
+
 class Keys:
     """The keys of a model's configuration, by their names in Hugging Face's ``config.json``.
 
@@ -121,6 +124,10 @@ class Keys:
         if most is not None and value > most:
             raise self.refusal(key, f"a whole number of at most {most}")
         return value
+
+    def layers(self) -> int:
+        """How many layers the model has: `MOST_LAYERS` at most, as a damaged file could fill memory with lists."""
+        return self.size("num_hidden_layers", most=MOST_LAYERS)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number; `default` where the key is absent or null."""

@@ -103,5 +103,7 @@ class ChatTemplate:
             return self._template.render(known, messages=chat, add_generation_prompt=True)
         except TemplateError as error:
             raise ChatError(f"the model's chat template refuses these messages: {error}") from error
+        except MemoryError as error:
+            raise ChatError("the model's chat template wants too much memory") from error
         except Exception as error:  # the template is foreign code: it can raise anything
             raise ChatError(f"the model's chat template fails: {type(error).__name__}: {error}") from error

@@ -101,7 +101,7 @@ def read_indexer(keys: Keys, turned: int) -> Indexer:
     Raises:
         ConfigError: naming the key that is missing or not possible.
     """
-    layers = keys.size("num_hidden_layers")
+    layers = keys.layers()
     kinds = keys.get("indexer_types") or [FULL] * layers
     if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {FULL, SHARED}:
         raise keys.refusal("indexer_types", f"a list of {layers} times {FULL} or {SHARED}")

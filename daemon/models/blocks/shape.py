@@ -78,7 +78,7 @@ def read_shape(
     if size % 2 or (derived and hidden % queries):
         raise keys.refusal("head_dim", "an even number, by default hidden_size / num_attention_heads")
     return Shape(
-        layers=keys.size("num_hidden_layers"),
+        layers=keys.layers(),
         hidden=hidden,
         heads=Heads(queries, shared, size),
         vocabulary=keys.size("vocab_size"),

@@ -17,12 +17,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from motley.daemon.machine.ending import end_process
+from motley.daemon.machine.memory import limit_memory
 from motley.daemon.node.child import start_blocking_child
 from motley.daemon.text.messages import Chat, ChatError
 from motley.daemon.text.templates import NO_OPTIONS, ChatTemplate, ChatWriter
 
 RENDER_S = 10.0
 """A template has so many seconds to write a chat; usual ones take milliseconds."""
+MEMORY_BYTES = 1 << 30
+"""And so much memory (on Linux); elsewhere the time alone bounds it."""
+TEXT = 64 << 20
+"""And so many characters for the chat; no model's context has as many."""
 _OVERDUE = 1
 """The exit status of a process that its watchdog has ended."""
 
@@ -74,7 +79,7 @@ class TemplateApart:
     def _start(self) -> subprocess.Popen[bytes]:
         process = start_blocking_child("motley.daemon.node.answering.rendering")
         with contextlib.suppress(OSError):  # it is gone, as a chat will find
-            _write(process, {"source": self.source, "seconds": RENDER_S})
+            _write(process, {"source": self.source, "seconds": RENDER_S, "bytes": MEMORY_BYTES})
         return process
 
 
@@ -98,12 +103,15 @@ def main() -> None:
     if order is None:
         return
     template = ChatTemplate(order["source"])
+    limit_memory(order["bytes"])
     with open(os.devnull, "wb") as nowhere:
         for line in sys.stdin.buffer:
             chat, special, options = json.loads(line)
             faulthandler.dump_traceback_later(order["seconds"], exit=True, file=nowhere)
             try:
                 said = {"text": template.render(chat, special, options)}
+                if len(said["text"]) > TEXT:
+                    said = {"refused": f"the model's chat template writes more than {TEXT} characters"}
             except ChatError as error:
                 said = {"refused": str(error)}
             sys.stdout.buffer.write(json.dumps(said).encode() + b"\n")

@@ -16,6 +16,7 @@ from motley.daemon.lending.hub_mirror import HubMirror, open_pulled
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.loading.fetching import LoadError, found
 from motley.daemon.machine.ending import end_process
+from motley.daemon.machine.memory import limit_memory
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.models.keys import ConfigError, Keys
@@ -29,6 +30,9 @@ from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
 from motley.protocol import mesh_pb2 as pb
+
+MEMORY_BYTES = 8 << 30
+"""What reads a model may have so much memory (on Linux)."""
 
 
 def describe(
@@ -154,6 +158,9 @@ def _answer(request: pb.Describe, models: Path | None, cache: ShareCache, chats:
         UnlikeTokenizersError,
     ) as error:
         return pb.Described(failure=_failure(error))
+    except MemoryError:
+        message = f"{request.model.source}: to read its config and headers takes too much memory; they may be damaged"
+        return pb.Described(failure=pb.Failure(code="load_failed", message=message))
 
 
 async def _answer_apart(request: pb.Describe, models: Path | None, cache: ShareCache) -> pb.Described:
@@ -164,6 +171,7 @@ async def _answer_apart(request: pb.Describe, models: Path | None, cache: ShareC
         "models": str(models) if models else None,
         "shares": str(cache.folder),
         "limit": cache.limit,
+        "bytes": MEMORY_BYTES,
     }
     assert process.stdin is not None
     assert process.stdout is not None
@@ -185,6 +193,7 @@ def main() -> None:
     if order is None:
         return
     end_with_owner()
+    limit_memory(order["bytes"])
     asked = pb.Describe.FromString(bytes.fromhex(order["describe"]))
     models = Path(order["models"]) if order["models"] else None
     told = _answer(asked, models, ShareCache(Path(order["shares"]), order["limit"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import sys
 import threading
 from pathlib import Path
 
@@ -108,6 +109,20 @@ async def test_a_tokenizer_that_ends_its_reader_does_not_end_the_node(control: C
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     failure = (await described(control, model)).failure
     assert (failure.code, failure.message) == ("internal_error", f"describing '{model}' ended with status 1")
+
+
+async def test_what_would_fill_memory_is_refused(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists of a thousand million layers, and whatever else takes more than the process may have."""
+    model = shutil.copytree(SHAKESPEARE, tmp_path / "model")
+    config = (model / "config.json").read_text()
+    (model / "config.json").write_text(json.dumps(json.loads(config) | {"num_hidden_layers": 10**9}))
+    assert "a whole number of at most 10000" in (await described(control, model)).failure.message
+    (model / "config.json").write_text(config)
+    if sys.platform == "linux":
+        monkeypatch.setattr("motley.daemon.node.survey.describe.MEMORY_BYTES", 1 << 20)
+        assert (await described(control, model)).failure.code in ("load_failed", "internal_error")
 
 
 async def test_a_tokenizer_is_read_by_a_process_of_its_own_until_it_is_known(

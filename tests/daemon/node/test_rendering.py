@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +65,19 @@ def test_a_chat_that_never_ends_is_refused_in_time_and_the_next_is_rendered(monk
         assert time.monotonic() - began < 20
         monkeypatch.setattr(rendering, "RENDER_S", 60.0)  # of the next process
         assert template.render(ask("a"), {"bos_token": "<s>"}) == "<s>a"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's memory")
+@pytest.mark.parametrize("limit", ["MEMORY_BYTES", "TEXT"])
+def test_a_chat_that_fills_memory_is_refused_and_the_next_is_rendered(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "MEMORY_BYTES", 300 << 20)
+    large = "'a' * 10**9" if limit == "MEMORY_BYTES" else f"'a' * {rendering.TEXT + 1}"
+    with apart("{% if messages[0].content == 'large' %}{{ " + large + " }}{% endif %}ok") as template:
+        with pytest.raises(ChatError, match="too much memory|more than 67108864 characters"):
+            template.render(ask("large"), {})
+        assert template.render(ask("a"), {}) == "ok"
 
 
 def test_a_process_that_is_killed_is_told_and_started_anew() -> None:

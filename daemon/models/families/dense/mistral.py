@@ -23,12 +23,12 @@ CWM_ROPE = {
 
 def mistral(keys: Keys) -> Model:
     """Describe a model of type ``mistral``."""
-    return _described("mistral", keys, windows_everywhere(keys, keys.size("num_hidden_layers")))
+    return _described("mistral", keys, windows_everywhere(keys, keys.layers()))
 
 
 def ministral(keys: Keys) -> Model:
     """Describe a model of type ``ministral``."""
-    layers, window = keys.size("num_hidden_layers"), read_window(keys)
+    layers, window = keys.layers(), read_window(keys)
     return _described("ministral", keys, listed_windows(keys, layers, window, [SLIDING if window else FULL] * layers))
 
 
@@ -38,7 +38,7 @@ def cwm(keys: Keys) -> Model:
     if not keys.get("rope_parameters") and not keys.get("rope_scaling"):
         keys = keys.filled({"rope_parameters": CWM_ROPE | {"rope_theta": keys.number("rope_theta", 1e6)}})
     keys = keys.filled({"rope_theta": 1e6, "rms_norm_eps": 1e-5})
-    layers, window = keys.size("num_hidden_layers"), read_window(keys, 8192)
+    layers, window = keys.layers(), read_window(keys, 8192)
     kinds = [SLIDING if window and number % 4 else FULL for number in range(layers)]
     return _described("cwm", keys, listed_windows(keys, layers, window, kinds))
 

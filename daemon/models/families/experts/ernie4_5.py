@@ -18,12 +18,12 @@ from motley.daemon.weights.places import Part
 
 def ernie4_5(keys: Keys) -> Model:
     """Describe a model of type ``ernie4_5``."""
-    return _ernie("ernie4_5", keys, 128, [False] * keys.size("num_hidden_layers"))
+    return _ernie("ernie4_5", keys, 128, [False] * keys.layers())
 
 
 def ernie4_5_moe(keys: Keys) -> Model:
     """Describe a model of type ``ernie4_5_moe``."""
-    layers = keys.size("num_hidden_layers")
+    layers = keys.layers()
     first, step = keys.size("moe_layer_start_index", 1, least=0), keys.size("moe_layer_interval", 1)
     last = keys.get("moe_layer_end_index")
     last = layers - 1 if last in (None, -1) else keys.size("moe_layer_end_index", least=0)

@@ -100,7 +100,7 @@ def _for_all(keys: Keys, key: str, silent: int) -> int:
     """A number that may be a list of one for each layer, all of them alike."""
     value = keys.get(key)
     if isinstance(value, list):
-        if len(value) != keys.size("num_hidden_layers") or any(each != value[0] for each in value):
+        if len(value) != keys.layers() or any(each != value[0] for each in value):
             raise keys.refusal(key, "one number, or the same for every layer")
         keys = Keys(keys.where, {key: value[0]})
     return keys.size(key, silent)

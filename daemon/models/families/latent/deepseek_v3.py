@@ -24,7 +24,7 @@ def deepseek_v3_ahead(keys: Keys) -> Model:
 def _described(keys: Keys, ahead: bool = False) -> Model:
     dense = keys.size("first_k_dense_replace", 3, least=0)
     keys.only("moe_layer_freq", 1)
-    sparse = [number >= dense for number in range(keys.size("num_hidden_layers"))]
+    sparse = [number >= dense for number in range(keys.layers())]
     return latent_experts("deepseek_v3", keys, sparse, ahead=ahead)
 
 

@@ -23,7 +23,7 @@ def layers_with_experts(keys: Keys) -> list[bool]:
     Raises:
         ConfigError: none has.
     """
-    layers = keys.size("num_hidden_layers")
+    layers = keys.layers()
     dense = keys.size("first_k_dense_replace", 1, least=0)
     kinds = keys.get("mlp_layer_types") or ["sparse" if number >= dense else "dense" for number in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:

@@ -25,7 +25,7 @@ def minicpm3(keys: Keys) -> Model:
     if not keys.says("q_lora_rank"):
         keys = keys.filled({"q_lora_rank": 768})
     keys.only("rope_interleave", False)
-    hidden, layers = keys.size("hidden_size"), keys.size("num_hidden_layers")
+    hidden, layers = keys.size("hidden_size"), keys.layers()
     keys = keys.filled({"v_head_dim": hidden // keys.size("num_attention_heads"), "rope_interleave": False})
     shape, sizes, rope, context = read_latent(keys, epsilon=1e-5, types=(*USUAL, "longrope"))
     # Where a factor is null, nothing is scaled by it; where a config is silent, it is that of the published model.

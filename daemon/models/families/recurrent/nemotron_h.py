@@ -82,7 +82,7 @@ def _kinds(keys: Keys) -> list[str]:
     layers = len(kinds) if isinstance(kinds, list) else 1
     if keys.get("num_hidden_layers") is None:
         keys.values["num_hidden_layers"] = layers
-    if keys.size("num_hidden_layers") != layers:
+    if keys.layers() != layers:
         raise keys.refusal("num_hidden_layers", f"only as many as {key} has, {layers}")
     return listed_kinds(keys, key, kinds, layers, [*LETTERS.values()])
 
