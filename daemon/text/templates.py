@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -59,10 +60,10 @@ class ChatWriter(Protocol):
 
 
 class ChatTemplate:
-    """A model's chat template, compiled. It comes from strangers, so it runs in a sandbox.
+    """A model's chat template. It comes from strangers, so it runs in a sandbox.
 
-    The sandbox keeps it from everything but time and memory: a template may never end.
-    `motley.daemon.node.answering.rendering` has it run in another process.
+    The sandbox keeps it from everything but time and memory: a template may never end, and so may compiling it, which
+    computes what is constant in it. `motley.daemon.node.answering.rendering` has both done in another process.
 
     Attributes:
         source: the template as text.
@@ -73,16 +74,20 @@ class ChatTemplate:
         Raises:
             InvalidTemplate: it is no template.
         """
-        environment = ImmutableSandboxedEnvironment(
+        self._environment = environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML
         environment.globals.update(raise_exception=_raise_exception)
         self.source = source
         try:
-            self._template = environment.from_string(source)
+            environment.parse(source)
         except TemplateError as error:
             raise InvalidTemplate(str(error)) from error
+
+    @cached_property
+    def _template(self) -> Template:
+        return self._environment.from_string(self.source)
 
     def render(self, chat: Chat, special: Mapping[str, str], options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """Write a chat as the model knows chats, up to where the assistant's answer starts.
