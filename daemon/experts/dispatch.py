@@ -177,35 +177,30 @@ class Dispatcher:
         adapting = [0, *self._adapters]
         used = {slot for own in sent if own.slots is not None for slot in np.unique(own.slots).tolist()}
         self._adapted = len(used.intersection(self._adapters))
+        asked: list[range] = []
+        """The numbers of each expert's rows in pieces that fit in a message, see `motley.daemon.experts.calls`."""
         for own in sent:
-            stretches = dict(zip(self._parts_of(own), self._stretches(own), strict=True))
-            self._rows |= {part: own.rows[stretch] for part, stretch in stretches.items()}
+            stretches = self._wire.stretches(len(own.rows), MAX_MESSAGE, self._adapted)
+            parts = range(own.expert, own.expert + PIECE * len(stretches), PIECE)
+            asked.append(parts)
+            self._rows.update(zip(parts, (own.rows[stretch] for stretch in stretches), strict=True))
             if self._adapted and own.slots is not None:
                 slots = np.where(np.isin(own.slots, adapting), own.slots, 0)
-                self._slots |= {part: slots[stretch] for part, stretch in stretches.items()}
+                self._slots.update(zip(parts, (slots[stretch] for stretch in stretches), strict=True))
             if self._calls.is_mine(layer, own.expert):
                 self._loads[layer][own.expert] += len(own.rows)
         routing = _routing(sent) if self._size > 1 else 0
         counts = {part: len(rows) for part, rows in self._rows.items()}
         self._do(self._calls.begin(layer, counts, routing, time.monotonic()))
-        return self._results(sent)
+        return self._results(asked)
 
-    def _stretches(self, own: Sent) -> list[slice]:
-        """An expert's rows in pieces that fit in a message."""
-        return self._wire.stretches(len(own.rows), MAX_MESSAGE, self._adapted)
-
-    def _parts_of(self, own: Sent) -> range:
-        """The numbers of these pieces, see `motley.daemon.experts.calls`."""
-        return range(own.expert, own.expert + PIECE * len(self._stretches(own)), PIECE)
-
-    def _results(self, sent: Sequence[Sent]) -> Iterator[F32]:
+    def _results(self, asked: Sequence[range]) -> Iterator[F32]:
         results: Mapping[int, F32] = self._calls.results
-        for own in sent:
-            parts = self._parts_of(own)
+        for parts in asked:
             for part in parts:
                 if part not in results:
                     self._wait_for(part)
-            yield results[own.expert] if len(parts) == 1 else np.concatenate([results[part] for part in parts])
+            yield results[parts[0]] if len(parts) == 1 else np.concatenate([results[part] for part in parts])
 
     def _wait_for(self, part: int) -> None:
         began = time.monotonic()
