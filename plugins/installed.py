@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from motley.plugins.engine import CACHE_FORMATS, DeviceSpeed, EngineError, EngineFactory
 
@@ -56,93 +56,39 @@ ENGINES: EngineKind[EngineFactory] = EngineKind("motley.engines", "engine")
 engine_names, load_engine = ENGINES.names, ENGINES.load
 
 
-def keeps_fp16(name: str) -> bool:
-    """Whether an engine holds FP16 matrices as they are: then its class has ``keeps_fp16 = True``.
+class Abilities(NamedTuple):
+    """What an engine can: its class has attributes of these names where it can, or has, more than the default."""
+
+    keeps_fp16: bool = False
+    """It holds FP16 matrices as they are."""
+    has_whole_caches: bool = False
+    """It can only have a sequence's whole cache in one block."""
+    cache_formats: tuple[str, ...] = CACHE_FORMATS[:1]
+    """The formats in which it can keep keys and values."""
+    reads_far_blocks: bool = False
+    """It can have far cache blocks (`FarBlocks`)."""
+    asks_block_holders: bool = False
+    """It can have cache blocks on another machine (`motley.plugins.block_holder`)."""
+    keeps_windows: bool = False
+    """It can give layers with a window fewer cache blocks than others (`CacheBlocks.windowed`)."""
+    keeps_prefixes: bool = False
+    """Its cache blocks can be read and written between two steps (`blocks_in_memory`), and so be kept on a disk for
+    another start."""
+    takes_adapters: bool = False
+    """It can compute rows with adapters (`motley.plugins.adapted_engine.AdaptedEngine`)."""
+    embeds: bool = False
+    """It is known to give the results of a graph without a head, f32[R, D], of all rows of a step."""
+
+
+def abilities(name: str) -> Abilities:
+    """What an engine can.
 
     Raises:
         EngineError: as `load_engine`.
     """
-    return getattr(load_engine(name), "keeps_fp16", False)
-
-
-def has_whole_caches(name: str) -> bool:
-    """Whether an engine can only have a sequence's whole cache in one block: then its class has
-    ``has_whole_caches = True``.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    return getattr(load_engine(name), "has_whole_caches", False)
-
-
-def reads_far_blocks(name: str) -> bool:
-    """Whether an engine can have far cache blocks (`FarBlocks`): then its class has ``reads_far_blocks = True``.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    return getattr(load_engine(name), "reads_far_blocks", False)
-
-
-def keeps_windows(name: str) -> bool:
-    """Whether an engine can give layers with a window fewer cache blocks than others (`CacheBlocks.windowed`): then its
-    class has ``keeps_windows = True``.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    return getattr(load_engine(name), "keeps_windows", False)
-
-
-def keeps_prefixes(name: str) -> bool:
-    """Whether an engine's cache blocks can be read and written between two steps (`blocks_in_memory`), so that they can
-    be kept on a disk for another start: then its class has ``keeps_prefixes = True``.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    return getattr(load_engine(name), "keeps_prefixes", False)
-
-
-def asks_block_holders(name: str) -> bool:
-    """Whether an engine can have cache blocks on another machine (`motley.plugins.block_holder`): then its class has
-    ``asks_block_holders = True``.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    return getattr(load_engine(name), "asks_block_holders", False)
-
-
-def takes_adapters(name: str) -> bool:
-    """Whether an engine can compute rows with adapters (`motley.plugins.adapted_engine.AdaptedEngine`): then its class
-    has ``takes_adapters = True``.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    return getattr(load_engine(name), "takes_adapters", False)
-
-
-def embeds(name: str) -> bool:
-    """Whether an engine is known to give the results of a graph without a head, f32[R, D], of all rows of a step: then
-    its class has ``embeds = True``.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    return getattr(load_engine(name), "embeds", False)
-
-
-def cache_formats(name: str) -> tuple[str, ...]:
-    """The formats of `CACHE_FORMATS` in which an engine can keep keys and values: its class's ``cache_formats``,
-    unless it has ``fp32`` alone.
-
-    Raises:
-        EngineError: as `load_engine`.
-    """
-    formats: tuple[str, ...] = getattr(load_engine(name), "cache_formats", CACHE_FORMATS[:1])
-    return formats
+    factory = load_engine(name)
+    told: dict[str, Any] = {able: getattr(factory, able) for able in Abilities._fields if hasattr(factory, able)}
+    return Abilities(**told)
 
 
 def on_gpu(name: str, extra: Mapping[str, str] | None = None) -> bool:

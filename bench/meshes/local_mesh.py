@@ -25,7 +25,7 @@ from motley.orchestrator.planning.draft import plan_draft
 from motley.orchestrator.planning.placement.terms import ExpertKey
 from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.session_request import SessionRequest
-from motley.plugins.installed import cache_formats, has_whole_caches, keeps_windows
+from motley.plugins.installed import abilities
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol import worker_pb2 as wp
 
@@ -242,7 +242,7 @@ class LocalMesh:
     async def _start(self) -> None:
         spec = self.spec
         size = len(spec.weights)
-        if spec.cache_format not in (known := cache_formats(spec.engine)):
+        if spec.cache_format not in (known := abilities(spec.engine).cache_formats):
             raise MeshError(f"engine {spec.engine} keeps caches in {' or '.join(known)}, not in {spec.cache_format}")
         model = pb.ModelSpec(
             source=str(spec.model),
@@ -258,7 +258,7 @@ class LocalMesh:
         plenty = 1 << 60
         candidates = [Candidate(f"rank {rank}", weight, plenty) for rank, weight in enumerate(spec.weights)]
         engine, holders = spec.engine, size if spec.node_tokens else 0
-        whole, windows = has_whole_caches(engine), keeps_windows(engine)
+        whole, windows = abilities(engine).has_whole_caches, abilities(engine).keeps_windows
         setup = Setup(engine, spec.quantisation, on_gpu=False, has_whole_caches=whole, keeps_windows=windows)
         blocks = blocks_of(spec.caches, profile, [setup])
         self.plans = staged_plans(spec.stages, with_blocks(profile, blocks), candidates, blocks.room)
@@ -328,7 +328,9 @@ class LocalMesh:
         source = str(draft or spec.model)
         model = pb.ModelSpec(source=source, quantisation=spec.quantisation, block=spec.block, ahead=draft is None)
         profile = (await asyncio.to_thread(describe, model, None, str(spec.model) if draft else "")).profile
-        setup = Setup(spec.engine, spec.quantisation, on_gpu=False, has_whole_caches=has_whole_caches(spec.engine))
+        setup = Setup(
+            spec.engine, spec.quantisation, on_gpu=False, has_whole_caches=abilities(spec.engine).has_whole_caches
+        )
         return plan_draft(model, profile, setup, spec.caches).assignment()
 
     def _entry(self, rank: int) -> Sequence[str]:

@@ -36,7 +36,7 @@ from motley.daemon.weights.cache import ShareCache
 from motley.plugins.adapted_engine import AdaptedEngine
 from motley.plugins.adapters import no_adapters
 from motley.plugins.engine import CACHE_FORMATS, F32, CacheBlocks, Engine, EngineError, EngineOptions
-from motley.plugins.installed import embeds, keeps_prefixes, load_engine, on_gpu, takes_adapters
+from motley.plugins.installed import abilities, load_engine, on_gpu
 from motley.protocol import GPU_RESERVE
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.wording import human_bytes
@@ -130,18 +130,18 @@ def load_rank(
         Exception: what `open_planned`, `build_rank_graph`, `PlannedModel.share` and the engine raise.
     """
     hands = handed is not None or assignment.model.ahead
-    if assignment.keep_prefixes and not keeps_prefixes(assignment.engine):
+    if assignment.keep_prefixes and not abilities(assignment.engine).keeps_prefixes:
         raise EngineError(
             f"engine {assignment.engine!r} cannot keep prefixes on a disk between starts; start the session without"
             " keeping them, or with another engine"
         )
-    if assignment.adapters and not takes_adapters(assignment.engine):
+    if assignment.adapters and not abilities(assignment.engine).takes_adapters:
         raise no_adapters(assignment.engine)
-    if assignment.embeddings and not embeds(assignment.engine):
+    if assignment.embeddings and not abilities(assignment.engine).embeds:
         raise EngineError(
             f"engine {assignment.engine!r} cannot embed texts; start the session with engine 'onnxruntime' on this node"
         )
-    if hands and not embeds(assignment.engine):
+    if hands and not abilities(assignment.engine).embeds:
         raise EngineError(
             f"engine {assignment.engine!r} cannot tell a model's own head what it needs to guess tokens; use another"
             " engine on this node, another draft model, or none"

@@ -19,7 +19,7 @@ from motley.daemon.adapters.reading import Adapter
 from motley.daemon.models.cutting.units import units
 from motley.plugins.adapted_engine import AdapterProduct
 from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
-from motley.plugins.installed import takes_adapters
+from motley.plugins.installed import abilities
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
@@ -347,7 +347,7 @@ def test_what_fits_no_slot_is_refused(engine: str, tmp_path: Path) -> None:
 
 
 def test_an_engine_that_cannot_compute_with_adapters_refuses(tmp_path: Path) -> None:
-    assert [takes_adapters(each) for each in ("tensorrt", "cuda", *ENGINES)] == [False, True, True, True]
+    assert [abilities(each).takes_adapters for each in ("tensorrt", "cuda", *ENGINES)] == [False, True, True, True]
     shares = uneven_shares(units(COMPANY.model, "fp32", 32), 1)
     with pytest.raises(
         EngineError, match=r"engine 'tensorrt' cannot compute with adapters; .* use engine 'onnxruntime', or .* 'cuda'"

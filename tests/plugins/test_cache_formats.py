@@ -20,7 +20,7 @@ from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.units import units
 from motley.plugins.cuda.engine import CudaEngine
 from motley.plugins.engine import CACHE_FORMATS, F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span
-from motley.plugins.installed import cache_formats
+from motley.plugins.installed import abilities
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.caches import int8_codes
 from motley.plugins.reference.engine import ReferenceEngine
@@ -279,8 +279,8 @@ def test_the_reference_computes_it_on_a_device_too(cache_format: str, tmp_path: 
 
 
 def test_an_engine_refuses_a_format_that_it_has_not(tmp_path: Path) -> None:
-    assert [cache_formats(name) for name in ("onnxruntime", "reference", "cuda")] == [CACHE_FORMATS] * 3
-    assert cache_formats("tensorrt") == ("fp32",)
+    assert [abilities(name).cache_formats for name in ("onnxruntime", "reference", "cuda")] == [CACHE_FORMATS] * 3
+    assert abilities("tensorrt").cache_formats == ("fp32",)
     blocks = CacheBlocks(1, golden_case("llama-mqa").model.context)
     words = "engine 'tensorrt' cannot keep KV caches as 'int8'; it can as: fp32"
     with pytest.raises(EngineError, match=words):

@@ -28,7 +28,7 @@ from motley.plugins.engine import (
     EngineOptions,
     Span,
 )
-from motley.plugins.installed import reads_far_blocks
+from motley.plugins.installed import abilities
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
@@ -92,11 +92,8 @@ def test_a_context_four_times_the_near_blocks_has_the_same_bits(
 
 @pytest.mark.parametrize(("name", "factory"), [("cuda", CudaEngine), ("tensorrt", TensorRTEngine)])
 def test_an_engine_that_cannot_have_far_blocks_refuses_them(name: str, factory: EngineFactory, tmp_path: Path) -> None:
-    assert (reads_far_blocks(name), reads_far_blocks("onnxruntime"), reads_far_blocks("reference")) == (
-        False,
-        True,
-        True,
-    )
+    read = [abilities(each).reads_far_blocks for each in (name, "onnxruntime", "reference")]
+    assert read == [False, True, True]
     case = golden_case("llama-mqa")
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     blocks = CacheBlocks(1, case.model.context, far=1)

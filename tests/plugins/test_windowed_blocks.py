@@ -12,7 +12,7 @@ import pytest
 from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.plugins.engine import CACHE_FORMATS, CacheBlocks, EngineError, EngineFactory, EngineOptions
-from motley.plugins.installed import keeps_windows
+from motley.plugins.installed import abilities
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.tensorrt.engine import TensorRTEngine
@@ -72,7 +72,8 @@ def same_in_fewer_blocks(
 
 
 def test_an_engine_that_keeps_everything_refuses_fewer_blocks(tmp_path: Path) -> None:
-    assert [keeps_windows(name) for name in ("tensorrt", "onnxruntime", "webgpu", "cuda")] == [False, True, True, True]
+    keep = [abilities(name).keeps_windows for name in ("tensorrt", "onnxruntime", "webgpu", "cuda")]
+    assert keep == [False, True, True, True]
     case = golden_case("mistral-window")
     shares = uneven_shares(units(case.model, "fp32", 32), 1)
     blocks = CacheBlocks(1, case.model.context, windowed=1, window=8)

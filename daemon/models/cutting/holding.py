@@ -19,7 +19,7 @@ from motley.daemon.models.description.operations import Linear
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format
-from motley.plugins.installed import keeps_fp16
+from motley.plugins.installed import abilities
 from motley.protocol import BLOCKS
 
 STORED = "stored"
@@ -42,7 +42,7 @@ def for_engine(quantisation: str, engine: str) -> str:
     Raises:
         EngineError: no such engine.
     """
-    return Encoding.FP32 if quantisation == Encoding.FP16 and not keeps_fp16(engine) else quantisation
+    return Encoding.FP32 if quantisation == Encoding.FP16 and not abilities(engine).keeps_fp16 else quantisation
 
 
 def has_floats(model: Model, quantisation: str) -> bool:

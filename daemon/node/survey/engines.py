@@ -13,20 +13,7 @@ from motley.daemon.machine.ending import end_process
 from motley.daemon.machine.gpus import gpus
 from motley.daemon.node.child import end_with_owner, kill_child, start_child
 from motley.plugins.engine import EngineError
-from motley.plugins.installed import (
-    asks_block_holders,
-    cache_formats,
-    device_speed,
-    embeds,
-    engine_names,
-    has_whole_caches,
-    keeps_fp16,
-    keeps_prefixes,
-    keeps_windows,
-    lacking,
-    on_gpu,
-    reads_far_blocks,
-)
+from motley.plugins.installed import abilities, device_speed, engine_names, lacking, on_gpu
 from motley.protocol import mesh_pb2 as pb
 
 ASK_S = 120.0
@@ -54,17 +41,9 @@ async def installed_engines() -> list[pb.Engine]:
 def _ask(name: str) -> dict[str, object]:
     """The fields of an engine's `mesh_pb2.Engine`."""
     try:
-        kind = {
-            "keeps_fp16": keeps_fp16(name),
-            "has_whole_caches": has_whole_caches(name),
-            "cache_formats": cache_formats(name),
-            "reads_far_blocks": reads_far_blocks(name),
-            "asks_block_holders": asks_block_holders(name),
-            "keeps_windows": keeps_windows(name),
-            "keeps_prefixes": keeps_prefixes(name),
-            "embeds": embeds(name),
-            "on_gpu": on_gpu(name),
-        }
+        told = abilities(name)._asdict()
+        del told["takes_adapters"]  # ranks find that out
+        kind = {**told, "on_gpu": on_gpu(name)}
         in_the_way = lacking(name)
         measures = kind["on_gpu"] and not in_the_way and gpus()  # what no node offers is not measured
         speed = device_speed(name)._asdict() if measures else {}

@@ -28,7 +28,7 @@ from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins import nccl
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineMemoryError, EngineOptions, Span
-from motley.plugins.installed import has_whole_caches
+from motley.plugins.installed import abilities
 from motley.plugins.mapped_share import MappedShare
 from motley.plugins.nccl.library import NAME
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
@@ -431,8 +431,8 @@ def test_all_memory_is_allocated_when_the_engine_is_opened(monkeypatch: pytest.M
 def test_blocks_must_be_whole_caches(tmp_path: Path) -> None:
     case = CASES[0]
     shares = [whole_share(units(case.model, "fp32", 32))]
-    assert has_whole_caches("tensorrt")
-    assert has_whole_caches("tensorrt-whole")
+    assert abilities("tensorrt").has_whole_caches
+    assert abilities("tensorrt-whole").has_whole_caches
     with pytest.raises(EngineError, match=f"blocks of 8 tokens were asked for, in a context of {case.model.context}"):
         LocalSession(case.folder, tensorrt.TensorRTEngine, shares, tmp_path, blocks=CacheBlocks(9, 8))
 
