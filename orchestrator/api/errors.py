@@ -32,7 +32,7 @@ _STATUS = {
     "idempotency_key_reused": 422,
     "no_expert_hosts": 409,
     "experts_moving": 409,
-    "lease_refused": 409,
+    "order_refused": 409,
     "cannot_train": 409,
     "insufficient_memory": 422,
     "unreachable_nodes": 422,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from motley.orchestrator.control import Control
-from motley.orchestrator.mesh.nodes import Node, what_became
+from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.serving.node_questions import NodeQuestions, Unanswered
 from motley.orchestrator.serving.plans.copies import Copies, has_files, is_missing
 from motley.orchestrator.trust.certificates import issue_credentials
 from motley.orchestrator.workers import Worker
@@ -55,9 +55,8 @@ class Lending:
     """Who is asked to lend a model, until it says where."""
 
     def __init__(self, control: Control) -> None:
-        self._control = control
-        self._asked: dict[str, tuple[Node, asyncio.Future[Lent]]] = {}
-        """By the id of the loan."""
+        self._questions = NodeQuestions[Lent](control)
+        self.on_lost = self._questions.on_lost
 
     async def begin(
         self,
@@ -141,7 +140,10 @@ class Lending:
             secret=secrets.token_bytes(32),
             tls=credentials[0],
         )
-        lent = await self._ask(lender, order)
+        try:
+            lent = await self._questions.ask(lender, number, OrchestratorMessage(lend=order), LEND_S)
+        except Unanswered as unanswered:
+            return Lent(failure=f"it {unanswered}")
         if lent.failure:
             return lent
         loan = Loan(
@@ -156,28 +158,7 @@ class Lending:
 
     def on_lent(self, node: Node, lent: Lent) -> None:
         """A node says that it lends a model, or why not; ignored if it was not asked."""
-        asked = self._asked.get(lent.id)
-        if asked is not None and asked[0] is node and not asked[1].done():
-            asked[1].set_result(lent)
-
-    def on_lost(self, node: Node) -> None:
-        """A node will not answer any more."""
-        for number, (asked, answer) in self._asked.items():
-            if asked is node and not answer.done():
-                answer.set_result(Lent(id=number, failure=what_became(node.lost)))
-
-    async def _ask(self, node: Node, order: Lend) -> Lent:
-        """What a node says to an order, or what has become of it."""
-        answer: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
-        self._asked[order.id] = node, answer
-        self._control.send(node.id, OrchestratorMessage(lend=order))
-        try:
-            async with asyncio.timeout(LEND_S):
-                return await answer
-        except TimeoutError:
-            return Lent(failure=f"it has not answered within {LEND_S:.0f} s")
-        finally:
-            del self._asked[order.id]
+        self._questions.on_answer(node, lent.id, lent)
 
 
 def _check_not_too_many(borrowing: int, most: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from motley.orchestrator.control import Control
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node, NodeTable
+from motley.orchestrator.serving.node_questions import NodeQuestions, Unanswered
 from motley.orchestrator.sessions.session import Command, Session
 from motley.orchestrator.workers import Rank
 from motley.protocol.address import parse_address
@@ -32,8 +33,8 @@ class Relays:
         self._nodes = nodes
         self._links = links
         self._control = control
-        self._asked: dict[str, tuple[str, asyncio.Future[Relayed]]] = {}
-        """By number: which node is to open a relay."""
+        self._questions = NodeQuestions[Relayed](control)
+        self.on_lost = self._questions.on_lost
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, session: Session, command: Command) -> bool:
@@ -48,9 +49,7 @@ class Relays:
 
     def on_relayed(self, node: Node, relayed: Relayed) -> None:
         """A node says where its relay listens; ignored if it was not asked."""
-        number, answer = self._asked.get(relayed.id, ("", None))
-        if answer is not None and number == node.id and not answer.done():
-            answer.set_result(relayed)
+        self._questions.on_answer(node, relayed.id, relayed)
 
     async def finish(self) -> None:
         """Wait until no relay is opened any more."""
@@ -110,13 +109,11 @@ class Relays:
 
     async def _open(self, node_id: str, target: str) -> Relayed:
         number = secrets.token_hex(8)
-        answer: asyncio.Future[Relayed] = asyncio.get_running_loop().create_future()
-        self._asked[number] = node_id, answer
+        message = OrchestratorMessage(relay=Relay(id=number, target=target))
+        node = next((node for node in self._nodes if node.id == node_id), None)
+        if node is None:
+            return Relayed(failure="the node that should be one has left")
         try:
-            self._control.send(node_id, OrchestratorMessage(relay=Relay(id=number, target=target)))
-            async with asyncio.timeout(OPEN_S):
-                return await answer
-        except TimeoutError:
-            return Relayed(failure=f"the node that should be one has not answered for {OPEN_S:.0f} s")
-        finally:
-            del self._asked[number]
+            return await self._questions.ask(node, number, message, OPEN_S)
+        except Unanswered as unanswered:
+            return Relayed(failure=f"the node that should be one {unanswered}")

@@ -159,6 +159,7 @@ class Serving:
         self.orders.on_lost(node)
         self._descriptions.on_lost(node)
         self.lending.on_lost(node)
+        self.relays.on_lost(node)
         self._probes.on_lost(node)
         for session in self.sessions:
             self._go_on(session, lambda session: session.on_node_lost(node.id, node.lost, self._clock()))
