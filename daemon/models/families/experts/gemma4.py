@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from motley.daemon.models.blocks.beside import GivenRows
+from motley.daemon.models.blocks.borrowing import Lenders, normed_attention
 from motley.daemon.models.blocks.experts import expert_count, mixture, stacked_parts
 from motley.daemon.models.blocks.layers import begin, model, norm
 from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
-from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation, Routing
 from motley.daemon.models.description.rope import Rope
@@ -67,10 +68,7 @@ def gemma4(keys: Keys) -> Model:
     if windows[-1]:
         raise keys.refusal("layer_types", "a last layer of full_attention")
     ropes, context = _ropes(keys, shape.heads.size, wide.size)
-    own_keys = shape.layers - keys.size("num_kv_shared_layers", 0, least=0, most=shape.layers - 1)
-    lenders = {window: number for number, window in enumerate(windows[:own_keys])}  # the last layer of each kind
-    if lenders.keys() != set(windows):
-        raise keys.refusal("num_kv_shared_layers", "fewer, so that a layer of each kind has keys of its own")
+    lenders = Lenders(keys, windows)
     keys_are_values = keys.flag("attention_k_eq_v", False)
     cap = keys.number("final_logit_softcapping") if keys.get("final_logit_softcapping") is not None else 0.0
     columns = keys.size("intermediate_size")
@@ -82,13 +80,12 @@ def gemma4(keys: Keys) -> Model:
         writer, module = begin(shape, number), f"model.layers.{number}"
         at, mlp_at, window = f"layers.{number}.attention", f"layers.{number}.dense", windows[number]
         x = norm(writer, shape, f"{at}.norm", writer.x, f"{module}.input_layernorm.weight")
-        borrows = lenders[window] if number >= own_keys else None
-        heads = shape.heads if window else wide
-        x = _attention(writer, shape, number, x, heads, window, keys_are_values and not window, borrows)
+        heads, borrows = shape.heads if window else wide, lenders.of(number)
+        x = normed_attention(writer, shape, number, x, heads, window, borrows, keys_are_values and not window)
         x = norm(writer, shape, f"{at}.after", x, f"{module}.post_attention_layernorm.weight")
         residual = writer.add(writer.x, x)
         x = norm(writer, shape, f"{mlp_at}.norm", residual, f"{module}.pre_feedforward_layernorm.weight")
-        own = mlp_axis(columns * (wider if number >= own_keys else 1))
+        own = mlp_axis(columns * (wider if number >= lenders.owners else 1))
         x = gated_mlp(writer, mlp_at, x, own, usual_names(f"{module}.mlp"), Activation.GELU_TANH)
         if routed is not None:
             x = norm(writer, shape, f"{mlp_at}.own", x, f"{module}.post_feedforward_layernorm_1.weight")
@@ -101,13 +98,8 @@ def gemma4(keys: Keys) -> Model:
         written = writer.layer(writer.times(f"layers.{number}.mlp.residual", residual, scalar))
         return written if rows is None else replace(written, given=rows.given(number))
 
-    unused = [  # files have them
-        f"model.layers.{number}.self_attn.{part}"
-        for number in range(own_keys, shape.layers)
-        for part in ("k_proj.", "v_proj.", "k_norm.")
-    ]
-    scale = shape.hidden**0.5
-    made = model("gemma4", shape, layer, ropes, context, embedding_scale=scale, logits_cap=cap, ignored=unused)
+    scale, ignored = shape.hidden**0.5, lenders.unused
+    made = model("gemma4", shape, layer, ropes, context, embedding_scale=scale, logits_cap=cap, ignored=ignored)
     return made if rows is None else replace(made, beside=rows.table)
 
 
@@ -142,47 +134,6 @@ def _ropes(keys: Keys, size: int, wide: int) -> tuple[dict[str, Rope], int]:
     full, context = rope_of(keys, given.inner("full_attention"), wide, 1e6, 1.0, ["default", "proportional"])
     sliding, _ = rope_of(keys, given.inner("sliding_attention"), size, 1e4)
     return {"full": full, "sliding": sliding}, context
-
-
-def _attention(
-    writer: Writer,
-    shape: Shape,
-    number: int,
-    x: Value,
-    heads: Heads,
-    window: int,
-    keys_are_values: bool,
-    borrows: int | None,
-) -> Value:
-    """f32[T, D] -> f32[T, D]{U_tp}: attention whose queries, keys and values have norms, values one without a gain.
-
-    Args:
-        borrows: the layer whose keys and values these are, too; None: the layer has its own.
-    """
-    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
-    letters = "q" if borrows is not None else "qk" if keys_are_values else "qkv"
-    axes = {"q": query_axis(heads), "k": key_axis(heads), "v": key_axis(heads)}
-    matrices = [W(f"{module}.{letter}_proj.weight", axes[letter], shape.residual) for letter in letters]
-    q, *kv = writer.linear(f"{at}.qkv", x, *matrices, ys=tuple(f"{at}.{letter}" for letter in letters))
-    one = Axis(Kind.PLAIN, heads.size, "head_dim")
-    if borrows is None:
-        k = writer.norm(f"{at}.k.norm", kv[0], W(f"{module}.k_norm.weight", one), shape.epsilon)
-        v = writer.norm(f"{at}.v.norm", kv[-1], None, shape.epsilon)
-    else:
-        k, v = (Value(f"layers.{borrows}.attention.{x}.norm", axes[x], Placement.SHARDED) for x in "kv")
-    attended = writer.attend(
-        f"{at}.attended",
-        number if borrows is None else borrows,
-        writer.norm(f"{at}.q.norm", q, W(f"{module}.q_norm.weight", one), shape.epsilon),
-        k,
-        v,
-        heads,
-        rope="sliding" if window else "full",
-        window=window,
-        scale=1.0,
-        borrowed=borrows is not None,
-    )
-    return writer.linear(f"{at}.output", attended, W(f"{module}.o_proj.weight", shape.residual, axes["q"]))[0]
 
 
 class _Routed:
