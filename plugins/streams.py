@@ -19,9 +19,9 @@ The attributes are streams (S), epsilon, written, least and rounds.
 ``motley.ReadStreams``: of streams f32[T, S D] and gates f32[T, N], or f32[S] for all rows, it makes the sum of the
 streams, each times its gate, f32[T, D].
 
-``motley.WriteStreams``: of streams f32[T, S D], gates f32[T, N] and, if a block has made anything, rows f32[T, D], it
-makes streams f32[T, S D]: stream k is that stream, or with P = 3 the sum of all streams j times M[j, k], plus the rows
-times what it gets of them.
+``motley.WriteStreams``: of streams f32[T, S D], gates f32[T, N], or f32[N] for all rows, and, if a block has made
+anything, rows f32[T, D], it makes streams f32[T, S D]: stream k is that stream, or with P = 3 the sum of all streams j
+times M[j, k], plus the rows times what it gets of them.
 
 The attributes of both are streams (S).
 """

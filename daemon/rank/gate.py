@@ -65,7 +65,7 @@ LONG = 48
 CHOOSING, CHOOSING_ALONE = 12, 7
 """Far tokens of a prompt, and single ones before it, where layers choose what these see."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp|dense)\.(?P<squares>squares)?")
+_COLLECTIVE = re.compile(r"layers\.(?P<layer>\d+)\.(?P<part>attention|mlp|dense)\.(?P<scales>squares|moments)?")
 _CACHE = re.compile(r"(?:key|value|index)_cache\.(\d+)")
 
 
@@ -145,15 +145,16 @@ class _Call:
 
     Attributes:
         part: ``attention``, ``mlp``, or ``dense`` for an MLP beside experts.
-        squares: whether it is about sums of squares, by which queries and keys are scaled.
+        scales: ``squares`` where it is about sums of squares, by which queries and keys are scaled, ``moments`` where
+            about the sums and the sums of squares of gates, which say what of them counts; else empty.
     """
 
     layer: int
     part: str
-    squares: bool
+    scales: str
 
     def __str__(self) -> str:
-        return f"layer {self.layer} {self.part}{' squares' if self.squares else ''}"
+        return f"layer {self.layer} {self.part} {self.scales}".rstrip()
 
 
 def _calls(graph: RankGraph) -> list[_Call]:
@@ -167,7 +168,7 @@ def _calls(graph: RankGraph) -> list[_Call]:
         name = _COLLECTIVE.match(node.name)
         if name is None:
             raise GateError(f"the graph has a collective that belongs to no part of a layer: {node.name!r}")
-        calls.append(_Call(int(name["layer"]), name["part"], name["squares"] is not None))
+        calls.append(_Call(int(name["layer"]), name["part"], name["scales"] or ""))
     return calls
 
 
@@ -248,10 +249,12 @@ class Proctor:
         examined = call.layer in self._examined
         if examined and local.size:
             self.keep(str(call), local[..., :tokens, :].reshape(-1, local.shape[-1]))
-        if call.squares:
-            # They scale queries and keys, so their size must be right: as if all ranks had the like. Either of the two
-            # may be counted by another rank; their sum is not zero.
-            rows = local.reshape(-1, *local.shape[-2:]).sum(axis=(0, 2))[:, None]
+        if call.scales:
+            # What is scaled by them must be of the right size: as if all ranks had the like. Either of two sums of
+            # squares may be counted by another rank; their sum is not zero.
+            rows = local.reshape(-1, *local.shape[-2:]).sum(axis=0)
+            if call.scales == "squares":
+                rows = rows.sum(axis=1)[:, None]
             terms = sum(len(result) if result.ndim > 2 else 1 for result in results)
             for result in results:
                 result[...] = self.size * rows / terms

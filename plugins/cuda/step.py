@@ -81,7 +81,7 @@ class _Step(SmallNodes, HeadNodes, AttentionNodes, ChoiceNodes, RecurrentNodes):
         if graph.gemm is not None and count > FEW_ROWS:
             self._multiply_many(graph.gemm, x, matrix, y)
             if bias:
-                size = integers(count, matrix.outputs)
+                size = integers(count, matrix.outputs, matrix.outputs)
                 graph.launch("add", count * matrix.outputs, *rows_of(y), *rows_of(View(bias, 0, 0)), *rows_of(y), *size)
             return
         tokens = next((each for each in TOKENS if each >= count), TOKENS[-1])

@@ -188,7 +188,7 @@ def bind_streams(x: F32, gates: F32, y: F32, streams: int, own: F32 | None = Non
 
     Args:
         x: f32[M, S * D].
-        gates: f32[M, N], or f32[S] of all rows where streams are read.
+        gates: f32[M, N], or f32[N] of all rows.
         y: f32[M, D], or f32[M, S * D] where streams are written to; overwritten.
         own: f32[M, D], of which each stream gets some; None: streams are read.
     """
@@ -197,7 +197,7 @@ def bind_streams(x: F32, gates: F32, y: F32, streams: int, own: F32 | None = Non
     parts = [streams, 2 * streams, (2 + streams) * streams]
     if not 2 <= streams <= MOST_STREAMS or width % streams or of_row not in parts[own is not None :]:
         raise ValueError(f"gates: {of_row} of a row are not for {streams} streams of {width} elements together")
-    shape = (of_row,) if own is None and gates.ndim == 1 else (rows, of_row)
+    shape = (of_row,) if gates.ndim == 1 else (rows, of_row)
     both = Streams(
         x=address("x", x, np.float32, rows, width),
         gates=address("gates", gates, np.float32, *shape),

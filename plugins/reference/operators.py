@@ -144,10 +144,10 @@ def read_streams(xp: ArrayModule, x: Array, gates: Array, *, streams: int) -> Ar
 def write_streams(xp: ArrayModule, x: Array, gates: Array, rows: Array | None = None, *, streams: int) -> Array:
     """``motley.WriteStreams``, see `motley.plugins.streams`."""
     apart = x.reshape(len(x), streams, -1)
-    if gates.shape[1] > 2 * streams:
-        apart = gates[:, 2 * streams :].reshape(-1, streams, streams).swapaxes(1, 2) @ apart
+    if gates.shape[-1] > 2 * streams:
+        apart = gates[..., 2 * streams :].reshape(-1, streams, streams).swapaxes(1, 2) @ apart
     if rows is not None:
-        apart = apart + gates[:, streams : 2 * streams, None] * rows[:, None]
+        apart = apart + gates[..., streams : 2 * streams].reshape(-1, streams, 1) * rows[:, None]
     return apart.reshape(x.shape)
 
 

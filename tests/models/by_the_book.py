@@ -17,6 +17,7 @@ from motley.daemon.models.description.model import EMBEDDED, Model
 from motley.daemon.models.description.operations import (
     Activation,
     Add,
+    AsLarge,
     Attend,
     Choose,
     Clip,
@@ -38,6 +39,7 @@ from motley.daemon.models.description.operations import (
     SideBySide,
     SoftCap,
     StateSpace,
+    StatisticalTopK,
     StreamGates,
     Sum,
     Times,
@@ -59,7 +61,8 @@ def logits_by_the_book(model: Model, weights: Mapping[str, npt.NDArray[Any]], to
     values: Values = {EMBEDDED: rows}
     if model.beside is not None:
         given = [layer.given for layer in model.layers if layer.given]
-        parts = np.split(book.weights[model.beside.name][tokens], len(given), axis=1)
+        there = [token if token < model.beside.out.size else 0 for token in tokens]
+        parts = np.split(book.weights[model.beside.name][there], len(given), axis=1)
         values |= dict(zip((each.name for each in given), parts, strict=True))
     for layer in model.layers:
         values[layer.x.name] = rows
@@ -101,6 +104,13 @@ class _Book:
             case WholeNorm(xs=xs, ys=ys, gains=gains, epsilon=epsilon):
                 for x, y, gain in zip(xs, ys, gains, strict=True):
                     values[y.name] = _normed(values[x.name], epsilon) * self.weights[gain.name]
+            case StatisticalTopK(x=x, y=y, deviations=deviations):
+                rows = values[x.name]
+                threshold = rows.mean(axis=1, keepdims=True) + deviations * rows.std(axis=1, keepdims=True)
+                values[y.name] = np.maximum(rows - threshold, 0.0)
+            case AsLarge(x, of, y, least):
+                (own, other) = (np.mean(values[each.name] ** 2, axis=1, keepdims=True) for each in (x, of))
+                values[y.name] = values[x.name] * np.sqrt(other / np.maximum(own, least))
             case Linear(x=x, ws=ws, ys=ys):
                 for w, y in zip(ws, ys, strict=True):
                     product = values[x.name] @ self.weights[numbered(w.name, expert)].T
@@ -117,11 +127,13 @@ class _Book:
                 values[operation.y.name] = self._stream_gates(operation, values[operation.logits.name])
             case ReadStreams(x, gates, y):
                 streams = _streams(values[x.name], y.axis.size)
-                shares = np.full(len(streams), 1 / len(streams)) if gates is None else values[gates.name]
+                shares = values[gates.name] if isinstance(gates, Value) else np.array(gates)
                 values[y.name] = sum(shares[..., n, None] * stream for n, stream in enumerate(streams))
             case WriteStreams(x, gates, rows, y):
-                streams, shares = _streams(values[x.name], rows.axis.size), values[gates.name]
+                streams = _streams(values[x.name], rows.axis.size)
                 count, mixed = len(streams), streams
+                same = np.tile([0.0] * count + [*gates] if isinstance(gates, tuple) else [], (len(values[x.name]), 1))
+                shares = values[gates.name] if isinstance(gates, Value) else same
                 if shares.shape[1] > 2 * count:
                     mixed = [
                         sum(shares[:, 2 * count + j * count + k, None] * stream for j, stream in enumerate(streams))

@@ -24,7 +24,7 @@ from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Attend, Sum, WholeNorm
+from motley.daemon.models.description.operations import Attend, StatisticalTopK, Sum, WholeNorm
 from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import Keys
@@ -58,14 +58,14 @@ TELLING = {
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
     *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe", "cohere", "starcoder2", "phimoe", "apertus"),
     *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna", "bailing-hybrid", "hy-v4", "glm5-next"),
-    *("muse-glimmer", "kolibri1", "axk2"),
+    *("muse-glimmer", "kolibri1", "axk2", "gemma3n"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {
     *("llama-biases-odd-sizes", "gemma2", "phi3-longrope", "gpt-oss-mxfp4", "olmoe-clipped-normalised", "hunyuan-moe"),
     *("llama4", "deepseek-v3", "gemma4-experts", "gemma4-given-rows", "qwen3-next", "nemotron-h-latent", "lfm2"),
     "mimo-v2-flash",
-    *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next"),
+    *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next", "gemma3n"),
 }
 """Golden cases that have every kind of operation and of attention together, as test_description.py checks."""
 MADE_OF_OTHERS = {
@@ -141,7 +141,7 @@ class Case:
             exact: by trees, of which each of several blocks side by side has its own.
             elsewhere: experts are; what these are added to, if that is anything, is summed before they are asked.
         """
-        total = sum(isinstance(each, WholeNorm) for each in self.model.operations)
+        total = sum(isinstance(each, WholeNorm | StatisticalTopK) for each in self.model.operations)
         for layer in self.model.layers:
             hosted = layer.experts if elsewhere else None
             sums = [len(each.xs) for each in layer.operations if isinstance(each, Sum)]

@@ -72,7 +72,7 @@ def streamed_layer(
     writer = begin(shape, number, streams.along)
     module, x = f"model.layers.{number}", writer.x
     if number == 0:
-        x = writer.spread("layers.0.attention.streams", x, streams.along)
+        x = writer.as_streams("layers.0.attention.streams", streams.along, x)
     for part, own, before, block in (
         ("attention", "attn_hc", "input_layernorm", attend),
         ("mlp", "ffn_hc", "post_attention_layernorm", mlp),

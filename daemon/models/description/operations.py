@@ -40,6 +40,34 @@ class WholeNorm:
 
 
 @dataclass(frozen=True)
+class StatisticalTopK:
+    """What of sharded rows is above a threshold, less that: ``y = max(x - (mean + deviations * deviation), 0)`` with
+    the mean and the standard deviation of the whole row, over all ranks' parts.
+
+    Of elements that are distributed normally, the part that a normal distribution has there stays. Source: You et al.
+    2025, Spark Transformer, https://arxiv.org/abs/2506.06644.
+
+    Attributes:
+        name: of the sum over the ranks.
+    """
+
+    name: str
+    x: Value
+    y: Value
+    deviations: float
+
+
+@dataclass(frozen=True)
+class AsLarge:
+    """Rows as large as those of another value: ``y = x * sqrt(mean(of ** 2) / max(mean(x ** 2), least))``."""
+
+    x: Value
+    of: Value
+    y: Value
+    least: float
+
+
+@dataclass(frozen=True)
 class Linear:
     """``y = x @ w.T + bias`` for each of some matrices, which engines compute as one product.
 
@@ -121,20 +149,24 @@ class StreamGates:
 
 @dataclass(frozen=True)
 class ReadStreams:
-    """f32[T, S D] -> f32[T, D]: the sum of residual streams, each times its gate; their mean where there are none."""
+    """f32[T, S D] -> f32[T, D]: the sum of residual streams, each times its gate: one for each row, or for all."""
 
     x: Value
-    gates: Value | None
+    gates: Value | tuple[float, ...]
     y: Value
 
 
 @dataclass(frozen=True)
 class WriteStreams:
     """f32[T, S D] -> f32[T, S D]: residual streams after a block, mixed if gates say so, each with its part of what the
-    block has made, `rows` f32[T, D]."""
+    block has made, `rows` f32[T, D].
+
+    Attributes:
+        gates: of each row, see `StreamGates`; or S numbers: how much of `rows` each stream gets, in all rows.
+    """
 
     x: Value
-    gates: Value
+    gates: Value | tuple[float, ...]
     rows: Value
     y: Value
 
@@ -401,7 +433,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Times:
-    """``y = x * w``, all elements by the one number that a weight f32[1] is."""
+    """``y = x * w``, all elements by the one number that a weight f32[1] is, or each of a row by its own of f32[N]."""
 
     x: Value
     w: W
@@ -504,6 +536,8 @@ class Experts:
 Operation = (
     Norm
     | WholeNorm
+    | StatisticalTopK
+    | AsLarge
     | Linear
     | HeadLinear
     | Join

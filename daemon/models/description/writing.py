@@ -26,6 +26,7 @@ from motley.daemon.models.description.model import Layer
 from motley.daemon.models.description.operations import (
     Activation,
     Add,
+    AsLarge,
     Attend,
     Choose,
     Clip,
@@ -47,6 +48,7 @@ from motley.daemon.models.description.operations import (
     SideBySide,
     SoftCap,
     StateSpace,
+    StatisticalTopK,
     StreamGates,
     Sum,
     Times,
@@ -59,6 +61,8 @@ from motley.daemon.models.keys import ConfigError
 
 OfOneValue = (
     Norm
+    | StatisticalTopK
+    | AsLarge
     | HeadLinear
     | Join
     | SideBySide
@@ -127,6 +131,19 @@ class Writer:
         self._append(WholeNorm(name, xs, ys, gains, epsilon), *ys)
         return ys
 
+    def statistical_top_k(self, name: str, x: Value, deviations: float) -> Value:
+        """What of sharded rows is so many standard deviations above their mean, see `StatisticalTopK`."""
+        self._wants(x, Placement.SHARDED, name)
+        return self._made(StatisticalTopK(name, x, Value(f"{x.name}.above", x.axis, x.placement), deviations))
+
+    def as_large(self, name: str, x: Value, of: Value, least: float) -> Value:
+        """Rows as large as those of another value, see `AsLarge`."""
+        for each in (x, of):
+            self._wants(each, Placement.REPLICATED, name)
+        if x.axis.size != of.axis.size:
+            raise ShardingError(f"{name}: {x.name} and {of.name} are of unlike axes")
+        return self._made(AsLarge(x, of, Value(name, x.axis), least))
+
     def linear(self, name: str, x: Value, *ws: W, ys: tuple[str, ...] = ()) -> tuple[Value, ...]:
         """Products of x with some matrices, computed as one; `ys` names the results if there are several."""
         inner = ws[0].in_
@@ -182,10 +199,13 @@ class Writer:
         axis = Axis(Kind.PLAIN, sum(x.axis.size for x in xs), " + ".join(x.axis.called for x in xs))
         return self._made(SideBySide(xs, Value(name, axis)))
 
-    def spread(self, name: str, x: Value, streams: Axis) -> Value:
-        """A row as each of the residual streams along an axis, which every rank has."""
-        count = self._streams(name, streams, x.axis)
-        return self._made(SideBySide((self.replicated(x),) * count, Value(name, streams)))
+    def as_streams(self, name: str, streams: Axis, *rows: Value) -> Value:
+        """Rows as residual streams along an axis: one for each of these, or one for all."""
+        count = self._streams(name, streams, rows[0].axis)
+        rows = tuple(map(self.replicated, rows if len(rows) > 1 else rows * count))
+        if len(rows) != count or any(each.axis != rows[0].axis for each in rows):
+            raise ShardingError(f"{name}: {' and '.join(each.name for each in rows)} are not {count} streams")
+        return self._made(SideBySide(rows, Value(name, streams)))
 
     def stream_gates(
         self,
@@ -211,26 +231,31 @@ class Writer:
         y = Value(name, logits.axis)
         return self._made(StreamGates(logits, y, scale, base, streams, epsilon, written, least, rounds))
 
-    def read_streams(self, name: str, x: Value, gates: Value | None, row: Axis) -> Value:
-        """What a block reads of residual streams, along the axis of one: by gates, or their mean."""
+    def read_streams(self, name: str, x: Value, gates: Value | tuple[float, ...], row: Axis) -> Value:
+        """What a block reads of residual streams, along the axis of one, see `ReadStreams`."""
         count = self._streams(name, x.axis, row)
-        for each in (x, gates) if gates else (x,):
-            self._wants(each, Placement.REPLICATED, name)
-        if gates and gates.axis.size < count:
-            raise ShardingError(f"{name}: {gates.name} are no gates of {count} streams")
+        self._check_gates(name, x, gates, gates.axis.size >= count if isinstance(gates, Value) else len(gates) == count)
         return self._made(ReadStreams(x, gates, Value(name, row)))
 
-    def write_streams(self, x: Value, gates: Value, rows: Value) -> Value:
+    def write_streams(self, x: Value, gates: Value | tuple[float, ...], rows: Value, name: str = "") -> Value:
         """The residual streams after a block: each gets its part of what the block makes, summed over the ranks first
-        if it is partial."""
+        if it is partial, see `WriteStreams`; `name` is by default that of the block's residual."""
         rows = self.replicated(rows)
-        name = f"{_block(rows.name)}.residual"
+        name = name or f"{_block(rows.name)}.residual"
         count = self._streams(name, x.axis, rows.axis)
-        for each in (x, gates):
-            self._wants(each, Placement.REPLICATED, name)
-        if gates.axis.size not in (2 * count, (2 + count) * count):
-            raise ShardingError(f"{name}: {gates.name} do not say what {count} streams get")
+        possible = (2 * count, (2 + count) * count)
+        fits = gates.axis.size in possible if isinstance(gates, Value) else len(gates) == count
+        self._check_gates(name, x, gates, fits)
         return self._made(WriteStreams(x, gates, rows, Value(name, x.axis)))
+
+    def _check_gates(self, name: str, x: Value, gates: Value | tuple[float, ...], fits: bool) -> None:
+        """Refuse gates that do not fit the streams, and what some ranks do not have."""
+        for each in (x, gates):
+            if isinstance(each, Value):
+                self._wants(each, Placement.REPLICATED, name)
+        if not fits:
+            called = gates.name if isinstance(gates, Value) else gates
+            raise ShardingError(f"{name}: {called} are not the gates of the streams of {x.name}")
 
     @staticmethod
     def _streams(name: str, streams: Axis, row: Axis) -> int:
@@ -427,9 +452,9 @@ class Writer:
         return self.scaled(self.replicated(x), by)
 
     def times(self, name: str, x: Value, w: W) -> Value:
-        """x times a number that is a weight f32[1]."""
-        if w.shape != (1,) or w.out.cut:
-            raise ShardingError(f"{name}: {w.name} is no single number")
+        """x times a weight: a number f32[1], or one for each element of whole rows, f32[N]."""
+        if w.shape not in ((1,), (x.axis.size,)) or w.out.cut:
+            raise ShardingError(f"{name}: {w.name} is no single number, nor one for each of {x.axis.size} elements")
         return self._made(Times(self.replicated(x), w, Value(name, x.axis)))
 
     def scaled_rows(self, name: str, x: Value, by: Value) -> Value:
@@ -445,9 +470,9 @@ class Writer:
             x = self.replicated(x)
         return self._made(SoftCap(x, Value(name or f"{x.name}.capped", x.axis, x.placement), cap))
 
-    def add(self, residual: Value, x: Value, *more: Value) -> Value:
+    def add(self, residual: Value, x: Value, *more: Value, name: str = "") -> Value:
         """The residual after a block, or after several side by side: what they make is added, summed over the ranks
-        first if it is partial, at once; several are all partial."""
+        first if it is partial, at once; several are all partial. `name` is by default that of the block's residual."""
         self._wants(residual, Placement.REPLICATED, "a residual")
         for each in (x, *more) if more else ():
             self._wants(each, Placement.PARTIAL, "one of several blocks")
@@ -456,7 +481,7 @@ class Writer:
         x = self._summed(x, *more) if more else self.replicated(x)
         if x.axis != residual.axis:
             raise ShardingError(f"{x.name} is no residual's: it is along {x.axis.called}")
-        return self._made(Add(residual, x, Value(f"{_block(x.name)}.residual", residual.axis)))
+        return self._made(Add(residual, x, Value(name or f"{_block(x.name)}.residual", residual.axis)))
 
     def both(self, name: str, one: Value, other: Value) -> Value:
         """The sum of two partial values, of which every rank adds its own terms, so that both have one sum over the

@@ -13,6 +13,9 @@ from motley.daemon.models.graph.protos import STORED_AS, stored
 from motley.daemon.weights.quantise import ZERO_POINT
 from motley.daemon.weights.spec import Encoding, Piece, Placed, Weight
 
+LARGEST = 3.4e38
+"""What no float32 that counts is above."""
+
 
 class Emitter:
     """Appends nodes to a graph, and declares what they read.
@@ -97,6 +100,13 @@ class Emitter:
         name = f"f32.ones.{width}"
         if name not in self.constants:
             self.constants[name] = helper.make_tensor(name, TensorProto.FLOAT, [width], [1.0] * width)
+        return name
+
+    def row_of(self, value: float, width: int) -> str:
+        """A constant f32[1, width] of equal numbers."""
+        name = f"f32.row.{value}.{width}"
+        if name not in self.constants:
+            self.constants[name] = helper.make_tensor(name, TensorProto.FLOAT, [1, width], [value] * width)
         return name
 
     def initializers(self, placed: Iterable[Placed]) -> list[onnx.TensorProto]:

@@ -22,6 +22,7 @@ from motley.daemon.models.description.axes import Axis, Kind, Placement, Value, 
 from motley.daemon.models.description.operations import (
     Activation,
     Add,
+    AsLarge,
     Attend,
     Choose,
     Clip,
@@ -43,6 +44,7 @@ from motley.daemon.models.description.operations import (
     SideBySide,
     SoftCap,
     StateSpace,
+    StatisticalTopK,
     StreamGates,
     Sum,
     Times,
@@ -53,7 +55,7 @@ from motley.daemon.models.description.operations import (
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import attention_of
 from motley.daemon.models.graph.chosen_positions import CHOSEN_POSITIONS
-from motley.daemon.models.graph.emitter import Emitter
+from motley.daemon.models.graph.emitter import LARGEST, Emitter
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
@@ -117,7 +119,7 @@ class Nodes(Emitter):
                 self._emit(each)
             elif isinstance(each, Route):
                 self._waiting[each.weights.name] = self._waiting[each.chosen.name] = each
-            elif isinstance(each, WholeNorm):
+            elif isinstance(each, WholeNorm | StatisticalTopK):
                 self._emit(each)  # every rank takes part in its sum
             elif isinstance(each, HeadParts):
                 self._waiting |= dict.fromkeys((y.name for y in each.ys), each)
@@ -194,6 +196,8 @@ class Nodes(Emitter):
                 self._make(y, "Mul", [self.read(x), self._vector(f"{self.named(y.name)}.by", w)])
             case ScaleRows():
                 self._scale_rows(operation)
+            case SoftCap(x, y, cap) if cap == 1.0:
+                self._make(y, "Tanh", [self.read(x)])
             case SoftCap(x, y, cap):
                 small = self.node("Mul", [self.read(x), self.floats(1 / cap)], f"{self.named(y.name)}.part")
                 bounded = self.node("Tanh", [small], f"{self.named(y.name)}.bounded")
@@ -208,6 +212,10 @@ class Nodes(Emitter):
                 self.sum(operation)
             case WholeNorm():
                 self.whole_norm(operation)
+            case StatisticalTopK():
+                self.statistical_top_k(operation)
+            case AsLarge():
+                self._as_large(operation)
             case Experts():
                 self.experts(operation)
 
@@ -217,6 +225,10 @@ class Nodes(Emitter):
 
     def whole_norm(self, operation: WholeNorm) -> None:
         """Norm over everyone's parts of an axis; only ranks can."""
+        raise AssertionError(f"{operation.name} is computed by ranks")
+
+    def statistical_top_k(self, operation: StatisticalTopK) -> None:
+        """What is above a threshold that is about everyone's parts of an axis; only ranks can."""
         raise AssertionError(f"{operation.name} is computed by ranks")
 
     def recurrence(self, operation: Recurrence) -> None:
@@ -254,6 +266,19 @@ class Nodes(Emitter):
         operator = "LayerNormalization" if norm.centred else "RMSNormalization"
         return self.node(operator, [x, gain, *bias], name, axis=-1, epsilon=norm.epsilon)
 
+    def _as_large(self, operation: AsLarge) -> None:
+        """Means are products with a row of equal numbers, which engines compute faster than sums of rows."""
+        x, of, name = self.read(operation.x), self.read(operation.of), self.named(operation.y.name)
+        width = operation.x.axis.size
+        means = []
+        for called, value in (("of", of), ("own", x)):
+            squares = self.node("Mul", [value, value], f"{name}.{called}.squared")
+            means.append(self.node("Gemm", [squares, self.row_of(1 / width, width)], f"{squares}.mean", transB=1))
+        bounds = [self.floats(operation.least), self.floats(LARGEST)]
+        divisor = self.node("Clip", [means[1], *bounds], f"{name}.divisor")
+        quotient = self.node("Div", [means[0], divisor], f"{name}.quotient")
+        self._make(operation.y, "Mul", [x, self.node("Sqrt", [quotient], f"{name}.ratio")])
+
     def _vector(self, name: str, w: W) -> str:
         """A weight f32[N], all of it."""
         return self.weight(Weight(name, (Piece(w.name, range(w.out.size)),)))
@@ -279,6 +304,7 @@ class Nodes(Emitter):
         self.split(product, widths)
         for y in linear.ys:
             self.given(y)
+            self._tell_width(y)
 
     def _rows_of(self, w: W) -> list[Piece]:
         """What this owner has of a matrix whose rows may be cut."""
@@ -356,11 +382,13 @@ class Nodes(Emitter):
             case ReadStreams(x=x, gates=gates):
                 streams = x.axis.size // y.axis.size
                 function = read_streams(streams)
-                read = [self.read(x), self.floats(*[1 / streams] * streams) if gates is None else self.read(gates)]
+                read = [self.read(x), self.read(gates) if isinstance(gates, Value) else self.floats(*gates)]
             case WriteStreams(x=x, gates=gates, rows=rows):
                 streams = x.axis.size // rows.axis.size
-                function = write_streams(streams, mixes=gates.axis.size > 2 * streams)
-                read = [self.read(each) for each in (x, gates, rows)]
+                mixes = isinstance(gates, Value) and gates.axis.size > 2 * streams
+                function = write_streams(streams, mixes)
+                said = self.read(gates) if isinstance(gates, Value) else self.floats(*[0.0] * streams, *gates)
+                read = [self.read(x), said, self.read(rows)]
         self.functions[function.name] = function
         self._make(y, function.name, read, domain=DOMAIN, streams=streams, **more)
 

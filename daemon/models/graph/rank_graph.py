@@ -47,6 +47,7 @@ from motley.daemon.models.description.operations import (
     Linear,
     Recurrence,
     SoftCap,
+    StatisticalTopK,
     WholeNorm,
 )
 from motley.daemon.models.description.rope import Rope, rotary_tables
@@ -54,6 +55,7 @@ from motley.daemon.models.graph.nodes import Nodes
 from motley.daemon.models.graph.protos import declared_value, whole_model
 from motley.daemon.models.graph.rank_norms import lower_whole_norm
 from motley.daemon.models.graph.rank_sums import RankSums
+from motley.daemon.models.graph.rank_top_k import lower_statistical_top_k
 from motley.daemon.models.graph.recurrence import lower_recurrence
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import SHARE_FILE, Piece, Placed, lay_out
@@ -390,6 +392,10 @@ class _RankNodes(RankSums):
     def whole_norm(self, operation: WholeNorm) -> None:
         """See `motley.daemon.models.graph.rank_norms`."""
         lower_whole_norm(self, operation)
+
+    def statistical_top_k(self, operation: StatisticalTopK) -> None:
+        """See `motley.daemon.models.graph.rank_top_k`."""
+        lower_statistical_top_k(self, operation)
 
 
 def _sees_all(attend: Attend | None, context: int) -> bool:

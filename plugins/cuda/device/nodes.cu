@@ -39,11 +39,12 @@ extern "C" __global__ void norm_groups(const float* x, int x_stride, const float
         if (first + i * WARP < width) to[first + i * WARP] = (own[i] - mean) / root * scales[i];
 }
 
+// y = a + b, which has an element for each row, or for each of a
 extern "C" __global__ void add(const float* a, int a_stride, const float* b, int b_stride, float* y, int y_stride,
-                               int rows, int width) {
+                               int rows, int width, int b_width) {
     wait_for_previous();
     const i64 row = thread_number() / width, i = thread_number() % width;
-    if (row < rows) y[row * y_stride + i] = a[row * a_stride + i] + b[row * b_stride + i];
+    if (row < rows) y[row * y_stride + i] = a[row * a_stride + i] + b[row * b_stride + (b_width == 1 ? 0 : i)];
 }
 
 // y = x * factor + addend

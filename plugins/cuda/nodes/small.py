@@ -98,7 +98,7 @@ class SmallNodes(Making):
             self._scale(node, addend=self._number(node.input[1]))
             return
         a, b = map(self._operand, node.input)
-        y, size = self._result(node, a.width), integers(self._count, a.width)
+        y, size = self._result(node, a.width), integers(self._count, a.width, b.width)
         # In the place of a term, other blocks of the row would still read what one has overwritten.
         if node.output[0] in self._graph.normalised_sums and y.address not in (a.address, b.address):
             self._unsummed[node.output[0]] = a, b
@@ -157,9 +157,10 @@ class SmallNodes(Making):
         self._graph.launch("read_streams", self._count * y.width, *rows_of(x), *rows_of(gates), *rows_of(y), *size)
 
     def write_streams(self, node: onnx.NodeProto) -> None:
-        """Residual streams, each with what it gets of what a block has made."""
+        """Residual streams, each with what it gets of what a block has made, by gates that may be the same for every
+        row."""
         graph, streams = self._graph, attributes_of(node)["streams"]
-        x, gates, own = (graph.values[name] for name in node.input)
+        x, gates, own = map(self._operand, node.input)
         y, size = self._result(node, x.width), integers(self._count, own.width, streams, gates.width > 2 * streams)
         views = (*rows_of(x), *rows_of(gates), *rows_of(own), *rows_of(y))
         graph.launch("write_streams", self._count * own.width, *views, *size)

@@ -284,6 +284,7 @@ def test_experts_of_a_partial_input_are_given_the_sum() -> None:
 STREAMS = Axis(Kind.PLAIN, 4 * 48, "hc_mult * hidden_size")
 OF_STREAMS = Value("layers.0.streams", STREAMS)
 GATES = Value("layers.0.gates", Axis(Kind.PLAIN, 8, "gates of streams"))
+MEAN = (0.25,) * 4
 
 
 def vector(name: str, size: int) -> W:
@@ -296,9 +297,35 @@ def gates(writer: Writer, logits: int = 24, scale: int = 3, rounds: int = 2, str
     return writer.stream_gates("layers.0.y", made, vector("scale", scale), vector("base", logits), streams, **rules)
 
 
+def test_what_is_above_a_threshold_is_decided_by_all_ranks() -> None:
+    writer = Writer(X)
+    gate = Value("layers.0.mlp.gate", COLUMNS, Placement.SHARDED)
+    above = writer.statistical_top_k("layers.0.mlp.moments", gate, 1.5)
+    assert above == Value("layers.0.mlp.gate.above", COLUMNS, Placement.SHARDED)
+    with pytest.raises(ShardingError, match=r"layers\.0\.moments: layers\.0\.x is replicated, not sharded"):
+        writer.statistical_top_k("layers.0.moments", X, 1.5)
+
+
+def test_rows_are_made_as_large_as_others_that_are_whole() -> None:
+    writer = Writer(X)
+    assert writer.as_large("layers.0.sized", X, X, 1e-5) == Value("layers.0.sized", RESIDUAL)
+    with pytest.raises(ShardingError, match="unlike axes"):
+        writer.as_large("layers.0.y", X, Value("layers.0.other", OTHER), 1e-5)
+    with pytest.raises(ShardingError, match="is partial, not replicated"):
+        writer.as_large("layers.0.y", PARTIAL, X, 1e-5)
+
+
+def test_rows_are_multiplied_by_a_number_or_by_one_for_each_element() -> None:
+    writer = Writer(X)
+    assert writer.times("layers.0.one", X, vector("one", 1)).axis == RESIDUAL
+    assert writer.times("layers.0.each", X, W("each", RESIDUAL)).axis == RESIDUAL
+    with pytest.raises(ShardingError, match="nor one for each of"):
+        writer.times("layers.0.y", X, vector("few", 3))
+
+
 def test_streams_are_made_of_a_row_read_and_written_to() -> None:
     writer = Writer(X)
-    streams = writer.spread("layers.0.streams", X, STREAMS)
+    streams = writer.as_streams("layers.0.streams", STREAMS, X)
     row = writer.read_streams("layers.0.mlp.read", streams, GATES, RESIDUAL)
     after = writer.write_streams(streams, GATES, PARTIAL)
     assert (streams.axis, row.axis, after.axis) == (STREAMS, RESIDUAL, STREAMS)
@@ -307,20 +334,34 @@ def test_streams_are_made_of_a_row_read_and_written_to() -> None:
     assert [gates(Writer(X), *own).axis.size for own in ((4, 1, 0), (8, 2, 0), (24, 3, 2))] == [4, 8, 24]
 
 
+def test_streams_have_gates_that_are_the_same_for_all_rows() -> None:
+    writer = Writer(X)
+    row = Value("layers.0.row", RESIDUAL)
+    streams = writer.as_streams("layers.0.streams", STREAMS, X, row, row, X)
+    writer.read_streams("layers.0.mlp.read", streams, MEAN, RESIDUAL)
+    after = writer.write_streams(streams, (0.0, 1.0, 1.0, 1.0), row, "layers.0.after")
+    assert after == Value("layers.0.after", STREAMS)
+    assert [each.gates for each in writer.operations[1:]] == [MEAN, (0.0, 1.0, 1.0, 1.0)]
+
+
 @pytest.mark.parametrize(
     "make",
     [
-        lambda writer: writer.spread("layers.0.y", X, Axis(Kind.PLAIN, 100, "streams")),
-        lambda writer: writer.spread("layers.0.y", X, RESIDUAL),
-        lambda writer: writer.spread("layers.0.y", SHARDED, STREAMS),
-        lambda writer: writer.read_streams("layers.0.y", OF_STREAMS, None, OTHER),
-        lambda writer: writer.read_streams("layers.0.y", X, None, RESIDUAL),
+        lambda writer: writer.as_streams("layers.0.y", Axis(Kind.PLAIN, 100, "streams"), X),
+        lambda writer: writer.as_streams("layers.0.y", RESIDUAL, X),
+        lambda writer: writer.as_streams("layers.0.y", STREAMS, SHARDED),
+        lambda writer: writer.as_streams("layers.0.y", STREAMS, X, X),
+        lambda writer: writer.as_streams("layers.0.y", STREAMS, X, X, X, Value("layers.0.other", OTHER)),
+        lambda writer: writer.read_streams("layers.0.y", OF_STREAMS, MEAN, OTHER),
+        lambda writer: writer.read_streams("layers.0.y", X, MEAN, RESIDUAL),
+        lambda writer: writer.read_streams("layers.0.y", OF_STREAMS, MEAN[1:], RESIDUAL),
         lambda writer: writer.read_streams("layers.0.y", OF_STREAMS, Value("few", Axis(Kind.PLAIN, 3, "3")), RESIDUAL),
-        lambda writer: writer.read_streams("layers.0.y", Value("partial", STREAMS, Placement.PARTIAL), None, RESIDUAL),
+        lambda writer: writer.read_streams("layers.0.y", Value("partial", STREAMS, Placement.PARTIAL), MEAN, RESIDUAL),
         lambda writer: writer.write_streams(
             OF_STREAMS, Value("read", Axis(Kind.PLAIN, 4, "4")), Value("layers.0.y", RESIDUAL)
         ),
         lambda writer: writer.write_streams(OF_STREAMS, GATES, Value("layers.0.y", OTHER)),
+        lambda writer: writer.write_streams(OF_STREAMS, MEAN[1:], Value("layers.0.y", RESIDUAL)),
         lambda writer: gates(writer, logits=23),
         lambda writer: gates(writer, streams=5),
         lambda writer: gates(writer, scale=2),

@@ -66,6 +66,15 @@ def test_streams_are_written_to(streams: int, mixes: bool) -> None:
     np.testing.assert_array_equal(alone, write(np, *inputs[:2], nothing, streams=streams))
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_streams_are_written_to_by_gates_of_all_rows(mixes: bool) -> None:
+    x, gates, rows = drawn(ROWS, 3 * COLUMNS), drawn(3 * (2 + 3 * mixes)), drawn(ROWS, COLUMNS)
+    write = operators.OPERATORS[WRITE_STREAMS]
+    expected = write(np, x, np.tile(gates, (ROWS, 1)), rows, streams=3)
+    np.testing.assert_allclose(by_operators(write_streams(3, mixes), [x, gates, rows], streams=3), expected, 1e-4, 1e-6)
+    np.testing.assert_array_equal(write(np, x, gates, rows, streams=3), expected)
+
+
 def test_what_mixes_adds_up_to_one_in_rows_and_columns() -> None:
     inputs = [drawn(ROWS, 24), np.ones(3, np.float32), drawn(24)]
     gates = operators.stream_gates(np, *inputs, streams=4, epsilon=1e-6, written=2.0, least=0.0, rounds=20)

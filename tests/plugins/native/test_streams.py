@@ -56,11 +56,17 @@ def test_reading(rows: int, streams: int, columns: int, alike: bool) -> None:
         assert_same(read(x[row : row + 1], gates if alike else gates[row : row + 1]), y[row : row + 1])
 
 
-@given(rows=st.integers(1, 3), streams=st.integers(2, MOST_STREAMS), columns=st.integers(1, 70), mixes=st.booleans())
-def test_writing(rows: int, streams: int, columns: int, mixes: bool) -> None:
+@given(
+    rows=st.integers(1, 3),
+    streams=st.integers(2, MOST_STREAMS),
+    columns=st.integers(1, 70),
+    mixes=st.booleans(),
+    alike=st.booleans(),
+)
+def test_writing(rows: int, streams: int, columns: int, mixes: bool, alike: bool) -> None:
     random = np.random.default_rng([rows, streams, columns])
     x, own = normal(random, rows, streams * columns), normal(random, rows, columns)
-    gates = normal(random, rows, (2 + streams * mixes) * streams)
+    gates = normal(random, *[rows][alike:], (2 + streams * mixes) * streams)
 
     def write(x: F32, gates: F32, own: F32) -> F32:
         y = np.full_like(x, np.nan)
@@ -71,7 +77,7 @@ def test_writing(rows: int, streams: int, columns: int, mixes: bool) -> None:
     np.testing.assert_allclose(y, operators.write_streams(np, x, gates, own, streams=streams), 1e-4, 1e-5)
     for row in range(rows):
         one = slice(row, row + 1)
-        assert_same(write(x[one], gates[one], own[one]), y[one])
+        assert_same(write(x[one], gates if alike else gates[one], own[one]), y[one])
 
 
 def test_as_many_streams_as_a_model_may_have() -> None:

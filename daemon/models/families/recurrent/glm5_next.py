@@ -67,7 +67,9 @@ def glm5_next(keys: Keys) -> Model:
     floor = _floor(keys, of)
 
     def end(writer: Writer, x: Value) -> Value:
-        return writer.read_streams(f"layers.{shape.layers - 1}.head.read", x, None, shape.residual)
+        return writer.read_streams(
+            f"layers.{shape.layers - 1}.head.read", x, (1 / streams.count,) * streams.count, shape.residual
+        )
 
     def layer(number: int) -> Layer:
         def mix(writer: Writer, x: Value) -> Value:
