@@ -40,14 +40,17 @@ class OpenModel:
 
     def rows(self, tokens: Sequence[int]) -> F32:
         """What a step of some tokens begins with: f32[T, D], their embeddings, and behind them the rows of
-        `Model.beside`.
+        `Model.beside`, the first one for tokens beyond it.
 
         Raises:
             IndexError: there is no such token.
             CheckpointError: a file cannot be read (any more).
         """
-        tables = [self.source.rows(table.name, tokens) for table in self.model.tables]
-        return tables[0] if len(tables) == 1 else np.concatenate(tables, axis=1)
+        embeddings, beside = self.source.rows(self.model.embedding.name, tokens), self.model.beside
+        if beside is None:
+            return embeddings
+        there = [token if token < beside.out.size else 0 for token in tokens]
+        return np.concatenate([embeddings, self.source.rows(beside.name, there)], axis=1)
 
 
 def open_weights(path: Path, bring: Bring | None = None) -> TensorFiles:

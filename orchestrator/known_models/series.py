@@ -159,6 +159,37 @@ def deepseek(**values: Any) -> dict[str, Any]:
     )
 
 
+def gemma3n(**values: Any) -> dict[str, Any]:
+    """Every fifth layer sees everything, and of the gates of the first ten 95 % are closed."""
+    layers = len(values["intermediate_size"])
+    config = config_of(
+        "gemma3n_text",
+        "Gemma3nForCausalLM",
+        vocab_size=262400,
+        vocab_size_per_layer_input=262144,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=256,
+        sliding_window=512,
+        layer_types=(["sliding_attention"] * 4 + ["full_attention"]) * (layers // 5),
+        hidden_size_per_layer_input=256,
+        altup_num_inputs=4,
+        laurel_rank=64,
+        activation_sparsity_pattern=[0.95] * 10 + [0.0] * (layers - 10),
+        final_logit_softcapping=30.0,
+        max_position_embeddings=32768,
+        rope_theta=1000000.0,
+        rope_local_base_freq=10000.0,
+        rms_norm_eps=1e-6,
+        bos_token_id=2,
+        eos_token_id=1,
+        **values,
+    )
+    config.pop("hidden_act")
+    return config | {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+
+
 def gemma4(**values: Any) -> dict[str, Any]:
     config = config_of(
         "gemma4_text",

@@ -11,6 +11,7 @@ from motley.orchestrator.known_models.series import (
     DEEPSEEK_YARN,
     config_of,
     deepseek,
+    gemma3n,
     gemma4,
     gemma4_of_phones,
     hunyuan,
@@ -444,6 +445,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         bos_token_id=200034,
         eos_token_id=200020,
     ),
+    "gemma-3n-e4b": gemma3n(hidden_size=2048, intermediate_size=[16384] * 35, num_kv_shared_layers=15),
     "gemma-4-e2b": gemma4_of_phones(
         5,
         hidden_size=1536,

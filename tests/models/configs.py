@@ -78,6 +78,14 @@ ERNIE4_5_MOE = LLAMA | {"model_type": "ernie4_5_moe", "moe_num_experts": 6, "moe
 MINIMAX_M2 = LLAMA | {"model_type": "minimax_m2", "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16}
 GPT_OSS = LLAMA | {"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2}
 GEMMA3 = {key: value for key, value in LLAMA.items() if key != "hidden_act"} | {"model_type": "gemma3_text"}
+GEMMA3N = GEMMA3 | {
+    "model_type": "gemma3n_text",
+    "vocab_size_per_layer_input": 90,
+    "hidden_size_per_layer_input": 16,
+    "laurel_rank": 8,
+    "num_kv_shared_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+}
 GEMMA4 = GEMMA3 | {
     "model_type": "gemma4_text",
     "hidden_size_per_layer_input": 0,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from math import log, sqrt, tau
+from math import inf, log, sqrt, tau
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -120,6 +121,15 @@ def add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
             writer.add_sliding_window_pattern(config["sliding_window_pattern"])
         if config.get("final_logit_softcapping"):
             writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture == "gemma3n":
+        writer.add_altup_active_idx(0)
+        writer.add_altup_num_inputs(config["altup_num_inputs"])
+        writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+        writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+        parts = config["activation_sparsity_pattern"]
+        writer.add_activation_sparsity_scale([NormalDist().inv_cdf(part) if part else -inf for part in parts])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if architecture in ("granite", "granitehybrid", "granitemoe"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])

@@ -1531,6 +1531,28 @@ CASES: dict[str, dict[str, Any]] = {
         "index_n_heads": 8,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
     },
+    "gemma3n": {
+        "architectures": ["Gemma3nForCausalLM"],
+        "model_type": "gemma3n_text",
+        "vocab_size_per_layer_input": 97,  # fewer than there are words
+        "hidden_size": 80,
+        "intermediate_size": [64, 64, 96, 96],
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 32,
+        "altup_num_inputs": 3,
+        "laurel_rank": 32,
+        "activation_sparsity_pattern": [0.7, 0.0, 0.4, 0.0],
+        "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

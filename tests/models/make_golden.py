@@ -123,6 +123,14 @@ def _write_model(folder: Path, settings: dict[str, Any], seed: int) -> None:
 
 def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tensor | None:
     """A tensor of a family that needs other magnitudes than most, for its text to be lively; None: as with most."""
+    if family == "gemma3n_text":
+        if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
+            return noise
+        if name.endswith("correct_output_scale"):
+            return 1 + 0.3 * noise
+        if name.endswith("modality_router.weight"):  # its inputs are divided by their number
+            return noise.shape[-1] ** 0.5 * noise
+        return 0.3 * noise if "embed_tokens" in name else None  # the embedding is multiplied by 9, and is the head
     if family in ("gemma", "vaultgemma") or family.startswith(("gemma2", "gemma3")):
         if name.endswith("model.norm.weight"):  # of any sign, or the text would repeat the last token for ever
             return noise - 1

@@ -17,14 +17,17 @@ from motley.daemon.models.description.operations import (
     Norm,
     ReadStreams,
     SideBySide,
+    SoftCap,
+    StatisticalTopK,
     StreamGates,
+    Times,
     WriteStreams,
 )
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
 from motley.orchestrator.known_models.shapes import SHAPES
-from tests.models.configs import GLM5_NEXT, HY_V4, LLAMA, read, without
-from tests.models.test_reading import attentions
+from tests.models.configs import GEMMA3N, GLM5_NEXT, HY_V4, LLAMA, read, without
+from tests.models.test_reading import attentions, columns, windows
 
 
 def rules(model: Model) -> set[tuple[float, ...]]:
@@ -132,7 +135,7 @@ def test_glm_5_3_s_streams_are_mixed(tmp_path: Path) -> None:
         (RecurrentHeads(64, 64, 128, 128), -5.0, True)
     }
     last = next(each for each in reversed([*model.layers[-1].operations]) if isinstance(each, ReadStreams))
-    assert last.gates is None
+    assert last.gates == (0.25,) * 4
     assert model.expert_layers == [1, 2, 3]
     assert read(tmp_path, without(GLM5_NEXT, "first_k_dense_replace")).expert_layers == [3]
 
@@ -195,3 +198,71 @@ def test_glm_5_3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) ->
 def test_what_cannot_be_is_named(config: dict[str, Any], key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=key):
         read(tmp_path, config)
+
+
+def test_gemma3n_computes_with_the_first_of_its_streams(tmp_path: Path) -> None:
+    model = read(tmp_path, GEMMA3N | {"altup_num_inputs": 3})
+    assert [layer.x.axis.size for layer in model.layers] == [64, 3 * 64, 3 * 64]
+    assert (model.layers[-1].y.axis.size, model.further_streams, model.whole) == (64, 2, True)
+    assert [attend.layer for attend in attentions(model)] == [0, 1, 1]
+    assert windows(model) == [512, 0, 0]
+    given = [each.gates for each in model.operations if isinstance(each, WriteStreams) and type(each.gates) is tuple]
+    assert given == [(1.0, 1.0, 1.0), (0.0, 1.0, 1.0)] * 3
+    unscaled = read(tmp_path, GEMMA3N | {"altup_correct_scale": False})
+    assert [sum(isinstance(each, Times) for each in one.operations) for one in (model, unscaled)] == [3, 0]
+    assert not any(name.endswith("correct_output_scale") for name in expected_shapes(unscaled))
+
+
+def test_gemma3n_s_defaults(tmp_path: Path) -> None:
+    model = read(tmp_path, GEMMA3N)
+    assert model.ropes == {"full": Rope(1e6, 256), "sliding": Rope(1e4, 256)}
+    older = GEMMA3N | {"rope_theta": 5000.0, "rope_local_base_freq": 100.0, "rope_scaling": None}
+    assert read(tmp_path, older).ropes == {"full": Rope(5000.0, 256), "sliding": Rope(100.0, 256)}
+    uncapped = read(tmp_path, GEMMA3N | {"final_logit_softcapping": None})
+    assert [[each.cap for each in one.head if isinstance(each, SoftCap)] for one in (model, uncapped)] == [[30.0], []]
+    shorter = without(without(GEMMA3N, "layer_types"), "num_kv_shared_layers") | {"num_hidden_layers": 35}
+    by_default = read(tmp_path, shorter)
+    assert [attend.window for attend in attentions(by_default)[:6]] == [512, 512, 512, 512, 0, 512]
+    assert [attend.layer for attend in attentions(by_default)[18:24]] == [18, 19, 18, 18, 18, 18]
+    closed = [each for each in by_default.operations if isinstance(each, StatisticalTopK)]
+    assert [each.deviations for each in closed] == pytest.approx([1.6448536] * 10)
+    assert not any(isinstance(each, StatisticalTopK) for each in model.operations)
+
+
+def test_gemma3n_s_layers_have_widths_of_their_own(tmp_path: Path) -> None:
+    assert columns(read(tmp_path, GEMMA3N | {"intermediate_size": [32, 64, 96]})) == {32, 64, 96}
+
+
+def test_gemma3n_is_the_text_of_a_model_of_more(tmp_path: Path) -> None:
+    text = without(GEMMA3N, "model_type") | {"model_type": "gemma3n_text"}
+    whole = read(tmp_path, {"model_type": "gemma3n", "text_config": text, "vision_config": {}, "audio_config": {}})
+    assert replace(whole, prefixes=()) == read(tmp_path, GEMMA3N)
+    places = {part.tensor for tensor in tensors(whole) for part in tensor.parts}
+    assert "model.language_model.layers.0.altup.prediction_coefs.weight" in places
+    assert "model.language_model.altup_projections.0.weight" in places
+
+
+def test_the_sizes_of_gemma3n_s_published_model(tmp_path: Path) -> None:
+    """Of 6.87 billion parameters, files have 31 million for keys and values of layers that borrow them."""
+    assert round(parameters(read(tmp_path, SHAPES["gemma-3n-e4b"])) / 1e9, 2) == 6.84
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"altup_active_idx": 1}, "altup_active_idx"),
+        ({"altup_num_inputs": 9}, "altup_num_inputs"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_activation": "gelu"}, "hidden_activation"),
+        ({"intermediate_size": [64, 64]}, "intermediate_size"),
+        ({"intermediate_size": [64, 0, 64]}, "intermediate_size"),
+        ({"activation_sparsity_pattern": [0.5, 0.5]}, "activation_sparsity_pattern"),
+        ({"activation_sparsity_pattern": [0.5, 0.5, 1.0]}, "activation_sparsity_pattern"),
+        ({"activation_sparsity_pattern": 0.5}, "activation_sparsity_pattern"),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ({"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+    ],
+)
+def test_gemma3n_refuses(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read(tmp_path, GEMMA3N | changes)

@@ -136,8 +136,13 @@ def test_the_same_axes_are_cut(case: Case) -> None:
             if cut_by_us(w) != CUTS[plan.get(planned, "replicated_with_grad_allreduce")]:
                 unlike.add(planned)
     assert unlike == set(DIFFERENCES.get(case.model.family, {}))
-    # Not of weights: how results of experts are summed, and that sinks are cut as the heads are that they belong to.
-    no_weights = {"layers.*.mlp.experts", "layers.*.feed_forward.experts", "layers.*.self_attn"}
+    # Not of weights: how results of experts are summed, that sinks are cut as their heads are, norms without gains.
+    no_weights = {
+        "layers.*.mlp.experts",
+        "layers.*.feed_forward.experts",
+        "layers.*.self_attn",
+        "layers.*.self_attn.v_norm",
+    }
     plain = {f"layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")}
     dense = plain if len(case.model.expert_layers) == len(case.model.layers) else set()  # no layer has them
     assert set(plan) - met <= no_weights | dense

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "gemma4_unified_text": "gemma4",
     "exaone_moe": "exaone-moe",
@@ -67,7 +68,7 @@ SAME_NAMES = {"bailingmoe3": "kimi-linear", "laguna": "step35"}
 """Of an architecture that the package does not know yet, one whose tensors have the same names."""
 EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 DERIVED = re.compile(
-    r"\d\.per_layer_model_projection|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|\.w(q_b|k)_halves\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|\.decay$|conv\.in_proj_[bcx]\.|conv_taps\."
+    r"\d\.per_layer_model_projection|\.prediction_coefs\.\d|\.(mixer|mamba)\.(in_proj|conv1d)_|_(halves|query|gate|up|turned|latent)_(proj|norm)\.|\.w(q_b|k)_halves\.|in_proj_[qkvzba]\.|conv1d_[qkv]\.|\.decay$|conv\.in_proj_[bcx]\.|conv_taps\."
 )
 """Matrices that a model has, and no file."""
 LAYERS = 8
@@ -121,6 +122,8 @@ def to_gguf(
         found = dict(ling(found))
     if "kv_lora_rank" in config and architecture != "minicpm3":
         found = dict(by_heads(found, config))
+    if architecture == "gemma3n":
+        found = dict(stacked(found))
     for name, values in found.items():
         if architecture in INTERLEAVED and ".q_proj" in name:
             values = interleaved(values, config["num_attention_heads"])
@@ -180,6 +183,17 @@ def fused(tensors: dict[str, F32], fusing: dict[str, tuple[str, ...]]) -> dict[s
         )
         found.setdefault(whole, []).append(values)
     return {name: np.concatenate(parts) for name, parts in found.items()}
+
+
+def stacked(tensors: dict[str, F32]) -> Iterator[tuple[str, F32]]:
+    """Tensors with what makes residual streams, and a row of them again, one matrix after another."""
+    for name, own in tensors.items():
+        module = re.fullmatch(r"(model\.altup_\w+)\.(\d+)\.weight", name)
+        if module is None:
+            yield name.replace("correct_output_scale", "correct_output_scale.weight"), own
+        elif module[2] == "0":
+            every = [each for other, each in tensors.items() if other.startswith(f"{module[1]}.")]
+            yield f"{module[1]}.weight", np.stack(every)
 
 
 def of_experts(tensors: dict[str, F32], how: str) -> Iterator[tuple[str, F32]]:

@@ -34,6 +34,7 @@ REFUSED: Mapping[str, str] = {
     "gemma3": f"Gelu, .*{_TABLES}",
     "gemma3-softcaps": f"Gelu, .*Tanh, {_TABLES}",
     "gemma3-with-vision": f"Gelu, .*{_TABLES}",
+    "gemma3n": f"motley.ReadStreams, .*motley.DistCollective of rows .*Gelu, motley.WriteStreams, .*{_TABLES}",
     "gemma4": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",
     "gemma4-experts": f"RMSNormalization without a gain, .*Gelu, .*motley.Experts.*, Tanh, {_TABLES}",
     "gemma4-unified": f"RMSNormalization without a gain, .*Gelu, .*Tanh, {_TABLES}",

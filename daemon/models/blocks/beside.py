@@ -23,14 +23,17 @@ class GivenRows:
         table: see `Model.beside`.
     """
 
-    def __init__(self, keys: Keys, shape: Shape, size: int) -> None:
+    def __init__(self, keys: Keys, shape: Shape, size: int, fewer: bool = False) -> None:
         """`size` is P.
+
+        Args:
+            fewer: the table may have fewer rows than there are words, of which the others are given the first.
 
         Raises:
             ConfigError: the table has not a row for each word.
         """
         words = keys.size("vocab_size_per_layer_input", shape.vocabulary)
-        if words < shape.vocabulary:
+        if words < shape.vocabulary and not fewer:
             raise keys.refusal("vocab_size_per_layer_input", f"at least vocab_size = {shape.vocabulary}")
         self._shape = shape
         self._axis = Axis(Kind.PLAIN, size, "hidden_size_per_layer_input")
@@ -44,6 +47,10 @@ class GivenRows:
 
     def write(self, writer: Writer, number: int, residual: Value) -> Value:
         """f32[T, D] -> f32[T, D]: the residual and what the layer makes of it by its part of the rows."""
+        return writer.add(residual, self.made(writer, number, residual))
+
+    def made(self, writer: Writer, number: int, residual: Value) -> Value:
+        """f32[T, D] -> f32[T, D]: what the layer makes of a residual by its part of the rows."""
         shape, axis, size = self._shape, self._axis, self._axis.size
         at, module = f"layers.{number}.beside", f"model.layers.{number}"
         every = Part("model.per_layer_model_projection.weight", (shape.layers * size, shape.hidden), number * size)
@@ -56,4 +63,4 @@ class GivenRows:
         (gate,) = writer.linear(f"{at}.gate", residual, into)
         opened = writer.gated(f"{at}.opened", gate, both, Activation.GELU_TANH)
         (x,) = writer.linear(f"{at}.output", opened, W(f"{module}.per_layer_projection.weight", shape.residual, axis))
-        return writer.add(residual, norm(writer, shape, f"{at}.after", x, f"{module}.post_per_layer_input_norm.weight"))
+        return norm(writer, shape, f"{at}.after", x, f"{module}.post_per_layer_input_norm.weight")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
+from statistics import NormalDist
 
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.operations import Activation
@@ -61,12 +62,15 @@ def gated_mlp(
     activation: Activation = Activation.SILU,
     limits: Limits | None = None,
     opening: float = 1.0,
+    sparsity: float = 0.0,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated MLP, from its normalised input to its down projection.
 
     Args:
         limits: of gates and up (with SiLU alone); None: there are none.
         opening: what opens the gates is multiplied by it.
+        sparsity: the part of the gates that is closed, if they are distributed normally, see `StatisticalTopK`; 0: all
+            count.
     """
     gate_bias, up_bias, down_bias = names.biases
     gate, up = writer.linear(
@@ -77,6 +81,8 @@ def gated_mlp(
         ys=(f"{at}.gate", f"{at}.up"),
     )
     gate = writer.scaled(gate, opening)
+    if sparsity:
+        gate = writer.statistical_top_k(f"{at}.moments", gate, NormalDist().inv_cdf(sparsity))
     gated = writer.gated(f"{at}.gated", gate, up, activation, limits)
     down = W(names.down, x.axis, columns, down_bias, parts=names.down_parts, bias_parts=names.bias_parts[2])
     return writer.linear(f"{at}.down", gated, down)[0]

@@ -90,8 +90,8 @@ class Model:
         eos: tokens that end a text.
         embedding: the table f32[vocabulary, D] whose rows are looked up.
         embedding_scale: what these are multiplied by.
-        beside: a second table f32[words, layers * P], by token, each layer of which is given P columns; None: there is
-            none.
+        beside: a second table f32[words, layers * P], by token, each layer of which is given P columns, the first row
+            where a token is beyond it; None: there is none.
         layers: in order.
         head: from `head_x`, the residuals of the rows that are asked for, to `logits`.
         ropes: rotary embeddings by name, as `Attend.rope` calls them.

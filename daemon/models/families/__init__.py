@@ -18,6 +18,7 @@ from motley.daemon.models.families.dense.exaone4 import exaone4
 from motley.daemon.models.families.dense.gemma import gemma
 from motley.daemon.models.families.dense.gemma2 import gemma2, vaultgemma
 from motley.daemon.models.families.dense.gemma3 import gemma3
+from motley.daemon.models.families.dense.gemma3n import gemma3n
 from motley.daemon.models.families.dense.glm4 import glm, glm4
 from motley.daemon.models.families.dense.granite import granite, granite_swa, hyperclovax
 from motley.daemon.models.families.dense.helium import helium
@@ -115,6 +116,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "gemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
+    "gemma3n_text": gemma3n,
     "gemma4_text": gemma4,
     "gemma4_unified_text": gemma4_unified,
     "glm": glm,
@@ -216,6 +218,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "cohere_compass": ("cohere_compass_text",),
     "exaone4_5": ("exaone4",),
     "gemma3": ("gemma3_text",),
+    "gemma3n": ("gemma3n_text",),
     "gemma4": ("gemma4_text",),
     "gemma4_unified": ("gemma4_unified_text",),
     "glm46v": ("glm4v_text", "glm4v_moe_text"),

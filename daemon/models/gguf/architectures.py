@@ -18,7 +18,7 @@ from motley.daemon.models.gguf.architecture import (
     no_window,
     only_sigmoids,
 )
-from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma4
+from motley.daemon.models.gguf.gemma import gemma2, gemma3, gemma3n, gemma4
 from motley.daemon.models.gguf.granite import granite, granite_moe, granite_moe_family
 from motley.daemon.models.gguf.laguna import LAGUNA, laguna
 from motley.daemon.models.gguf.latent import (
@@ -354,6 +354,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         gemma3,
         frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
         {"final_logit_softcapping": "final_logit_softcapping"},
+    ),
+    "gemma3n": Architecture(
+        "gemma3n_text",
+        gemma3n,
+        frozenset(
+            {
+                *("activation_sparsity_scale", "altup.active_idx", "attention.shared_kv_layers"),
+                *("attention.sliding_window_pattern", "rope.freq_base_swa"),
+            }
+        ),
+        {
+            "altup_num_inputs": "altup.num_inputs",
+            "final_logit_softcapping": "final_logit_softcapping",
+            "hidden_size_per_layer_input": "embedding_length_per_layer_input",
+        },
     ),
     "gemma4": Architecture(
         "gemma4_text",

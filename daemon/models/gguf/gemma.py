@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+from statistics import NormalDist
 from typing import Any
 
 from motley.daemon.models.blocks.windows import FULL, SLIDING
@@ -40,6 +42,28 @@ def gemma3(metadata: Metadata) -> dict[str, Any]:
         "sliding_window": windowed or None,
         "layer_types": kinds(metadata, period=6) if windowed else [FULL] * metadata.layers,
         "max_position_embeddings": own.size("context_length"),
+    }
+
+
+def gemma3n(metadata: Metadata) -> dict[str, Any]:
+    """Files tell the part of each layer's gates that is closed as the standard deviations that open ones are above the
+    mean; the first ones did not tell how many layers share keys, but 20 have their own."""
+    own, layers = metadata.own, metadata.layers
+    no_experts(metadata)
+    own.only("altup.active_idx", 0)
+    deviations = own.get("activation_sparsity_scale")
+    if not isinstance(deviations, list) or not all(isinstance(each, float) and each < inf for each in deviations):
+        raise own.refusal("activation_sparsity_scale", f"a list of {layers} numbers of standard deviations")
+    return {
+        "rope_parameters": {
+            "full_attention": rope_keys(metadata)["rope_parameters"],
+            "sliding_attention": {"rope_theta": own.number("rope.freq_base_swa", 10000.0)},
+        },
+        "layer_types": kinds(metadata, period=5),
+        "num_kv_shared_layers": own.size("attention.shared_kv_layers", max(0, layers - 20), least=0),
+        "activation_sparsity_pattern": [round(NormalDist().cdf(each), 6) for each in deviations],  # they are float32
+        "laurel_rank": metadata.checkpoint.tensor("model.layers.0.laurel.linear_left.weight").shape[0],
+        "vocab_size_per_layer_input": metadata.checkpoint.tensor(TABLE_BESIDE).shape[0],
     }
 
 

@@ -32,7 +32,7 @@ def gemma3(keys: Keys) -> Model:
     """Describe a model of type ``gemma3_text``."""
     keys = keys.filled(DEFAULTS)
     shape = read_shape(keys, tied=True, norm_offset=1.0)
-    ropes = _ropes(keys, shape.heads.size)
+    ropes = ropes_by_windows(keys, shape.heads.size)
     period = keys.size("sliding_window_pattern", 6)
     kinds = [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(shape.layers)]
     windows = listed_windows(keys, shape.layers, keys.size("sliding_window"), kinds)
@@ -65,7 +65,7 @@ def gemma3(keys: Keys) -> Model:
     return model("gemma3", shape, layer, ropes, context, embedding_scale=scaling, logits_cap=cap)
 
 
-def _ropes(keys: Keys, head_size: int) -> dict[str, Rope]:
+def ropes_by_windows(keys: Keys, head_size: int) -> dict[str, Rope]:
     """Layers that see everything may have a scaled rotary embedding, those with windows have a faster one."""
     full, sliding = rope_keys_of_both_kinds(keys)
     theta, local = keys.number("rope_theta", 1e6), keys.number("rope_local_base_freq", 1e4)

@@ -22,7 +22,7 @@ _BESIDE = {
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 _WHOLE_IN = {
-    "gemma4": _BESIDE,
+    **dict.fromkeys(("gemma3n", "gemma4"), _BESIDE),
     **dict.fromkeys(("lfm2", "lfm2moe"), _LAST_NORM),
     "falcon-h1": _FALCON_NORM,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_NORM),
@@ -83,10 +83,31 @@ _DELTA_NET = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-_GEMMA4 = {
+_GEMMA = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GIVEN_ROWS = {
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+_GEMMA3N = {
+    **_GEMMA,
+    **_GIVEN_ROWS,
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+_GEMMA4 = {
+    **_GEMMA,
+    **_GIVEN_ROWS,
     "post_ffw_norm_1": "post_feedforward_layernorm_1",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
@@ -94,14 +115,6 @@ _GEMMA4 = {
     "ffn_gate_inp": "router.proj",
     "ffn_gate_inp.scale": "router.scale",
     "ffn_down_exps.scale": "router.per_expert_scale",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-}
-_GEMMA = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
 }
 _HUNYUAN = {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
 _CONVOLUTIONS = {
@@ -185,6 +198,7 @@ _OF_LAYER_IN = {
     "minimax-m2": {"exp_probs_b.bias": "mlp.e_score_correction_bias"},
     "exaone4": {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     **dict.fromkeys(("gemma2", "gemma3"), _GEMMA),
+    "gemma3n": _GEMMA3N,
     "gemma4": _GEMMA4,
     "glm4": {
         "post_attention_norm": "post_self_attn_layernorm",
@@ -237,6 +251,8 @@ _OF_EXPERTS = {
     "ffn_down_exps": ("down_proj",),
 }
 """The parts that each expert has in such a tensor, by rows."""
+_STACKED = {"altup_proj": "model.altup_projections", "altup_unembd_proj": "model.altup_unembed_projections"}
+"""The tensors that are matrices which Hugging Face has apart, numbered from 0 on."""
 _EXPERTS_IN: dict[str, tuple[str, dict[str, str]]] = {
     "gemma4": ("experts", {}),
     **dict.fromkeys(("granitehybrid", "granitemoe"), ("block_sparse_moe.experts", {})),
@@ -281,8 +297,16 @@ def _expert(layer: str, number: int | str, part: str, architecture: str) -> str:
 
 
 def by_hugging_face_name(name: str, info: TensorInfo, architecture: str = "llama") -> Iterator[tuple[str, TensorInfo]]:
-    """A tensor of a GGUF file by its Hugging Face name; every matrix (or bias) in it, if it holds a layer's experts."""
+    """A tensor of a GGUF file by its Hugging Face name; every matrix (or bias) in it, if it holds a layer's experts, or
+    others that are apart there."""
     found = _NAME.fullmatch(name)
+    if found and found["part"] in _STACKED and len(info.shape) == 3:
+        count, matrix = info.shape[0], info.shape[1:]
+        size, module = info.size // max(1, count), _STACKED[found["part"]]
+        for number in range(count):
+            apart = replace(info, shape=matrix, offset=info.offset + number * size, size=size)
+            yield f"{module}.{number}.{found['kind']}", apart
+        return
     part = found["part"] if found and found["layer"] else ""
     parts = _OF_EXPERTS.get(part, ())
     dimensions = 3 if found and found["kind"] == "weight" else 2
