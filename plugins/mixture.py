@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = Any
 I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int32]
 """Of the adapters of some rows; 0: none."""
 
@@ -51,21 +52,26 @@ def as_terms(compute: Compute) -> Terms:
     return lambda x, sent: ((result,) for result in compute(x, sent))
 
 
-def deal(chosen: I64, slots: Slots | None = None) -> list[Sent]:
+def deal(chosen: I64, slots: Slots | None = None, weights: F32 | None = None) -> list[Sent]:
     """The rows of every expert that was chosen.
 
     Args:
         chosen: i64[T, K], the numbers of the K different experts that each row has chosen.
         slots: of the adapters of T rows or more; None: none has one.
+        weights: f32[T, K], of these experts: those that weigh 0 get nothing. None: all count.
     """
     if slots is not None and not slots.any():
         slots = None
     count = chosen.shape[1]
     order = np.argsort(chosen, axis=None, kind="stable")
+    if weights is not None and not weights.all():
+        order = order[weights.ravel()[order] != 0]
     if len(chosen) == 1:  # a decoded token: each expert gets the row, and there is nothing to group
         row, numbers = np.zeros(1, np.int64), chosen[0].tolist()
         own = None if slots is None else slots[:1]
         return [Sent(numbers[place], row, order[at : at + 1], own) for at, place in enumerate(order.tolist())]
+    if not len(order):
+        return []
     experts = chosen.ravel()[order]
     starts = np.flatnonzero(np.diff(experts, prepend=-1))
     sent = []

@@ -20,12 +20,13 @@ struct group {
     int64_t begin;
 };
 
-/* A mixture under way. A pair is a row and an expert that it has chosen. Those of an expert are together, in the order of
+/* A mixture under way. A pair is a row and an expert that it has chosen, by a weight that is not 0. Those of an expert are together, in the order of
  * the rows, and experts are in the order of their numbers. */
 struct mixing {
     const struct mixture *m;
     struct plan first, last; /* as if one expert had all pairs */
     struct group *groups;    /* of the chosen experts */
+    int64_t all;             /* rows and experts that they have chosen */
     int64_t pairs, count;    /* of groups */
     int32_t *next;           /* by expert: its next pair */
     int32_t *group, *row;    /* by pair */
@@ -45,7 +46,7 @@ static void *take(uint8_t *scratch, int64_t *used, int64_t bytes) {
 static int64_t lay_out(struct mixing *now, const struct mixture *m, uint8_t *scratch) {
     const int64_t pairs = m->tokens * m->choices, most = pairs < m->experts ? pairs : m->experts;
     int64_t used = 0;
-    *now = (struct mixing){.m = m, .pairs = pairs, .first = matmul_plan(m->first), .last = matmul_plan(m->last)};
+    *now = (struct mixing){.m = m, .all = pairs, .first = matmul_plan(m->first), .last = matmul_plan(m->last)};
     now->first.m.tokens = now->last.m.tokens = pairs;
     now->groups = take(scratch, &used, most * (int64_t)sizeof *now->groups);
     now->next = take(scratch, &used, m->experts * 4);
@@ -82,9 +83,11 @@ static int64_t deal(struct mixing *now) {
     const struct mixture *m = now->m;
     memset(now->next, 0, (size_t)m->experts * sizeof *now->next);
     memset(now->found, 0, (size_t)m->tokens * sizeof *now->found);
-    for (int64_t i = 0; i < now->pairs; i++) {
+    for (int64_t i = 0; i < now->all; i++) {
         if (m->chosen[i] < 0 || m->chosen[i] >= m->experts) return i;
+        if (m->weights[i] == 0) continue;
         now->next[m->chosen[i]]++;
+        now->pairs++;
     }
     for (int64_t expert = 0, begin = 0; expert < m->experts; expert++) {
         const int64_t rows = now->next[expert];
@@ -95,7 +98,8 @@ static int64_t deal(struct mixing *now) {
                                                    of_group(&now->last, m->last + expert, begin, rows), begin};
         begin += rows;
     }
-    for (int64_t i = 0; i < now->pairs; i++) {
+    for (int64_t i = 0; i < now->all; i++) {
+        if (m->weights[i] == 0) continue;
         const int32_t pair = now->next[m->chosen[i]]++;
         now->row[pair] = (int32_t)(i / m->choices);
         now->weights[pair] = m->weights[i];
@@ -157,7 +161,7 @@ static void weigh_part(const void *job, int64_t chunk) {
         .weights = now->weights,
         .which = now->own + row * m->choices,
         .y = m->total + row * columns,
-        .count = m->choices,
+        .count = now->found[row],
         .columns = columns,
         .from = from,
         .end = end < columns ? end : columns,

@@ -69,7 +69,7 @@ class BoundMixture:
     def add(self) -> None:
         for total, value in self.begin:
             np.copyto(total, value)
-        add_mixture(self.totals, self.x, self.weights, deal(self.chosen, self.slots), self.compute)
+        add_mixture(self.totals, self.x, self.weights, deal(self.chosen, self.slots, self.weights), self.compute)
 
 
 class LocalExperts:

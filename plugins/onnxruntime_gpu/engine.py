@@ -409,7 +409,7 @@ class WebGpuEngine:
         compute = self._experts.get(mixture.totals) or as_terms(partial(self._elsewhere, mixture.layer))
         x, weights, chosen = (at[name] for name in (mixture.x, mixture.weights, mixture.chosen))
         slots = slots_of_rows(chunk.adapted.slots, len(chosen))
-        add_mixture(totals, x, weights, deal(chosen, slots), compute)
+        add_mixture(totals, x, weights, deal(chosen, slots, weights), compute)
 
     def _elsewhere(self, layer: int, x: F32, sent: Sequence[Sent]) -> Iterable[F32]:
         results: Iterable[F32] = self._collectives.experts(layer)(x, sent)

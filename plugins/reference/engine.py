@@ -303,12 +303,12 @@ class ReferenceEngine(Interpreter):
     ) -> Array:
         """The weighted sums: an array, or a list where there are several."""
         totals = [base.copy() for base in bases] or [xp.zeros_like(x) for _ in range(results)]
-        choices = self.device.to_host(chosen)
+        choices, shares = map(self.device.to_host, (chosen, weights))
         for chunk in self._micro_chunks:
             slots = slots_of_rows(self._adapted[STEP], len(x))[chunk]
             sent = [
                 replace(own, rows=xp.asarray(own.rows), places=xp.asarray(own.places))
-                for own in deal(choices[chunk], slots)
+                for own in deal(choices[chunk], slots, shares[chunk])
             ]
             add_mixture([total[chunk] for total in totals], x[chunk], weights[chunk], sent, compute)
         return totals if results > 1 else totals[0]

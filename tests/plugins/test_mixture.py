@@ -30,6 +30,16 @@ def test_every_expert_gets_its_rows_once_and_in_order(chosen: Any) -> None:
 
 
 @given(choices(), st.integers(0, 2**32 - 1))
+def test_an_expert_gets_no_rows_for_which_it_weighs_nothing(chosen: Any, seed: int) -> None:
+    weights = np.random.default_rng(seed).integers(0, 2, chosen.shape).astype(np.float32)
+    sent = deal(chosen, weights=weights)
+    assert [own.expert for own in sent] == sorted(set(chosen[weights != 0].tolist()))
+    for own in sent:
+        rows, places = np.nonzero((chosen == own.expert) & (weights != 0))
+        assert (own.rows.tolist(), own.places.tolist()) == (rows.tolist(), places.tolist())
+
+
+@given(choices(), st.integers(0, 2**32 - 1))
 def test_the_sum_is_over_experts_in_order_wherever_a_row_stands(chosen: Any, seed: int) -> None:
     """The bits of a row that is computed alone, and of the sum as it is written in `motley.plugins.engine`."""
     random = np.random.default_rng(seed)

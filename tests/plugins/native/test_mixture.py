@@ -74,7 +74,7 @@ def one_by_one(all_experts: Sequence[GatedExpert], x: F32, chosen: I64, weights:
         return y
 
     total = np.zeros_like(x) if base is None else base.copy()
-    add_mixture([total], x, weights, deal(chosen), as_terms(lambda _, sent: map(result, sent)))
+    add_mixture([total], x, weights, deal(chosen, weights=weights), as_terms(lambda _, sent: map(result, sent)))
     return total
 
 
@@ -113,6 +113,21 @@ def test_the_bits_of_experts_one_by_one(
     total = at_all_levels(lambda: together(experts(count, **kind), x, chosen, weights, base))
     assert_same(total, one_by_one(experts(count, **kind), x, chosen, weights, base))
     assert_same(total, together(experts(count, threads=3, **kind), x, chosen, weights, base))
+
+
+@pytest.mark.parametrize("based", [False, True])
+def test_experts_that_weigh_nothing_are_not_computed(based: bool) -> None:
+    """A row may have none, and an expert no row: what it would make is no number."""
+    random = np.random.default_rng(1)
+    x, base = normal(random, 3, 96), normal(random, 3, 96) if based else None
+    chosen, weights = np.array([[0, 3], [3, 1], [2, 3]]), normal(random, 3, 2)
+    weights[chosen == 3] = weights[2] = 0
+    codes, scales = np.zeros((128, 3, 16), np.uint8), np.full((128, 3), np.nan, np.float32)
+    no_numbers = QuantisedMatrix(codes, scales, None, None, 4, 32, POOLS[1])
+    silent = [*experts(3), GatedExpert(no_numbers, "silu", experts(4)[3].down, ANY)]
+    total = at_all_levels(lambda: together(silent, x, chosen, weights, base))
+    assert_same(total, one_by_one(experts(3), x, chosen % 3, weights, base))
+    assert_same(total[2], np.zeros(96, np.float32) if base is None else base[2])
 
 
 @pytest.mark.parametrize("level", LEVELS)
