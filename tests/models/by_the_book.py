@@ -177,8 +177,8 @@ class _Book:
                 values[y.name] = values[x.name] * by
             case Times(x, w, y):
                 values[y.name] = values[x.name] * self.weights[w.name]
-            case ScaleRows(x, by, y):
-                values[y.name] = values[x.name] * _sigmoid(values[by.name])
+            case ScaleRows(x, by, y, opened):
+                values[y.name] = values[x.name] * (_sigmoid(values[by.name]) if opened else values[by.name])
             case SoftCap(x, y, cap):
                 values[y.name] = cap * np.tanh(values[x.name] / cap)
             case Add(residual, x, y):
@@ -186,7 +186,13 @@ class _Book:
             case Route():
                 correction = operation.routing.correction
                 more = 0.0 if correction is None else self.weights[correction.name]
-                routed = [_routed(row, operation.routing, more) for row in values[operation.logits.name]]
+                rows = values[operation.logits.name]
+                if operation.kept is not None:
+                    three = [_routed_or_kept(row, operation.routing, more) for row in rows]
+                    values[operation.kept.name] = np.array([[kept] for _, _, kept in three])
+                    routed = [(weights, chosen) for weights, chosen, _ in three]
+                else:
+                    routed = [_routed(row, operation.routing, more) for row in rows]
                 chosen = values[operation.chosen.name] = np.array([chosen for _, chosen in routed])
                 gains = operation.routing.gains
                 by = 1.0 if gains is None else self.weights[gains.name][chosen]
@@ -422,3 +428,15 @@ def _routed(logits: F64, rule: Routing, correction: F64 | float) -> tuple[list[f
     if rule.normalised:
         weights = weights / (weights.sum() + rule.epsilon)
     return list(weights * rule.scaling), chosen
+
+
+def _routed_or_kept(logits: F64, rule: Routing, correction: F64 | float) -> tuple[list[float], list[int], float]:
+    """The same where the last of those that a row chooses from are the row itself, and how much of that it keeps: in
+    their place are experts that it has not chosen, which weigh nothing."""
+    scores = _softmax(logits)
+    ranks, experts = scores + correction, len(logits) - rule.identities
+    chosen = sorted(range(len(logits)), key=lambda one: -ranks[one])[: rule.chosen]
+    asked = [one for one in chosen if one < experts]
+    others = [one for one in range(experts) if one not in asked][: rule.chosen - len(asked)]
+    weights = [scores[one] * rule.scaling for one in asked] + [0.0] * len(others)
+    return weights, asked + others, sum(scores[one] * rule.scaling for one in chosen if one >= experts)

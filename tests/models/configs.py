@@ -71,6 +71,16 @@ _LATENT = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
 }
+LONGCAT = without(without(LLAMA, "num_hidden_layers"), "intermediate_size") | {
+    "model_type": "longcat_flash",
+    **_LATENT,
+    "num_layers": 2,
+    "ffn_hidden_size": 96,
+    "n_routed_experts": 6,
+    "moe_topk": 2,
+    "zero_expert_num": 3,
+    "expert_ffn_hidden_size": 32,
+}
 DEEPSEEK_V3 = GLM4_MOE | _LATENT | {"model_type": "deepseek_v3", "first_k_dense_replace": 1}
 GLM4_MOE_LITE = GLM4_MOE | _LATENT | {"model_type": "glm4_moe_lite"}
 ERNIE4_5 = LLAMA | {"model_type": "ernie4_5"}

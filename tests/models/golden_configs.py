@@ -1553,6 +1553,26 @@ CASES: dict[str, dict[str, Any]] = {
             "full_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
     },
+    "longcat-flash": {
+        "architectures": ["LongcatFlashForCausalLM"],
+        "model_type": "longcat_flash",
+        "intermediate_size": ABSENT,
+        "num_hidden_layers": ABSENT,
+        "num_layers": 2,
+        "ffn_hidden_size": 64,
+        "expert_ffn_hidden_size": 32,
+        "head_dim": 8,
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 24,
+        "moe_topk": 3,
+        "n_routed_experts": 5,
+        "zero_expert_num": 3,
+        "routed_scaling_factor": 1.5,
+        "rope_theta": 500.0,
+    },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may
 be older than what transformers writes. A prompt and its continuation are longer than the 32 positions that

@@ -282,7 +282,15 @@ def _of_step(weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tens
 
 def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
     """Weights as published checkpoints have them: each expert's matrices apart, but where they are not."""
-    if family in ("gpt_oss", "gemma4_text", "llama4_text", "minimax_m3_vl_text", "granitemoe_swa", "mistral4"):
+    if family in (
+        "gpt_oss",
+        "gemma4_text",
+        "llama4_text",
+        "minimax_m3_vl_text",
+        "granitemoe_swa",
+        "mistral4",
+        "longcat_flash",
+    ):
         yield from weights.items()
         return
     if family == "gemma3":

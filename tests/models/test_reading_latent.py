@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from motley.daemon.models.description.axes import Heads
-from motley.daemon.models.description.model import expected_shapes, tensors
+from motley.daemon.models.description.model import expected_shapes, parameters, tensors
 from motley.daemon.models.description.operations import Route, Routing, Scale, Warmth
 from motley.daemon.models.description.rope import Rope, YarnScaling
 from motley.daemon.models.keys import ConfigError
-from tests.models.configs import AXK1, AXK2, DEEPSEEK_V3, MINICPM3, MISTRAL4, SARVAM_MLA, read, without
+from motley.orchestrator.known_models.shapes import SHAPES
+from tests.models.configs import AXK1, AXK2, DEEPSEEK_V3, LONGCAT, MINICPM3, MISTRAL4, SARVAM_MLA, read, without
 from tests.models.test_reading import attentions
 
 
@@ -127,3 +128,51 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_p
 def test_what_is_not_supported_is_named(tmp_path: Path, config: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} (= .*supported: |is absent; expected)"):
         read(tmp_path, config)
+
+
+def test_longcat_s_layers_are_two_here(tmp_path: Path) -> None:
+    model = read(tmp_path, LONGCAT)
+    assert ([layer.y.axis.size for layer in model.layers], model.expert_layers) == ([128, 64, 128, 64], [0, 2])
+    assert (model.further_streams, model.ropes) == (1, {"main": Rope(1e7, 8)})
+    assert {attend.scale for attend in attentions(model)} == {24**-0.5 * 2**0.5}
+    assert {each.by for each in model.operations if isinstance(each, Scale)} == {2**0.5}
+    (routing,) = {replace(each.routing, correction=None) for each in model.operations if isinstance(each, Route)}
+    assert routing == Routing(2, scaling=6.0, identities=3)
+    shapes = expected_shapes(model)
+    attended = {name.partition(".q_a_proj")[0] for name in shapes if "q_a_proj" in name}
+    assert attended == {f"model.layers.{layer}.self_attn.{own}" for layer in (0, 1) for own in (0, 1)}
+    assert shapes["model.layers.1.mlp.router.e_score_correction_bias"] == (9,)
+    assert "model.layers.1.mlps.1.down_proj.weight" in shapes
+    assert not any(".experts.6." in name for name in shapes)
+
+
+def test_longcat_s_rows_may_have_experts_alone(tmp_path: Path) -> None:
+    model = read(tmp_path, LONGCAT | {"zero_expert_num": 0})
+    assert [(each.kept, each.routing.identities) for each in model.operations if isinstance(each, Route)] == [
+        (None, 0)
+    ] * 2
+    assert expected_shapes(model)["model.layers.0.mlp.router.classifier.weight"] == (6, 64)
+
+
+def test_the_sizes_of_longcat_s_published_model(tmp_path: Path) -> None:
+    assert round(parameters(read(tmp_path, SHAPES["longcat-flash-560b"])) / 1e9) == 561
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_hidden_layers": 3}, "num_hidden_layers"),
+        ({"norm_topk_prob": True}, "norm_topk_prob"),
+        ({"zero_expert_type": "drop"}, "zero_expert_type"),
+        ({"router_bias": True}, "router_bias"),
+        ({"mla_scale_kv_lora": False}, "mla_scale_kv_lora"),
+        ({"q_lora_rank": 0}, "q_lora_rank"),
+        ({"qk_head_dim": 32}, "qk_head_dim"),
+        ({"head_dim": 16}, "head_dim"),
+        ({"moe_topk": 7}, "moe_topk"),
+        ({"attention_bias": True}, "attention_bias"),
+    ],
+)
+def test_longcat_refuses(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read(tmp_path, LONGCAT | changes)

@@ -114,6 +114,7 @@ def modules(w: W) -> list[str]:
     found = []
     for name in (w.name, *(part.tensor for part in w.parts)):
         module = re.sub(r"^model\.layers\.\d+\.", "layers.*.", name.removesuffix(".weight"))
+        module = re.sub(r"\.(self_attn|mlps)\.\d+\.", r".\1.*.", module)
         found.append(module.replace(".{expert}", "").replace("[{expert}]", ""))
     return found
 
@@ -139,6 +140,7 @@ def test_the_same_axes_are_cut(case: Case) -> None:
     # Not of weights: how results of experts are summed, that sinks are cut as their heads are, norms without gains.
     no_weights = {
         "layers.*.mlp.experts",
+        "layers.*.mlp.experts.identity_expert",
         "layers.*.feed_forward.experts",
         "layers.*.self_attn",
         "layers.*.self_attn.v_norm",

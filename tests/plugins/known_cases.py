@@ -71,6 +71,7 @@ REFUSED: Mapping[str, str] = {
     "lfm2": "motley.ShortConvolution",
     "lfm2-moe": "motley.ShortConvolution",
     "lfm3": "motley.ShortConvolution",
+    "longcat-flash": "motley.HeadProducts, .*motley.CachedAttentionToKeys, .*motley.Experts, .*motley.ReadStreams",
     "llama4": "RMSNorm.* without a gain, motley.CachedAttentionInChunks, .*motley.CachedAttentionWarmed",
     "mellum": f"TopK, .*motley.Experts, {_TABLES}",
     "muse-glimmer": f"RMSNormalization without a gain, Sigmoid, .*Tanh, {_TABLES}",

@@ -45,6 +45,8 @@ class Latent:
         epsilon: of the norms of latent rows.
         opening: one matrix makes queries, and a gate for each element of what a head has seen; of the row that queries
             are made of, as its norm leaves it and as it was before.
+        enlarged: what latent rows are multiplied by behind their norm.
+        attentions: how many of them a layer has as checkpoints count layers: ``self_attn.0`` and so on.
     """
 
     heads: int
@@ -58,6 +60,13 @@ class Latent:
     warmth: Warmth | None = None
     epsilon: float = EPSILON
     opening: bool = False
+    enlarged: float = 1.0
+    attentions: int = 1
+
+    def module(self, number: int) -> str:
+        """What the names of an attention's tensors begin with."""
+        layer, own = divmod(number, self.attentions)
+        return f"model.layers.{layer}.self_attn" + f".{own}" * (self.attentions > 1)
 
     def axis(self, size: int) -> Axis:
         """Query heads of some size, side by side."""
@@ -156,7 +165,7 @@ def latent_attention(
         sinks: the softmax has a logit per head that is no position.
         indexer: what chooses the positions that rows see; None: they see all.
     """
-    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    at, module = f"layers.{number}.attention", sizes.module(number)
     latent = Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank")
 
     source, made_of = _query_latent(writer, shape, sizes, number, x)
@@ -225,7 +234,7 @@ def _query_latent(writer: Writer, shape: Shape, sizes: Latent, number: int, x: V
     """The latent rows of queries, normed, if there are any, and the rows that queries are made of."""
     if not sizes.queries:
         return x, x
-    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    at, module = f"layers.{number}.attention", sizes.module(number)
     inner = Axis(Kind.PLAIN, sizes.queries, "q_lora_rank")
     (x,) = writer.linear(f"{at}.q_latent", x, W(f"{module}.q_a_proj.weight", inner, shape.residual))
     normed = writer.norm(f"{at}.q_latent.norm", x, W(f"{module}.q_a_layernorm.weight", inner), sizes.epsilon)
@@ -234,7 +243,7 @@ def _query_latent(writer: Writer, shape: Shape, sizes: Latent, number: int, x: V
 
 def _queries(writer: Writer, sizes: Latent, number: int, x: Value) -> tuple[Value, ...]:
     """Of each head first the elements that are not rotated, then those that are; and gates, if they come with them."""
-    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    at, module = f"layers.{number}.attention", sizes.module(number)
     source = "q_gate_proj" if sizes.opening else "q_b_proj" if sizes.queries else "q_proj"
     each, opens = sizes.plain + sizes.turned, sizes.values * sizes.opening
 
@@ -254,7 +263,7 @@ def _queries(writer: Writer, sizes: Latent, number: int, x: Value) -> tuple[Valu
 
 def _key(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> Value:
     """The elements of keys that are rotated, and behind them the latent row."""
-    at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
+    at, module = f"layers.{number}.attention", sizes.module(number)
     each = sizes.latent + sizes.turned
     rows = {"turned": sizes.turned_rows(sizes.latent)} if sizes.turned else {}
     rows["latent"] = (range(sizes.latent),)
@@ -273,5 +282,5 @@ def _key(writer: Writer, shape: Shape, sizes: Latent, number: int, x: Value) -> 
         ys=tuple(f"{at}.k.{part}" for part in rows),
     )
     gain = W(f"{module}.kv_a_layernorm.weight", Axis(Kind.PLAIN, sizes.latent, "kv_lora_rank"))
-    latent = writer.norm(f"{at}.k.latent.norm", latent, gain, sizes.epsilon)
+    latent = writer.scaled(writer.norm(f"{at}.k.latent.norm", latent, gain, sizes.epsilon), sizes.enlarged)
     return writer.join(f"{at}.key", *turned, latent) if turned else latent

@@ -442,11 +442,16 @@ class Times:
 
 @dataclass(frozen=True)
 class ScaleRows:
-    """``y = x * sigmoid(by)``, a number per row: f32[T, N] and f32[T, 1]."""
+    """``y = x * sigmoid(by)``, a number per row: f32[T, N] and f32[T, 1].
+
+    Attributes:
+        opened: False: ``y = x * by``.
+    """
 
     x: Value
     by: Value
     y: Value
+    opened: bool = True
 
 
 @dataclass(frozen=True)
@@ -483,6 +488,8 @@ class Routing:
         scaling: what the weights are multiplied by in the end.
         correction: f32[experts], added for choosing alone, to what experts are chosen by; None: nothing is.
         gains: f32[experts], what the weight of each expert is multiplied by in the end; None: nothing.
+        identities: the last so many of those that are chosen from are no experts, but the row itself (a softmax of all
+            logits decides then, without groups, and weights are not normalised).
     """
 
     chosen: int
@@ -495,16 +502,23 @@ class Routing:
     correction: W | None = None
     gains: W | None = None
     tolerance: float = 0.0
+    identities: int = 0
 
 
 @dataclass(frozen=True)
 class Route:
-    """f32[T, experts] -> f32[T, K] and i64[T, K]: the weights of every row's K experts, and which these are."""
+    """f32[T, experts] -> f32[T, K] and i64[T, K]: the weights of every row's K experts, and which these are.
+
+    Attributes:
+        kept: f32[T, 1], how much a row keeps of itself: the sum of the weights by which it has chosen itself in the
+            place of experts. As many of its K experts, the worst ones, weigh 0. None: it cannot.
+    """
 
     logits: Value
     weights: Value
     chosen: Value
     routing: Routing
+    kept: Value | None = None
 
 
 @dataclass(frozen=True)

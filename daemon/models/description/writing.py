@@ -457,10 +457,10 @@ class Writer:
             raise ShardingError(f"{name}: {w.name} is no single number, nor one for each of {x.axis.size} elements")
         return self._made(Times(self.replicated(x), w, Value(name, x.axis)))
 
-    def scaled_rows(self, name: str, x: Value, by: Value) -> Value:
-        """x times the sigmoid of a number per row, f32[T, 1] on every rank."""
+    def scaled_rows(self, name: str, x: Value, by: Value, opened: bool = True) -> Value:
+        """x times the sigmoid of a number per row, f32[T, 1] on every rank, or if that is not `opened`, times it."""
         self._wants(by, Placement.REPLICATED, name)
-        return self._made(ScaleRows(x, by, Value(name, x.axis, x.placement)))
+        return self._made(ScaleRows(x, by, Value(name, x.axis, x.placement), opened))
 
     def soft_capped(self, x: Value, cap: float, name: str = "") -> Value:
         """``cap * tanh(x / cap)``; x itself where the cap is 0."""
@@ -494,13 +494,33 @@ class Writer:
 
     def route(self, name: str, x: Value, router: W, routing: Routing) -> tuple[Value, Value]:
         """The weights f32[T, K] of every row's experts, and which these are, i64[T, K]."""
+        weights, numbers, kept = self._routed(name, x, router, routing)
+        if kept is not None:
+            raise ShardingError(f"{name}: what a row keeps of itself is not asked for")
+        return weights, numbers
+
+    def route_and_keep(self, name: str, x: Value, router: W, routing: Routing) -> tuple[tuple[Value, Value], Value]:
+        """The same of rows that may choose themselves, and how much of itself each keeps, f32[T, 1]."""
+        weights, numbers, kept = self._routed(name, x, router, routing)
+        if kept is None:
+            raise ShardingError(f"{name}: no row can choose itself")
+        return (weights, numbers), kept
+
+    def _routed(self, name: str, x: Value, router: W, routing: Routing) -> tuple[Value, Value, Value | None]:
         (logits,) = self.linear(name, x, router)
-        if routing.chosen > logits.axis.size:
-            raise ShardingError(f"{name}: {routing.chosen} of {logits.axis.size} experts cannot be chosen")
+        experts = logits.axis.size - routing.identities
+        if routing.chosen > experts:
+            raise ShardingError(f"{name}: {routing.chosen} of {experts} experts cannot be chosen")
         chosen = Axis(Kind.PLAIN, routing.chosen, "num_experts_per_tok")
         weights, numbers = Value(f"{name}.weights", chosen), Value(f"{name}.chosen", chosen)
-        self._append(Route(logits, weights, numbers, routing), weights, numbers)
-        return weights, numbers
+        if not routing.identities:
+            self._append(Route(logits, weights, numbers, routing), weights, numbers)
+            return weights, numbers, None
+        if routing.scores != "softmax" or routing.normalised or routing.groups > 1 or routing.gains is not None:
+            raise ShardingError(f"{name}: rows choose themselves by a softmax alone")
+        kept = Value(f"{name}.kept", Axis(Kind.PLAIN, 1, "1"))
+        self._append(Route(logits, weights, numbers, routing, kept), weights, numbers, kept)
+        return weights, numbers, kept
 
     def experts(
         self,

@@ -71,6 +71,7 @@ from motley.daemon.models.families.latent.deepseek_v3 import deepseek_v3, deepse
 from motley.daemon.models.families.latent.deepseek_v32 import deepseek_v32, glm_moe_dsa
 from motley.daemon.models.families.latent.glm4_moe_lite import glm4_moe_lite, glm4_moe_lite_ahead
 from motley.daemon.models.families.latent.hy_v4 import hy_v4, hy_v4_vl
+from motley.daemon.models.families.latent.longcat_flash import longcat_flash
 from motley.daemon.models.families.latent.minicpm3 import minicpm3
 from motley.daemon.models.families.latent.mistral4 import mistral4
 from motley.daemon.models.families.latent.sarvam_mla import sarvam_mla
@@ -155,6 +156,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "lfm3": lfm3,
     "llama": llama,
     "llama4_text": llama4,
+    "longcat_flash": longcat_flash,
     "mellum": mellum,
     "mimo_v2_flash": mimo_v2_flash,
     "minicpm3": minicpm3,

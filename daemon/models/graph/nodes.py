@@ -118,7 +118,8 @@ class Nodes(Emitter):
             if isinstance(each, Sum | Experts):
                 self._emit(each)
             elif isinstance(each, Route):
-                self._waiting[each.weights.name] = self._waiting[each.chosen.name] = each
+                made = (each.weights, each.chosen, *([each.kept] if each.kept else []))
+                self._waiting |= dict.fromkeys((value.name for value in made), each)
             elif isinstance(each, WholeNorm | StatisticalTopK):
                 self._emit(each)  # every rank takes part in its sum
             elif isinstance(each, HeadParts):
@@ -506,21 +507,29 @@ class Nodes(Emitter):
         """Scale the rows of a value; of a partial one each term, where there are any, so that no gate is idle."""
         name = self.named(scale.y.name)
         if self.is_whole(scale.x):
-            share = self.node("Sigmoid", [self.read(scale.by)], f"{name}.share")
-            self._make(scale.y, "Mul", [self.read(scale.x), share])
+            x = self.read(scale.x)
+            self._make(scale.y, "Mul", [x, self._share(scale, name)])
             return
         terms = self.partial(scale.x)
-        share = self.node("Sigmoid", [self.read(scale.by)], f"{name}.share") if terms else ""
+        share = self._share(scale, name) if terms else ""
         self.terms[scale.y.name] = {
             leaf: self.node("Mul", [term, share], f"{name}{_suffix(leaf) if len(terms) > 1 else ''}")
             for leaf, term in terms.items()
         }
+
+    def _share(self, scale: ScaleRows, name: str) -> str:
+        """The number that each row is multiplied by."""
+        by = self.read(scale.by)
+        return self.node("Sigmoid", [by], f"{name}.share") if scale.opened else by
 
     def _route(self, route: Route) -> None:
         """See `motley.daemon.models.graph.routing`."""
         Router(self, route).lower(self.read(route.logits))
         self.given(route.weights)
         self.given(route.chosen)
+        if route.kept is not None:
+            self.given(route.kept)
+            self._tell_width(route.kept)
 
     def crosses(self, name: str, width: int, kind: int = TensorProto.FLOAT) -> None:
         """Declare a value [T, width] that may be read on the other side of something that engines compute themselves;

@@ -15,6 +15,9 @@ from motley.daemon.models.graph.sparse_mixer import SPARSE_MIXER
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.engine import DOMAIN
 
+FAR = 1e30
+"""What the difference of unequal ranks times is far more than 1, and float32 knows."""
+
 
 class Router:
     """Lowers one `Route`."""
@@ -27,6 +30,9 @@ class Router:
     def lower(self, logits: str) -> None:
         """f32[T, experts] -> the values of the route: f32[T, K] and i64[T, K]."""
         rule, nodes = self._route.routing, self._nodes
+        if rule.identities:
+            self._lower_with_identities(logits, rule)
+            return
         names = self._names(rule)
         if rule.scores == "sparse mixer":
             nodes.functions[SPARSE_MIXER.name] = SPARSE_MIXER
@@ -56,6 +62,45 @@ class Router:
             gains = nodes.weight(Weight(f"{self._at}.gains", (piece,)))
             own = nodes.node("Gather", [gains, self._route.chosen.name], f"{self._at}.gains.chosen", axis=0)
             nodes.node("Mul", [weights, own], next(names))
+
+    def _lower_with_identities(self, logits: str, rule: Routing) -> None:
+        """The same where rows may choose themselves.
+
+        What a row chooses ranks as high as the last of its choice at least. Of experts the best K are told, of which
+        those that it has not chosen weigh 0.
+        """
+        nodes, at, route = self._nodes, self._at, self._route
+        assert route.kept is not None
+        experts = route.logits.axis.size - rule.identities
+        scores = nodes.node("Softmax", [logits], f"{at}.odds", axis=-1)
+        ranked = self._ranked(scores, rule)
+        least = f"{at}.best"
+        count = nodes.integers([rule.chosen])
+        nodes.node("TopK", [ranked, count], least, f"{at}.best.which", axis=-1, largest=1, sorted=1)
+        if rule.chosen > 1:
+            least = nodes.split(least, {f"{at}.better": rule.chosen - 1, f"{at}.least": 1})[1]
+        below = nodes.node("Mul", [least, nodes.floats(-1.0)], f"{at}.below")
+        kinds = {"experts": experts, "identities": rule.identities}
+        own, kept = nodes.split(scores, {f"{at}.odds.{kind}": size for kind, size in kinds.items()})
+        if ranked != scores:
+            first, rest = nodes.split(ranked, {f"{at}.ranked.{kind}": size for kind, size in kinds.items()})
+        else:
+            first, rest = own, kept
+        largest = self._top(first, rule.chosen, f"{at}.ranked.largest")
+        found = nodes.node("GatherElements", [own, route.chosen.name], f"{at}.found", axis=1)
+        counted = nodes.node("Mul", [found, self._counts(largest, below)], f"{at}.counted")
+        nodes.node("Mul", [counted, nodes.floats(rule.scaling)], route.weights.name)
+        self_chosen = nodes.node("Mul", [kept, self._counts(rest, below)], f"{at}.itself")
+        total = nodes.node("ReduceSum", [self_chosen, nodes.integers([1])], f"{at}.itself.total", keepdims=1)
+        nodes.node("Mul", [total, nodes.floats(rule.scaling)], route.kept.name)
+
+    def _counts(self, ranks: str, below: str) -> str:
+        """1 where a rank is not less than the row's number whose negative `below` is, f32[T, 1]; else 0."""
+        nodes = self._nodes
+        above = nodes.node("Add", [ranks, below], f"{ranks}.above")
+        far = nodes.node("Mul", [above, nodes.floats(FAR)], f"{ranks}.far")
+        more = nodes.node("Add", [far, nodes.floats(1.0)], f"{ranks}.more")
+        return nodes.node("Clip", [more, nodes.floats(0.0), nodes.floats(1.0)], f"{ranks}.counts")
 
     def _names(self, rule: Routing) -> Iterator[str]:
         """What the weights are called after each step: the route's name after the last one."""

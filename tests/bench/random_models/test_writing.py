@@ -78,6 +78,7 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "minimax-m2": 228690,
     "gemma-4-31b": 30697,
     "gemma-4-26b-a4b": 25233,
+    "longcat-flash-560b": 560665,
     "gemma-3n-e4b": 6835,  # without 31 of keys and values that no layer reads
     "gemma-4-e2b": 4629,
     "gemma-4-e4b": 7463,

@@ -323,6 +323,24 @@ def test_rows_are_multiplied_by_a_number_or_by_one_for_each_element() -> None:
         writer.times("layers.0.y", X, vector("few", 3))
 
 
+def test_rows_may_choose_themselves() -> None:
+    writer = Writer(X)
+    routing = Routing(4, identities=3)
+    (weights, numbers), kept = writer.route_and_keep("layers.0.router", X, ROUTER, routing)
+    assert (weights.axis.size, numbers.axis.size, kept.axis.size) == (4, 4, 1)
+    writer.scaled_rows("layers.0.itself", X, kept, opened=False)
+    for wrong, named in (
+        (Routing(6, identities=3), "6 of 5 experts"),
+        (Routing(4, identities=3, normalised=True), "by a softmax alone"),
+        (Routing(4, identities=3, scores="sigmoid"), "by a softmax alone"),
+        (Routing(4), "no row can choose itself"),
+    ):
+        with pytest.raises(ShardingError, match=named):
+            Writer(X).route_and_keep("layers.0.router", X, ROUTER, wrong)
+    with pytest.raises(ShardingError, match="is not asked for"):
+        Writer(X).route("layers.0.router", X, ROUTER, routing)
+
+
 def test_streams_are_made_of_a_row_read_and_written_to() -> None:
     writer = Writer(X)
     streams = writer.as_streams("layers.0.streams", STREAMS, X)

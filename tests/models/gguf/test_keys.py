@@ -70,6 +70,7 @@ NOT_TOLD = {
     "helium",
     "hyperclovax",
     "kolibri1",
+    "longcat_flash",
     "mellum",
     "muse_glimmer",
     "minicpm3",

@@ -16,6 +16,7 @@ from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
+from motley.daemon.models.description.operations import weights_of
 from motley.daemon.models.graph.expert_graph import DeclaredExpert, build_expert_graph
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
@@ -208,8 +209,10 @@ def test_trunk_and_experts_partition_the_checkpoint(case: Case) -> None:
                 columns = () if piece.columns is None else (piece.columns,)
                 assert tuple(map(len, (piece.rows, *columns))) == shapes[piece.tensor]
                 own.add(piece.tensor)
-        begin, inner = f"model.layers.{layer}.", f".experts.{index}."
-        assert own == {name for name in shapes if name.startswith(begin) and inner in name}
+        experts = case.model.experts_of(layer)
+        assert experts is not None
+        module = weights_of(experts.body[0])[0].name.partition("{expert}")[0]
+        assert own == {name for name in shapes if name.startswith(f"{module}{index}.")}
         assert not own & (seen | trunk)
         seen |= own
     names = {name for name in shapes if name != EMBEDDING or case.model.tied}
