@@ -55,7 +55,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -478,6 +478,7 @@ class Engine(Protocol):
         """Free everything; the engine cannot be used again."""
 
 
+@runtime_checkable
 class RecurrentEngine(Engine, Protocol):
     """An engine that can keep recurrent states, see `motley.plugins.recurrent`."""
 

@@ -49,7 +49,7 @@ from motley.daemon.rank.steps import (
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memory
+from motley.plugins.engine import F32, CacheBlocks, Engine, RecurrentEngine, Span, blocks_in_memory
 from motley.protocol import mesh_pb2 as pb
 
 Embed = Callable[[Sequence[int]], F32]
@@ -319,7 +319,7 @@ class Executor:
         Raises:
             StepError: there are no such slots, or no states.
         """
-        if pairs.max() >= self._blocks.states or not hasattr(self._engine, "copy_states"):
+        if pairs.max() >= self._blocks.states or not isinstance(self._engine, RecurrentEngine):
             raise StepError(f"recurrent states are to be copied from and to {pairs.tolist()}, of which there are fewer")
         self._engine.copy_states([(source, target) for source, target in pairs.tolist()])
 

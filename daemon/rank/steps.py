@@ -17,6 +17,7 @@ from motley.daemon.rank.adapters import messages as of_adapters
 from motley.daemon.rank.adapters.messages import AdapterMessage
 from motley.daemon.rank.adapters.table import NONE
 from motley.daemon.rank.blocks.kept_block import KeptBlock, decode_blocks
+from motley.daemon.rank.message_kinds import Kind
 
 Numbers = npt.NDArray[np.int32]
 
@@ -54,7 +55,7 @@ class Open:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        head = _OPEN.pack(1, self.slot, self.prompt, self.adapter, len(self.sampling))
+        head = _OPEN.pack(Kind.OPEN, self.slot, self.prompt, self.adapter, len(self.sampling))
         return head + self.sampling + self.tokens.tobytes()
 
 
@@ -117,7 +118,7 @@ class Step:
         new = (numbers for each in self.spans for numbers in (each.blocks, each.windowed) if len(numbers))
         masks = [each.allowed for each in self.spans if each.allowed is not None]
         parts = [np.array(table, np.int32), *new, *masks, self.tokens]
-        head = _STEP.pack(2, self.halved, len(self.spans), len(self.tokens))
+        head = _STEP.pack(Kind.STEP, self.halved, len(self.spans), len(self.tokens))
         return head + b"".join(part.tobytes() for part in parts)
 
 
@@ -139,7 +140,7 @@ class Able:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _ABLE.pack(7, self.spans, self.plan) + np.array(self.block_s, "<f8").tobytes()
+        return _ABLE.pack(Kind.ABLE, self.spans, self.plan) + np.array(self.block_s, "<f8").tobytes()
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Move:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x08" + self.pairs.tobytes()
+        return bytes([Kind.MOVE]) + self.pairs.tobytes()
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Moved:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x09" + self.trouble.encode()
+        return bytes([Kind.MOVED]) + self.trouble.encode()
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Renumber:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x0a" + self.pairs.tobytes()
+        return bytes([Kind.RENUMBER]) + self.pairs.tobytes()
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class CopyStates:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x06" + self.pairs.tobytes()
+        return bytes([Kind.COPY_STATES]) + self.pairs.tobytes()
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Keep:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x0b" + b"".join(block.encode() for block in self.blocks)
+        return bytes([Kind.KEEP]) + b"".join(block.encode() for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Restore:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x0c" + b"".join(block.encode() for block in self.blocks)
+        return bytes([Kind.RESTORE]) + b"".join(block.encode() for block in self.blocks)
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ class Restored:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x0d" + bytes(self.there)
+        return bytes([Kind.RESTORED]) + bytes(self.there)
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ class More:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _COUNT.pack(3, len(self.slots)) + np.stack([self.slots, self.rows, self.wants]).tobytes()
+        return _COUNT.pack(Kind.MORE, len(self.slots)) + np.stack([self.slots, self.rows, self.wants]).tobytes()
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ class Close:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _SLOT.pack(4, self.slot)
+        return _SLOT.pack(Kind.CLOSE, self.slot)
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ class Stop:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return b"\x05"
+        return bytes([Kind.STOP])
 
 
 Message = (
@@ -302,7 +303,7 @@ def decode(data: bytes) -> Message:
     """
     try:
         match data[0]:
-            case 1:
+            case Kind.OPEN:
                 _, slot, prompt, adapter, length = _OPEN.unpack_from(data)
                 end = _OPEN.size + length
                 if end > len(data):
@@ -311,9 +312,9 @@ def decode(data: bytes) -> Message:
                 if prompt > len(tokens):
                     raise StepError(f"an Open of {len(tokens)} tokens has a prompt of {prompt}")
                 return Open(slot, prompt, data[_OPEN.size : end], tokens, adapter)
-            case 2:
+            case Kind.STEP:
                 return _step(data)
-            case 3:
+            case Kind.MORE:
                 _, count = _COUNT.unpack_from(data)
                 fields = np.frombuffer(data, np.int32, offset=_COUNT.size)
                 if not count or len(fields) != 3 * count:
@@ -321,13 +322,13 @@ def decode(data: bytes) -> Message:
                 if fields.min() < 0:
                     raise StepError(f"a More asks for rows or candidates below 0: {fields.tolist()}")
                 return More(*fields.reshape(3, count))
-            case 4:
+            case Kind.CLOSE:
                 return Close(*_SLOT.unpack(data)[1:])
-            case 5 if len(data) == 1:
+            case Kind.STOP if len(data) == 1:
                 return Stop()
-            case 6:
+            case Kind.COPY_STATES:
                 return CopyStates(_pairs(data))
-            case 7:
+            case Kind.ABLE:
                 _, spans, plan = _ABLE.unpack_from(data)
                 block_s = tuple(np.frombuffer(data, "<f8", offset=_ABLE.size).tolist())
                 if not spans:
@@ -335,17 +336,17 @@ def decode(data: bytes) -> Message:
                 if not all(seconds >= 0 for seconds in block_s):
                     raise StepError(f"an Able of {block_s} seconds")
                 return Able(spans, plan, block_s)
-            case 8:
+            case Kind.MOVE:
                 return Move(_pairs(data))
-            case 9:
+            case Kind.MOVED:
                 return Moved(data[1:].decode())
-            case 10:
+            case Kind.RENUMBER:
                 return Renumber(_pairs(data))
-            case 11:
+            case Kind.KEEP:
                 return Keep(decode_blocks(data[1:]))
-            case 12:
+            case Kind.RESTORE:
                 return Restore(decode_blocks(data[1:]))
-            case 13:
+            case Kind.RESTORED:
                 return Restored(tuple(data[1:]))
             case kind if kind in of_adapters.KINDS:
                 return of_adapters.decode(data)

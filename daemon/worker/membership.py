@@ -10,6 +10,12 @@ from motley.protocol import mesh_pb2 as pb
 from motley.protocol.worker_pb2 import Start
 from motley.transport import Membership, Plain, Tls
 
+OWN = {
+    *("secret", "tls", "plain", "engine", "engine_options", "threads"),
+    *("hosts", "group", "draft", "holder_bytes", "loan"),
+}
+"""Fields of an assignment that may differ from rank to rank."""
+
 
 def membership(start: Start) -> Membership:
     """What a rank proves to the other ranks, and what all of them must agree on, before the first tensor."""
@@ -67,11 +73,7 @@ def _agreement(assignment: pb.Assignment, group: pb.Group | None = None) -> byte
     """A digest of all that must be the same for everyone who meets."""
     agreed = pb.Assignment()
     agreed.CopyFrom(assignment)
-    # These may differ from rank to rank.
-    for own in (
-        *("secret", "tls", "plain", "engine", "engine_options", "threads"),
-        *("hosts", "group", "draft", "holder_bytes", "loan"),
-    ):
+    for own in OWN:
         agreed.ClearField(own)
     if assignment.hosts:  # others may have joined: that there are some is agreed on
         agreed.hosts.add()

@@ -2,7 +2,7 @@
 
 A step is a chain of actions on buffers whose addresses are bound once for each number of rows: a session's
 ``run_with_iobinding`` takes about 3 us besides its work, a product of ours about 1. Every value that crosses a segment
-lives in a buffer of this engine, so the collectives work on it in place, and nothing is copied or allocated per token.
+lives in a buffer of this engine, so the collectives work on it in place, and between two of them nothing is allocated.
 
 Rows of several sequences are one step: weights are read, and sums exchanged, once for all. Attention looks up whose
 rows they are, and in which blocks the sequences' keys and values lie.
@@ -233,7 +233,8 @@ class OnnxRuntimeEngine:
         for number, chunk in enumerate(chunks):
             parts = spans_of(spans, chunk)
             self._adapted[number].set(adapted[number])
-            self._slots_of_rows[number][:] = slots_of_rows(adapted[number], len(self._slots_of_rows[number]))
+            if self._graph.adapters:
+                self._slots_of_rows[number][:] = slots_of_rows(adapted[number], len(self._slots_of_rows[number]))
             rows_of = [self._rows_of(span, row) for row, span in parts]
             if self._held is None:
                 self._spans[number].set(rows_of)

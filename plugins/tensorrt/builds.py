@@ -200,7 +200,6 @@ class PlanFolder:
         for part in parts:
             said.update(part.proto.SerializeToString(deterministic=True))
         self.folder = share_file.parent / f"{library.name}-{dotted(target)}-{said.hexdigest()[:16]}"
-        self._share_file = share_file
         self._library = library
         self._rows = rows
         self._target = target

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
+from motley.daemon.rank.message_kinds import Kind
+
 _FIND = struct.Struct("<B32sBB")
 _FOUND = struct.Struct("<B32sIQQB")
 _READ = struct.Struct("<BI32sQ")
@@ -36,7 +38,10 @@ class FindAdapter:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _FIND.pack(14, bytes.fromhex(self.fingerprint) or _NOBODY, self.again, self.fetch) + self.source.encode()
+        return (
+            _FIND.pack(Kind.FIND_ADAPTER, bytes.fromhex(self.fingerprint) or _NOBODY, self.again, self.fetch)
+            + self.source.encode()
+        )
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,10 @@ class FoundAdapter:
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
         name = bytes.fromhex(self.fingerprint) or _NOBODY
-        return _FOUND.pack(15, name, self.rank, self.weights, self.size, self.pending) + self.trouble.encode()
+        return (
+            _FOUND.pack(Kind.FOUND_ADAPTER, name, self.rank, self.weights, self.size, self.pending)
+            + self.trouble.encode()
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class ReadAdapter:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _READ.pack(16, self.holder, bytes.fromhex(self.fingerprint), self.start)
+        return _READ.pack(Kind.READ_ADAPTER, self.holder, bytes.fromhex(self.fingerprint), self.start)
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ class WriteAdapter:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _WRITE.pack(18, bytes.fromhex(self.fingerprint), self.start, self.size) + self.data
+        return _WRITE.pack(Kind.WRITE_ADAPTER, bytes.fromhex(self.fingerprint), self.start, self.size) + self.data
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Piece:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _PIECE.pack(17, bool(self.trouble), self.pending) + (self.trouble.encode() or self.data)
+        return _PIECE.pack(Kind.PIECE, bool(self.trouble), self.pending) + (self.trouble.encode() or self.data)
 
 
 @dataclass(frozen=True)
@@ -127,11 +135,11 @@ class LoadAdapter:
 
     def encode(self) -> bytes:
         """Write the message as bytes, which `decode` reads."""
-        return _LOAD.pack(19, bytes.fromhex(self.fingerprint), self.slot)
+        return _LOAD.pack(Kind.LOAD_ADAPTER, bytes.fromhex(self.fingerprint), self.slot)
 
 
 AdapterMessage = FindAdapter | FoundAdapter | ReadAdapter | Piece | WriteAdapter | LoadAdapter
-KINDS = range(14, 20)
+KINDS = range(Kind.FIND_ADAPTER, Kind.LOAD_ADAPTER + 1)
 """The first bytes of these messages."""
 
 
@@ -142,26 +150,26 @@ def decode(data: bytes) -> AdapterMessage:
         struct.error, ValueError: wrong length, text that is none, or an unknown kind.
     """
     match data[0]:
-        case 14:
+        case Kind.FIND_ADAPTER:
             _, name, again, fetch = _FIND.unpack_from(data)
             return FindAdapter(_named(name), data[_FIND.size :].decode(), _truth(again), _truth(fetch))
-        case 15:
+        case Kind.FOUND_ADAPTER:
             _, name, rank, weights, size, pending = _FOUND.unpack_from(data)
             trouble = data[_FOUND.size :].decode()
             return FoundAdapter(_named(name), rank, weights, size, trouble, _truth(pending))
-        case 16:
+        case Kind.READ_ADAPTER:
             _, holder, name, start = _READ.unpack(data)
             return ReadAdapter(holder, name.hex(), start)
-        case 17:
+        case Kind.PIECE:
             _, failed, pending = _PIECE.unpack_from(data)
             told = data[_PIECE.size :]
             if (_truth(pending) and (failed or told)) or (_truth(failed) and not told):
                 raise ValueError("a Piece with trouble of which it says nothing, or of what is still read")
             return Piece(trouble=told.decode()) if failed else Piece(told, pending=bool(pending))
-        case 18:
+        case Kind.WRITE_ADAPTER:
             _, name, start, size = _WRITE.unpack_from(data)
             return WriteAdapter(name.hex(), start, size, data[_WRITE.size :])
-        case 19:
+        case Kind.LOAD_ADAPTER:
             _, name, slot = _LOAD.unpack(data)
             return LoadAdapter(name.hex(), slot)
     raise ValueError(f"the unknown kind {data[0]}")

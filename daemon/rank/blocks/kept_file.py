@@ -40,6 +40,12 @@ ALIKE = 16
 CRC_BYTES = 8
 """The CRC-32, and nothing after it: what follows is aligned."""
 
+IRRELEVANT = {
+    *("secret", "tls", "plain", "hosts", "draft", "sequences"),
+    *("far_blocks", "far_blocks_on_disk", "cache_holders", "holder_bytes", "keep_prefixes", "loan"),
+}
+"""Fields of an assignment that change neither the bits of what blocks hold nor where these lie."""
+
 Memory = Mapping[str, npt.NDArray[Any]]
 """The arrays of all blocks of a rank by the names of `CacheBlocks.arrays`: [count, *shape] each."""
 
@@ -53,10 +59,7 @@ def plan_key(assignment: pb.Assignment, rank: int, share: str) -> str:
     """
     plan = pb.Assignment()
     plan.CopyFrom(assignment)
-    for irrelevant in (
-        *("secret", "tls", "plain", "hosts", "draft", "sequences"),
-        *("far_blocks", "far_blocks_on_disk", "cache_holders", "holder_bytes", "keep_prefixes", "loan"),
-    ):
+    for irrelevant in IRRELEVANT:
         plan.ClearField(irrelevant)
     plan.model.ClearField("source")  # the fingerprint tells what the files are
     about = f"{FORMAT} {release()} {rank} {share}\n".encode()

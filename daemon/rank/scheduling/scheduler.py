@@ -140,8 +140,7 @@ class Scheduler:
                 self._obey(command)
             for order, came, constraint in self._preparing.ready():
                 self._accept_constrained(order, came, constraint)
-            spreads = self._adapters is not None and self._adapters.busy
-            if self._adapters is not None and spreads:
+            if self._adapters is not None and self._adapters.busy:
                 self._fail_for(self._adapters.advance())
                 if not self._adapters.busy:
                     self.tell(activity=self._activity())
