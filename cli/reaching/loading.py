@@ -51,22 +51,19 @@ def checked_request(body: dict[str, Any]) -> SessionRequest:
 
 
 async def _find(client: Client, model: str) -> dict[str, Any] | None:
-    """The session that serves `model` or is about to.
-
-    Raises:
-        CliError: that is the name of one that has failed.
-    """
-    failed = None
+    """The session that serves `model` or is about to."""
     for session in await client.sessions():
-        if session["state"] == "closing":
-            continue
-        if session["failure"]:
-            failed = session if model in (session["name"], session["id"]) else failed
-        elif model in (session["name"], session["id"], session["model"]):
+        called = session["name"], session["id"], session["model"]
+        if session["state"] != "closing" and not session["failure"] and model in called:
             return session
-    if failed and model != failed["model"]:
-        why = failed["failure"]["message"]
-        raise CliError(f"session {model!r} has failed: {why}\nStart it again with:  {start_command(failed)}")
+    return None
+
+
+async def _find_failed(client: Client, named: str) -> dict[str, Any] | None:
+    """The session that has failed and has this name or id."""
+    for session in await client.sessions():
+        if session["state"] == "failed" and named in (session["name"], session["id"]):
+            return session
     return None
 
 
@@ -85,6 +82,9 @@ async def load(
 ) -> dict[str, Any]:
     """A ready session of the model, made if there is none; for `show` see `Client.wait_ready`.
 
+    One that has failed is in nobody's way: whoever asks by its name has its model loaded anew, and is told why it
+    failed and how it was started.
+
     An interrupt closes the session if it was made here, as whoever ends a command wants no more of what it began, least
     of all every node's memory; one that somebody else has begun goes on loading. Either is said.
 
@@ -101,6 +101,12 @@ async def load(
     if session is None and (place := bundled(model)) != model:
         model, wanted = place, replace(wanted, request=replace(wanted.request, model=place))
         session = await _find(client, model)
+    if session is None and (failed := await _find_failed(client, named)):
+        why, as_it_was = failed["failure"]["message"], start_command(failed)
+        told = f"session {named!r} has failed: {why}\nIts model is loaded anew, as it was by:  {as_it_was}"
+        console.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
+        model = failed["model"]
+        wanted = replace(wanted, request=replace(wanted.request, model=model))
     if session is None:
         if (path := Path(model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))

@@ -20,6 +20,7 @@ from motley.cli.typed.wanted import Wanted
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol.mesh_pb2 import Delta, Describe, Described, Empty, Failure, Generate, ModelProfile, RankCommand
+from tests.orchestrator.conftest import of_kind
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
 LATE_S = 0.3
@@ -32,22 +33,30 @@ def wanted(**asked: Any) -> Wanted:
     return Wanted(SessionRequest("bard", **asked))
 
 
-async def test_a_session_that_has_failed_says_why_and_how_to_go_on(mesh: Any, new_node: Any, motley: Motley) -> None:
+async def test_a_session_that_has_failed_is_in_nobodys_way(mesh: Any, new_node: Any, motley: Motley) -> None:
+    """Whoever asks by its name or id, with other options, has its model loaded anew, and is told why it failed."""
     node = await mesh.join(new_node())
     asked = {"quantisation": "int4", "context": 100, "cache_tokens": 200, "queue": 0, "nodes": ["pc"], "exact": True}
     asked["recover"] = False
-    session = await mesh.serve(model="/models/a bard", **asked)
-    failed = Failure(code="wrong_results", message="this rank computes wrongly")
-    await node.event(node.commands[0], failed=failed)
-    await mesh.session(session["id"], "failed")
-    for name in ("bard", session["id"]):
-        status, _, err = await motley("run", name, "Hi")
-        assert (status, err) == (
-            1,
-            f"motley: session {name!r} has failed: node 'pc' (rank 0): this rank computes wrongly\nStart it again with:"
-            "  motley run '/models/a bard' PROMPT --quant int4 --context 100 --cache-tokens 200 --queue 0 --nodes pc"
-            " --exact --no-recover\n",
+    for by_name in (True, False):
+        session = await mesh.serve(model="/models/a bard", **asked)
+        (begun,) = [each for each in of_kind(node, "assign") if each.session == session["id"]]
+        await node.event(begun, failed=Failure(code="wrong_results", message="this rank computes wrongly"))
+        await mesh.session(session["id"], "failed")
+        called = session["name"] if by_name else session["id"]
+        status, out, err = await motley("run", called, "Hi", "--context", "200")
+        assert (status, out) == (0, "Hello, world\n"), err
+        assert err.startswith(
+            f"session {called!r} has failed: node 'pc' (rank 0): this rank computes wrongly\nIts model is loaded anew,"
+            " as it was by:  motley run '/models/a bard' PROMPT --quant int4 --context 100 --cache-tokens 200 --queue 0"
+            f" --nodes pc --exact --no-recover\n{called} is not served yet: looking for it\n"
         )
+        (now,) = [each for each in (await mesh.call("GET", "/api/sessions"))[1]["sessions"] if not each["failure"]]
+        assert (now["model"], now["context"], now["exact"]) == ("/models/a bard", 200, False)
+        await mesh.call("DELETE", f"/api/sessions/{now['id']}")
+    last = await mesh.serve(model="/models/a bard", **asked)  # nor in the way of its model's own name
+    await node.event(of_kind(node, "assign")[-1], failed=Failure(code="wrong_results", message="wrong"))
+    await mesh.session(last["id"], "failed")
     status, out, err = await motley("run", "/models/a bard", "Hi")
     assert (status, out) == (0, "Hello, world\n"), err
     assert err.startswith("/models/a bard is not served yet: looking for it\n")
