@@ -15,7 +15,7 @@ from motley.cli.bundled import bundled
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import POLL_S, Client, Refused
 from motley.cli.reaching.misnamed import MISSING, misnamed
-from motley.cli.shown.show import chosen_devices, console, forecast_line
+from motley.cli.shown.show import console, devices_told, forecast_line
 from motley.cli.typed.devices import UNUSABLE, no_device
 from motley.cli.typed.wanted import Wanted, option_of, start_command, stop_command
 from motley.daemon.weights.hub import no_model
@@ -145,7 +145,7 @@ async def load(
         else:
             if made["forecast"]:
                 console.print(f"[dim]{forecast(made)}[/]")
-            for told in chosen_devices(made):
+            for told in devices_told(made):
                 console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
             if wanted.chats and not made["chats"]:
                 await _close_unready(client, made)

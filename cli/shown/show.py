@@ -190,13 +190,18 @@ def session_table(session: dict[str, Any]) -> RenderableType:
     drafts = "its own head" if session["draft_model"] == OWN_HEAD else Path(session["draft_model"]).name
     guessing = f", {drafts} guesses tokens" if session["draft_model"] else ""
     context = f"context {session['context']}{caches}{kept}{guessing}"
-    title = f"{session['name']}: {_held(session)}{exact}, {context}, {session['state']}"
+    title = f"{session['name']}: {_held(session)}{_products(session)}{exact}, {context}, {session['state']}"
     return table(columns, rows, title=title)
 
 
-def chosen_devices(session: dict[str, Any]) -> list[str]:
-    """What each of a session's nodes with a GPU computes on, and why, where nobody has said: a line for each rank."""
-    return [f"{rank['node']} {rank['chosen']}" for rank in session["ranks"] if rank["chosen"]]
+def devices_told(session: dict[str, Any]) -> list[str]:
+    """What each of a session's nodes with a GPU computes on, and why, where nobody has said, a line for each rank; and
+    that settings are of no use, as no rank has the engine that they are of."""
+    told = [f"{rank['node']} {rank['chosen']}" for rank in session["ranks"] if rank["chosen"]]
+    settings = ", ".join(f"{name} {value}" for name, value in session["engine_options"].items())
+    if settings and session["ranks"] and not _ranks_with_settings(session):
+        told.append(f"no rank computes by {session['engine']}, so {settings} changes nothing")
+    return told
 
 
 def losses(session: dict[str, Any]) -> str:
@@ -310,6 +315,20 @@ def _unlike(session: dict[str, Any], rank: dict[str, Any]) -> str:
     """Tell a rank's engine and quantisation, where those of ranks differ."""
     differ = len({(one["engine"], one["quantisation"]) for one in session["ranks"]}) > 1
     return f" ({rank['engine']}, {rank['quantisation']})" if differ else ""
+
+
+def _ranks_with_settings(session: dict[str, Any]) -> list[dict[str, Any]]:
+    """The ranks for whose engine a session's settings are."""
+    return [rank for rank in session["ranks"] if rank["engine"] == session["engine"]]
+
+
+def _products(session: dict[str, Any]) -> str:
+    """``, products in fp16``, and on which nodes if not on all, to follow how matrices are held; empty: as usual."""
+    products, ranks = session["engine_options"].get("activations", "fp32"), _ranks_with_settings(session)
+    if products == "fp32" or not ranks:
+        return ""
+    everywhere = len(ranks) == len(session["ranks"])
+    return f", products in {products}" + ("" if everywhere else f" on {', '.join(rank['node'] for rank in ranks)}")
 
 
 def _held(session: dict[str, Any]) -> str:

@@ -139,6 +139,7 @@ function forecastOf({ forecast, measured_ms_per_token: measured, measured_ms_per
 const settingsOf = (session, mixed) => quiet(joined(
   session.family && `${session.family}, ${scaled(session.parameters, " parameters")}`,
   session.matrices ? `matrices: ${session.matrices}` : session.quantisation,
+  session.engine_options.activations === "fp16" && `products in fp16 by ${session.engine}`,
   session.context > 0 && `context ${session.context} tokens`,
   session.cache_tokens !== session.context && `${session.cache_tokens} tokens in caches`,
   session.cache_disk_tokens > 0 && `${session.cache_disk_tokens} on disk`,

@@ -84,7 +84,7 @@ async def test_the_command_line_gives_a_device_and_says_it_again(
     (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
     await mesh.session(session["id"], "failed")
     status, _, err = await motley("run", "bard", "Hi")
-    assert "Start it again with:  motley run '/models/a bard' PROMPT --engine reference --device cuda" in err
+    assert "loaded anew, as it was by:  motley run '/models/a bard' PROMPT --engine reference --device cuda" in err
 
 
 async def test_without_a_device_none_is_asked_for(mesh: Any, nodes: dict[str, Any], motley: Motley) -> None:
@@ -123,6 +123,27 @@ def test_what_products_are_computed_in_is_a_setting_of_one_engine() -> None:
     for engine, device in ((None, None), ("auto", None), ("cuda", Device.CUDA)):
         with pytest.raises(CliError, match="--activations is of engine 'webgpu': give --device webgpu"):
             on_device(engine, device, Activations.FP16)
+
+
+async def test_what_products_are_computed_in_is_shown(mesh: Any, nodes: dict[str, Any], motley: Motley) -> None:
+    """And that it changes nothing where no rank has such an engine. A plan takes it as a session does."""
+    await nodes["pc"].leave()
+    nodes["pc"].capabilities.engines.add(name="webgpu", on_gpu=True)
+    await mesh.join(nodes["pc"])
+    told = {}
+    for place in ("pc", "pc,onnxruntime@laptop", "onnxruntime@laptop"):
+        wanted = ["--device", "webgpu", "--activations", "fp16", "--nodes", place]
+        status, _, err = await motley("plan", "/models/bard", *wanted)
+        assert status == 0, err
+        status, _, err = await motley("run", "/models/bard", "Hi", *wanted)
+        assert status == 0, err
+        told[place] = (await motley("status"))[1]
+        idle = "no rank computes by webgpu, so activations fp16 changes nothing"
+        assert (idle in told[place], idle in err) == (place == "onnxruntime@laptop",) * 2
+        await motley("stop", "bard")
+    assert "bard: stored (), products in fp16, context" in told["pc"]
+    assert "bard: stored (), products in fp16 on pc, context" in told["pc,onnxruntime@laptop"]
+    assert "products" not in told["onnxruntime@laptop"]
 
 
 async def test_the_command_line_puts_a_rank_on_each_device_of_a_node(

@@ -19,6 +19,7 @@ from motley.cli.reaching.misnamed import MISSING, misnamed
 from motley.cli.shown.show import forecast_line, of_layers, percentages, results, show_set_aside, table
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
+    ActivationsOption,
     AsJson,
     AtOnce,
     Context,
@@ -68,6 +69,7 @@ def plan(
     quant: Quants = None,
     engine: Engines = None,
     device: DeviceOption = None,
+    activations: ActivationsOption = None,
     nodes: Nodes = "",
     stages: Stages = "",
     what_if: WhatIf = None,
@@ -82,7 +84,7 @@ def plan(
     alone = "planned for this machine" if left_alone(command, "url") else ""
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
-    computing, settings = on_device(everywhere, device)
+    computing, settings = on_device(everywhere, device, activations)
     if machines and nodes:
         raise CliError("--machines is in place of the nodes that are there, of which --nodes names some: leave out one")
     wanted = bundled(for_daemons(model))

@@ -15,7 +15,7 @@ from motley.cli.shown.glossary import of_nodes, of_sessions
 from motley.cli.shown.show import (
     activity,
     ago,
-    chosen_devices,
+    devices_told,
     forecast_beside,
     losses,
     results,
@@ -89,8 +89,8 @@ def status(
             results.print(doing, soft_wrap=True)
         if told := forecast_beside(session):
             results.print(told, soft_wrap=True)
-        for chosen in chosen_devices(session):
-            results.print(f"[dim]{escape(chosen)}[/]", soft_wrap=True)
+        for told in devices_told(session):
+            results.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
         if missing := waiting(session):
             results.print(f"[yellow]{missing}[/]", soft_wrap=True)
         if lost := losses(session):
