@@ -9,7 +9,7 @@ import psutil
 
 from motley.daemon.machine.vulkan import DISCRETE, KINDS, NVIDIA, NoVulkanError, vulkan_gpus
 from motley.plugins.engine import EngineError
-from motley.plugins.onnxruntime_gpu.preference import INTEGRATED, wanted_gpu
+from motley.plugins.onnxruntime_gpu.preference import INTEGRATED, takes_software, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
 from motley.transport.cuda.driver import Place, place_of
 from motley.transport.cuda.errors import CudaError
@@ -22,8 +22,9 @@ HIDDEN = Place(1 << 16, 0)
 
 def gpus() -> list[pb.Gpu]:
     """The GPUs that there are now: those of NVIDIA first, as CUDA counts them; then those that only Vulkan shows. If
-    `wanted_gpu` says which, others are left out; if it fails, all are."""
+    `wanted_gpu` says which, others are left out; if it or `takes_software` fails, all are."""
     try:
+        takes_software()
         found = [] if wanted_gpu() == INTEGRATED else _nvidia_gpus()
     except EngineError:  # which `why_no_gpu` tells
         return []

@@ -8,7 +8,7 @@ from typing import Any
 
 from motley.daemon.machine.memory import available_memory
 from motley.plugins.engine import EngineError
-from motley.plugins.onnxruntime_gpu.preference import SOFTWARE, VARIABLE, takes_software, wanted_gpu
+from motley.plugins.onnxruntime_gpu.preference import SOFTWARE, VARIABLE, driver_needed, takes_software, wanted_gpu
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.installing import how_to_install
 
@@ -53,17 +53,13 @@ def vulkan_gpus() -> list[VulkanGpu]:
             " on Windows the GPU's driver brings it"
         ) from error
     try:
-        found = [_gpu(vulkan, device) for device in vulkan.vkEnumeratePhysicalDevices(_instance())]
-    except (vulkan.VkError, vulkan.VkException) as error:
-        raise NoVulkanError(
-            f"no Vulkan driver works here ({type(error).__name__}): install the driver of the GPU; on Linux"
-            " mesa-vulkan-drivers for AMD and Intel"
-        ) from error
-    software = takes_software()
-    try:
-        wanted = wanted_gpu()
+        software, wanted, needed = takes_software(), wanted_gpu(), driver_needed()
     except EngineError as error:
         raise NoVulkanError(str(error)) from error
+    try:
+        found = [_gpu(vulkan, device) for device in vulkan.vkEnumeratePhysicalDevices(_instance())]
+    except (vulkan.VkError, vulkan.VkException) as error:
+        raise NoVulkanError(f"no Vulkan driver works here ({type(error).__name__}); it needs {needed}") from error
     kinds = [kind for kind, name in KINDS.items() if name == wanted or (not wanted and (kind != PROCESSOR or software))]
     able = sorted((each for each in found if each.kind in kinds), key=lambda each: kinds.index(each.kind))
     if not able:

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import EngineError, EngineLostError, EngineMemoryError
 from motley.plugins.onnxruntime.lowering import MICROSOFT
-from motley.plugins.onnxruntime_gpu.preference import takes_software
+from motley.plugins.onnxruntime_gpu.preference import SOFTWARE, takes_software
 from motley.plugins.onnxruntime_gpu.providers import Provider
 
 OPSET = 24
@@ -68,7 +68,7 @@ def find_devices(provider: Provider) -> Sequence[ort.OrtEpDevice]:
         ort.register_execution_provider_library(provider.engine, plugin.get_library_path())
     except Exception as error:  # the runtime's own classes share no other base
         raise EngineError(
-            f"engine {provider.engine!r}: its plugin cannot be loaded ({error}); it needs {provider.driver}"
+            f"engine {provider.engine!r}: its plugin cannot be loaded ({error}); it needs {provider.driver()}"
         ) from error
     return [each for each in ort.get_ep_devices() if each.ep_name == plugin.get_ep_name()]
 
@@ -119,7 +119,7 @@ class Gpu:
         """
         found = find_devices(provider)
         if not found:
-            raise EngineError(f"engine {provider.engine!r} finds no GPU on this machine; it needs {provider.driver}")
+            raise EngineError(f"engine {provider.engine!r} finds no GPU on this machine; it needs {provider.driver()}")
         self.provider = provider
         self._device = found[0]
         self._settings = provider.settings()
@@ -132,7 +132,7 @@ class Gpu:
         except EngineError as error:
             why = plain(error.__cause__ or error)
             raise EngineError(
-                f"engine {provider.engine!r} cannot open a GPU ({why}); it needs {provider.driver}"
+                f"engine {provider.engine!r} cannot open a GPU ({why}); it needs {provider.driver()}"
             ) from error
 
     def session(
@@ -215,9 +215,10 @@ class Gpu:
                 raise self._told(error, "cannot compute in fp16") from error
             gpu = self._device.device
             name = gpu.metadata.get("Description") or f"{gpu.vendor}, device {gpu.device_id:#06x}"
+            other = "a newer driver" + (", Mesa's, say, of those in software" if takes_software() else "")
             raise EngineError(
                 f"engine {self.provider.engine!r} cannot compute in fp16 on this GPU ({name}): it or its driver lacks"
-                f" {self.provider.fp16}. Compute in fp32, or use a newer driver"
+                f" {self.provider.fp16}. Compute in fp32, or use {other}"
             ) from error
 
     def captures(self, rows: int) -> bool:
@@ -336,9 +337,12 @@ def told(error: Exception, engine: str, what: str) -> EngineError:
     """The error of an engine to raise for one of the runtime: of the kind of what was lacking."""
     words = plain(error)
     if _LOST.search(words):
+        why, then = "was reset, or it was taken away", "see the driver's reason in the system's log"
+        if takes_software():
+            why, then = f"gave up, which may be one in software ({SOFTWARE} is set)", "use another"
         return EngineLostError(
-            f"engine {engine!r} has lost its GPU: its driver was reset, or it was taken away. If it happens again,"
-            f" see the driver's reason in the system's log, or use engine 'onnxruntime' (it {what}: {words})"
+            f"engine {engine!r} has lost its GPU: its driver {why}. If it happens again, {then}, or use engine"
+            f" 'onnxruntime' (it {what}: {words})"
         )
     kind = EngineMemoryError if _LACKS_MEMORY.search(words) else EngineError
     return kind(f"engine {engine!r} {what}: {words}")

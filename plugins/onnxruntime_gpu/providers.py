@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from motley.plugins.onnxruntime_gpu.preference import provider_settings
+from motley.plugins.onnxruntime_gpu.preference import driver_needed, provider_settings
 from motley.protocol.installing import how_to_install
 
 
@@ -21,7 +21,7 @@ class Provider:
         engine: what the engine is called that computes by it.
         module: the plugin's, in Python.
         install: tells how to get that.
-        driver: what the plugin needs of the machine, in words.
+        driver: tells what the plugin needs of the machine, in words.
         memory: what the runtime calls the memory of its devices.
         has_products: whether it has the runtime's own product with quantised matrices, ``MatMulNBits``; else it gets
             that as the standard's ``DequantizeLinear`` and ``Gemm``.
@@ -34,7 +34,7 @@ class Provider:
     engine: str
     module: str
     install: Callable[[], str]
-    driver: str
+    driver: Callable[[], str]
     memory: str
     has_products: bool
     settings: Callable[[], dict[str, str]] = dict
@@ -46,8 +46,7 @@ WEBGPU = Provider(
     engine="webgpu",
     module="onnxruntime_ep_webgpu",
     install=lambda: how_to_install("webgpu"),
-    driver="on Linux the Vulkan loader, which most distributions call libvulkan1, and a driver for Vulkan; on Windows"
-    " D3D12",
+    driver=driver_needed,
     memory="webgpu",
     has_products=True,
     settings=provider_settings,
@@ -58,7 +57,7 @@ CUDA = Provider(
     engine="onnxruntime-cuda",
     module="onnxruntime_ep_cuda",
     install=lambda: "pip install onnxruntime-ep-cuda13, of the same version as onnxruntime",
-    driver="NVIDIA's driver, CUDA 13 and cuDNN 9",
+    driver=lambda: "NVIDIA's driver, CUDA 13 and cuDNN 9",
     memory="cuda",
     has_products=True,
 )
@@ -66,7 +65,7 @@ TENSORRT_RTX = Provider(
     engine="onnxruntime-tensorrt-rtx",
     module="onnxruntime_ep_nv_tensorrt_rtx",
     install=lambda: how_to_install("tensorrt-rtx"),
-    driver="NVIDIA's driver for CUDA 13, and a GPU of the RTX series 30 or later",
+    driver=lambda: "NVIDIA's driver for CUDA 13, and a GPU of the RTX series 30 or later",
     memory="cuda",
     has_products=False,
 )

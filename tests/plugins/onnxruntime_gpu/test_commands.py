@@ -121,4 +121,4 @@ def lost() -> list[str]:
 def test_a_gpu_that_is_lost_says_so_and_what_to_do(tmp_path: Path) -> None:
     words = said("lost", tmp_path, **{LOST: str(tmp_path / "lost")})
     assert len(words) == 2
-    assert all(word.startswith("engine 'webgpu' has lost its GPU") for word in words)
+    assert all(word.startswith("engine 'webgpu' has lost its GPU: its driver gave up") for word in words)
