@@ -9,6 +9,9 @@ from motley.orchestrator.mesh.nodes import what_became
 from motley.orchestrator.workers import CacheHolder, Worker
 from motley.protocol.mesh_pb2 import Failure
 
+NODE_LOST = "node_lost"
+"""The code of a failure that a lost node is to blame for."""
+
 
 def reported(worker: Worker, failure: Failure, named: Callable[[int], Worker | None]) -> Failure:
     """What a worker has reported, with the names of its node and of the one to blame.
@@ -19,7 +22,7 @@ def reported(worker: Worker, failure: Failure, named: Callable[[int], Worker | N
     blamed = named(failure.lost_rank - 1)
     if blamed is not None and blamed.away is not None:
         message = f"node {blamed.node_name!r} ({blamed.role}) {what_became(blamed.away.why)}"
-        return Failure(code="node_lost", message=message, lost_rank=failure.lost_rank)
+        return Failure(code=NODE_LOST, message=message, lost_rank=failure.lost_rank)
     finder = named(failure.found_by - 1) or worker
     found = f", as {finder} has found" if blamed not in (None, finder) else ""
     return Failure(
@@ -48,7 +51,7 @@ def node_gone(workers: Sequence[Worker], reason: str) -> Failure:
     """
     roles = " and ".join(worker.role for worker in workers)
     message = f"node {workers[0].node_name!r} ({roles}) {what_became(reason)}"
-    return Failure(code="node_lost", message=message, lost_rank=workers[0].index + 1)
+    return Failure(code=NODE_LOST, message=message, lost_rank=workers[0].index + 1)
 
 
 def caches_lost(leader: Worker, holder: CacheHolder | None, why: str) -> Failure:

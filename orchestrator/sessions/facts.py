@@ -11,6 +11,7 @@
     loading        weights are being read                                   every rank is ready
     ready          it can answer                                            a rank is lost: recovering
     recovering     a rank is lost, after it was ready once, or a GPU fails  there is a new plan: starting again
+                   or a node is lost while it loads
     paused         no plan has fitted for a while, after it was ready once  there is a new plan: starting again
     failed         a rank failed, its node is lost or a deadline passed     the session is closed
     closing        a client deletes it                                      every rank is gone: it is forgotten
@@ -152,6 +153,8 @@ class SessionFacts:
     activity: Activity | None = None
     """What its leader has told last of the requests under way; None: there has been none."""
     failure: Failure | None = None
+    explained_late: bool = False
+    """The worker to blame for its end has had its time to say why."""
     deadline_from: float = 0.0
     """While it starts: when a worker last showed life. Once it is ready: since when. Once it has ended, or recovers:
     when its workers were told to stop."""
@@ -197,6 +200,18 @@ class SessionFacts:
     def paused_for_long(self) -> Failure | None:
         """Why the session is paused, if nobody knows for how long: requests end, and others are refused."""
         return self.pause.why if self.state is State.PAUSED and self.pause and not self.pause.brief else None
+
+    @property
+    def explained(self) -> bool:
+        """Whether it has ended for a final reason: the worker to blame has said why, is gone, or has had its time."""
+        blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
+        return not self.alive and (blamed is None or blamed.gone or self.explained_late)
+
+    def has_ended_for_missing(self, worker: Worker) -> bool:
+        """Whether it has just ended while it loaded, only because others missed a worker, which may yet turn out to be
+        on a lost node: then it is planned anew."""
+        failed = self.state is State.FAILED and not self.serves and self.request.recover and not self.explained
+        return failed and self.failure is not None and self.failure.lost_rank == worker.index + 1
 
     @property
     def answers(self) -> bool:

@@ -4,7 +4,8 @@ Events come in (what ranks say, a lost node, time), commands for ranks come out;
 carries them. The states are told of in `motley.orchestrator.sessions.facts`.
 
 From every state a failure leads to *failed* and a deletion to *closing*; both release all ranks that are not gone. But
-where an engine fails that was chosen for a node's GPU, the session gets another plan, in which the node has another.
+where an engine fails that was chosen for a node's GPU, the session gets another plan, in which the node has another;
+and where a node is lost while ranks load, one without it.
 
 Once a session has been ready, it outlives its ranks. When one is lost, whatever has become of it, the others are
 released, and when they are gone the session gets a new plan, of nodes that are left, and with it a new *epoch*
@@ -74,16 +75,8 @@ Command = tuple[str, RankCommand]
 class Session(SessionFacts):
     """One session. Its methods are told what has happened, and return what its workers are to be told."""
 
-    _explained_late: bool = False
-    """The worker to blame for its end has had `EXPLAIN_S` to say why."""
     _assignments: Assignments | None = field(default=None, repr=False)
     """What its workers are started with; None: it is not planned yet."""
-
-    @property
-    def explained(self) -> bool:
-        """Whether it has ended for a final reason: the worker to blame has said why, is gone, or has had its time."""
-        blamed = self.worker(self.failure.lost_rank - 1) if self.failure else None
-        return not self.alive and (blamed is None or blamed.gone or self._explained_late)
 
     def assign(
         self,
@@ -229,11 +222,14 @@ class Session(SessionFacts):
             return self._lose(
                 lost, f"node {lost[0].node_name!r} {what_became(reason)}", now, ended=True, node_lost=True
             )
+        missed = any(map(self.has_ended_for_missing, lost))
         for worker in lost:
             worker.gone = True
-        if not lost or not self.alive:
+        if not lost or not (self.alive or missed):
             return []
         failure = blame.node_gone(lost, reason)
+        if missed:
+            self.state, self.failure = State.LOADING, None
         if self.recovers_from_loss and any(map(self.losses.blames, lost)):
             self.losses.explain(failure)  # others have missed its rank before
         return self._lose_rank(failure, now, ". Start its daemon again, or start a session without it")
@@ -255,7 +251,7 @@ class Session(SessionFacts):
             worker, away = late
             return self._on_node_gone(worker.node_id, away.why, now)
         if not self.alive and waited > EXPLAIN_S:
-            self._explained_late = True
+            self.explained_late = True
         if not self.alive and waited > RELEASE_S:
             for worker in self.workers:
                 worker.gone = True
@@ -281,7 +277,8 @@ class Session(SessionFacts):
             self.failed_engines.append((blamed.node_id, blamed.setup.engine, failure.message))
         if self.replanned:
             return []
-        goes_on = self.request.recover if self.serves else engine_failed
+        node_lost = failure.code == blame.NODE_LOST
+        goes_on = self.request.recover if self.serves or node_lost else engine_failed
         if not goes_on:
             failure.message += advice
             return self.fail(failure, now)
@@ -290,7 +287,7 @@ class Session(SessionFacts):
             times = self.losses.in_a_row
             failure.message = f"ranks were lost {times} times in a row, the last time: {failure.message}"
             return self.fail(failure, now)
-        return self._interrupt(Interruption(now, failure, lost=self.serves), now)
+        return self._interrupt(Interruption(now, failure, lost=self.serves or node_lost), now)
 
     def replan(self, why: str, avoid: Collection[str], now: float) -> list[Command]:
         """Stop all workers to plan the session anew, though nothing is lost. It must have a plan.

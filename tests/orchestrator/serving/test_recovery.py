@@ -21,7 +21,7 @@ from motley.orchestrator.sessions import cut_off
 from motley.orchestrator.sessions.losses import LOSSES
 from motley.protocol.mesh_pb2 import Delta, Described, Empty, Failure, Generate, RankCommand
 
-from ..conftest import Mesh, of_kind
+from ..conftest import DEADLINE_S, Mesh, of_kind
 from .conftest import STREAM, text_of, two_words_at_a_time
 
 
@@ -54,6 +54,44 @@ async def test_a_stream_goes_on_when_the_node_of_rank_0_is_lost(mesh: Any, trio:
     (loss,) = body["losses"]
     assert (loss["epoch"], loss["node"], loss["code"]) == (1, "pc", "node_lost")
     assert not any(command.epoch == 1 for command in of_kind(trio[1], "assign")[1:])
+
+
+@pytest.mark.parametrize("others_suffice", [True, False])
+async def test_a_node_that_is_lost_while_its_rank_loads_is_done_without(
+    mesh: Any, trio: list[Any], others_suffice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same session, for which its maker waits; it ends if no plan fits for long."""
+    monkeypatch.setattr(recovery, "PATIENCE_S", 0.1)
+    laptop = trio[1]
+    loads = asyncio.Event()
+
+    async def load(command: RankCommand) -> None:
+        if command.WhichOneof("body") == "peers":
+            loads.set()
+        else:
+            await laptop.obey(command)
+
+    laptop.on_rank = load
+    asked: dict[str, Any] = {} if others_suffice else {"nodes": ["laptop"]}
+    if not others_suffice:
+        for node in (trio[0], trio[2]):
+            await node.leave()
+            await mesh.poll("/api/nodes", lambda body, name=node.name: _states(body)[name] == "lost")
+    serving = asyncio.create_task(mesh.call("POST", "/api/sessions?wait=ready", {"model": "bard", **asked}))
+    async with asyncio.timeout(DEADLINE_S):
+        await loads.wait()
+    await laptop.leave()
+    status, body = await serving
+    if others_suffice:
+        assert (status, body["epoch"], [rank["node"] for rank in body["ranks"]]) == (201, 2, ["pc", "box"])
+        assert [loss["code"] for loss in body["losses"]] == ["node_lost"]
+    else:
+        assert (status, body["error"]["code"]) == (503, "node_lost")
+        assert "It cannot go on with the nodes that are left" in body["error"]["message"]
+
+
+def _states(body: Any) -> dict[str, str]:
+    return {node["name"]: node["state"] for node in body["nodes"]}
 
 
 async def test_the_log_says_what_becomes_of_a_session(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -302,6 +303,37 @@ def test_who_is_cut_off_is_not_waited_for_when_a_session_is_closed(session: Sess
     for node, rank in (("pc", 0), ("box", 2)):
         session.on_event(node, event(rank, released=Empty()), 11)
     assert session.over
+
+
+def test_a_node_that_is_lost_while_ranks_load_is_done_without(session: Session) -> None:
+    """Unless whoever asked wants none of that."""
+    listen(session)
+    unwilling = deepcopy(session)
+    session.request = replace(session.request, recover=True)
+    assert kinds(session.on_node_lost("laptop", CONNECTION_ENDED, 9)) == [("pc", 0, "release"), ("box", 2, "release")]
+    assert (session.state, session.suspects, session.failure) == (State.RECOVERING, {"laptop"}, None)
+    assert session.interruption is not None
+    assert session.interruption.lost
+    unwilling.on_node_lost("laptop", CONNECTION_ENDED, 9)
+    assert unwilling.failure is not None
+    assert unwilling.failure.message.endswith("Start its daemon again, or start a session without it")
+
+
+@pytest.mark.parametrize("explained", [False, True])
+def test_a_node_may_turn_out_to_be_lost_when_others_have_missed_its_rank(session: Session, explained: bool) -> None:
+    """But a rank that others miss because it has failed ends the session that loads."""
+    listen(session)
+    session.request = replace(session.request, recover=True)
+    missed = Failure(code="peer_lost", message="rank 1 has gone", lost_rank=2)
+    session.on_event("box", event(2, failed=missed), 8)
+    assert session.state is State.FAILED
+    if explained:
+        session.on_event("laptop", event(1, failed=Failure(code="wrong_results", message="wrong")), 8)
+    session.on_node_lost("laptop", CONNECTION_ENDED, 9)
+    assert session.state is (State.FAILED if explained else State.RECOVERING)
+    if not explained:
+        assert session.failure is None
+        assert session.losses.last[-1].why.code == "node_lost"
 
 
 def test_ranks_that_do_not_listen_are_named(session: Session) -> None:
