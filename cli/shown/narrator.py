@@ -60,6 +60,8 @@ class Narrator(Observer):
             console.print(f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}) again")
             return
         gpus = ", ".join(gpu.name for gpu in it.gpus) or "no GPU"
+        if it.gpus and it.gpu_bytes:
+            gpus += f" ({short_bytes(it.gpu_bytes)} of {'it' if len(it.gpus) == 1 else 'the first'} for ranks)"
         console.print(
             f"[green]joined[/] as [bold]{escape(settings.name)}[/] ({settings.address}): {escape(it.cpu)}, "
             f"{_cores(it.cores)}, {short_bytes(it.memory_bytes)} for ranks, "

@@ -141,24 +141,49 @@ def _able(capabilities: Capabilities) -> str:
     return ", ".join(able) or "none"
 
 
-def gpu_room(gpu: Gpu, promised: int) -> int:
-    """Bytes that a new rank may take on a GPU.
+@dataclass(frozen=True)
+class GpuOffer:
+    """A GPU's memory, as new ranks may have it.
 
-    Args:
-        promised: to other ranks, which have not taken them yet.
+    Attributes:
+        promised: bytes that others are to take, and have not taken yet.
+        budget: bytes that all ranks may have of it; 0: what is free.
+        reserved: bytes of the budget that others have, or are to have.
     """
-    return max(0, gpu.free_bytes - promised - GPU_RESERVE)
 
+    gpu: Gpu
+    promised: int = 0
+    budget: int = 0
+    reserved: int = 0
 
-def gpu_told(node: str, gpu: Gpu, promised: int) -> str:
-    """What there is to say of a GPU's memory, for messages."""
-    parts = [f"{human_bytes(gpu.free_bytes)} of {human_bytes(gpu.memory_bytes)} free"]
-    if promised:
-        parts.append(f"{human_bytes(promised)} promised to other ranks")
-    parts.append(f"{human_bytes(GPU_RESERVE)} stay free")
-    if gpu.users:
-        parts.append("in use by " + ", ".join(f"{user.name or user.pid} ({_held(user.bytes)})" for user in gpu.users))
-    return f"{node}, {gpu.name} ({'; '.join(parts)})"
+    @property
+    def room(self) -> int:
+        """Bytes that a new rank may take."""
+        return max(0, min(self._free, self._left))
+
+    def told(self, node: str) -> str:
+        """What there is to say of it, for messages: what makes up its `room`."""
+        name = f"{node}, {self.gpu.name}"
+        if self._left < self._free:
+            have = f", of which others have {human_bytes(self.reserved)}" if self.reserved else ""
+            return f"{name} (ranks may have {human_bytes(self.budget)} of it{have}; `motley budget` changes that)"
+        parts = [f"{human_bytes(self.gpu.free_bytes)} of {human_bytes(self.gpu.memory_bytes)} free"]
+        if self.promised:
+            parts.append(f"{human_bytes(self.promised)} promised to other ranks")
+        parts.append(f"{human_bytes(GPU_RESERVE)} stay free")
+        if self.gpu.users:
+            users = (f"{user.name or user.pid} ({_held(user.bytes)})" for user in self.gpu.users)
+            parts.append("in use by " + ", ".join(users))
+        return f"{name} ({'; '.join(parts)})"
+
+    @property
+    def _free(self) -> int:
+        return self.gpu.free_bytes - self.promised - GPU_RESERVE
+
+    @property
+    def _left(self) -> int:
+        """Of the budget."""
+        return self.budget - self.reserved if self.budget else self._free
 
 
 def _held(count: int) -> str:

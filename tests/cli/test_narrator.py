@@ -103,7 +103,9 @@ def test_a_limit_of_a_gpu_that_is_not_there_is_told(
 ) -> None:
     capabilities = pb.Capabilities(gpu_bytes=asked, gpus=[pb.Gpu(name="RTX 9")] * gpus)
     narrator(LogFormat.TEXT).joined("1", NodeSettings("pc", "10.0.0.1", capabilities, None, ShareCache(Path("x")), 1))
-    assert ("--gpu-memory 4 GB limits nothing here: no GPU was found" in capsys.readouterr().err) == said
+    told = " ".join(capsys.readouterr().err.split())
+    assert ("--gpu-memory 4 GB limits nothing here: no GPU was found" in told) == said
+    assert ("RTX 9 (4 GB of it for ranks)" in told) == bool(asked and gpus)
 
 
 def test_a_person_is_told_now_and_then_what_is_waited_for(

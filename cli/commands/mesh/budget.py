@@ -10,6 +10,7 @@ import typer
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
 from motley.cli.reaching.client import ApiKey, Client, Url
+from motley.cli.shown.show import console
 from motley.cli.typed.options import ALL, size
 from motley.protocol.wording import human_bytes
 
@@ -30,6 +31,12 @@ def budget(
     """Show what ranks may have of a node's memory, or change it: sessions that have more are planned anew."""
     wanted = {"memory_bytes": _bytes("MEMORY", memory), "gpu_bytes": _bytes("--gpu", gpu)}
     print(_words(run(_budget(node, wanted, url, api_key))))
+    if any(value is not None for value in wanted.values()):
+        console.print(
+            "[dim]That is so until Motley is started again there: what its owner types for `motley join --memory and"
+            " --gpu-memory` is remembered[/]",
+            soft_wrap=True,
+        )
 
 
 def _bytes(option: str, typed: str) -> int | None:

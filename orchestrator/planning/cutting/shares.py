@@ -435,11 +435,13 @@ def _explain(costs: Sequence[_Costs], candidates: Sequence[Candidate]) -> str:
         own.profile.fixed_bytes + math.ceil(own.whole_memory * speed / speeds)
         for own, speed in zip(costs, rates.speeds, strict=True)
     ]
-    missing = rates.whole - math.fsum(
-        max(0, candidate.memory - own) * scale
-        for candidate, own, scale in zip(candidates, fixed, rates.scale, strict=True)
+    over = [candidate.memory - own for candidate, own in zip(candidates, fixed, strict=True)]
+    units = rates.whole - math.fsum(
+        max(0, own) * scale
+        for candidate, own, scale in zip(candidates, over, rates.scale, strict=True)
         if candidate.takes_part
     )
+    missing = max(0.0, units) - sum(min(0, own) for own in over)
     if missing > 0:
         verdict = f"{human_bytes(missing)} are missing in total"
         if len({own.whole_memory for own in costs}) > 1:

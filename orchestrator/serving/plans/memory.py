@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from motley.orchestrator.experts.registry import Free
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node, NodeTable
-from motley.orchestrator.planning.setup import gpu_room
+from motley.orchestrator.planning.setup import GpuOffer
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank, Worker
-from motley.protocol.mesh_pb2 import Gpu
 
 JITTER_BYTES = 64 << 20
 """What is free on a node may become so much less, by its other programs, while a plan is made that is good still."""
@@ -51,23 +50,21 @@ class Memory:
             return max(0, offered)
         return max(0, min(offered, node.memory_available + jitter - self._sessions.promised(node.id) + back))
 
-    def promised_gpu(self, node: Node, gpu: Gpu) -> int:
-        """Bytes of a node's GPU that ranks were promised and have not taken yet."""
-        return self._sessions.promised_gpu(node.id, gpu)
-
-    def gpu_room(self, node: Node, beside: int = 0) -> int:
-        """Bytes that new ranks may take on a node's first GPU.
+    def on_gpu(self, node: Node, beside: int = 0) -> GpuOffer:
+        """What new ranks may take of a node's first GPU.
 
         Args:
             beside: bytes that something else is to take there.
         """
-        gpu, budget = node.gpus[0], node.capabilities.gpu_bytes
+        gpu = node.gpus[0]
         ranks = self._without.ranks if self._without else ()
         back = sum(rank.gpu_bytes for rank in ranks if rank.node_id == node.id and not rank.gone)
-        room = gpu_room(gpu, self.promised_gpu(node, gpu) + beside - back)
-        if not budget:
-            return room
-        return max(0, min(room, budget - self._sessions.reserved_gpu(node.id) + back - beside))
+        return GpuOffer(
+            gpu,
+            promised=self._sessions.promised_gpu(node.id, gpu) + beside - back,
+            budget=node.capabilities.gpu_bytes,
+            reserved=self._sessions.reserved_gpu(node.id) + beside - back,
+        )
 
     def beside(self, engine: str, planned: Sequence[Worker] = (), reaching: Sequence[Worker] = ()) -> Free:
         """Bytes free on a node, by the node's id, beside workers that are planned but not reserved yet: none on one
@@ -94,7 +91,7 @@ class Memory:
             node = nodes[node_id]
             left = self.free(node) - taken[node_id]
             if node.gpus and any(each.name == engine and each.on_gpu for each in node.capabilities.engines):
-                left = min(left, self.gpu_room(node) - taken_on_gpu[node_id])
+                left = min(left, self.on_gpu(node).room - taken_on_gpu[node_id])
             return max(0, left)
 
         return free

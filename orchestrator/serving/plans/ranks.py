@@ -24,7 +24,6 @@ from motley.orchestrator.planning.cutting.shares import (
 from motley.orchestrator.planning.draft import Draft
 from motley.orchestrator.planning.experts.layout import LayoutError
 from motley.orchestrator.planning.experts.trunk import Forecast
-from motley.orchestrator.planning.setup import gpu_told
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Profiles
 from motley.orchestrator.serving.plans.memory import Memory
@@ -186,8 +185,8 @@ def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory
     name, needed, there = node.name, draft.host_bytes, memory.free(node)
     least = profile.fixed_bytes
     if needed + least <= there and draft.gpu_bytes:
-        promised = memory.promised_gpu(node, node.gpus[0])
-        name, needed, there = gpu_told(name, node.gpus[0], promised), draft.gpu_bytes, memory.gpu_room(node)
+        offer = memory.on_gpu(node)
+        name, needed, there = offer.told(name), draft.gpu_bytes, offer.room
         least = profile.fixed_bytes if first.setup.on_gpu else 0
     if needed + least <= there:
         return
@@ -302,12 +301,12 @@ def _candidates(
             if not one.speed and share is None and len(participants) > 1:
                 message = f"the driver of node {name!r} does not tell how fast the memory of its GPU is: give shares"
                 raise refusal("invalid_request", message)
-            promised = memory.promised_gpu(node, node.gpus[0])
-            if beside:
-                promised += beside.gpu_bytes
-            room = memory.gpu_room(node, beside.gpu_bytes if beside else 0) // ranks
-            name = gpu_told(name, node.gpus[0], promised)
-            free = min(free, room) if one.setup.on_host_memory else room
+            offer = memory.on_gpu(node, beside.gpu_bytes if beside else 0)
+            room, name = offer.room // ranks, offer.told(name)
+            if one.setup.on_host_memory and free < room:
+                name = f"{node.name}, {offer.gpu.name} (in the machine's own memory)"
+                room = free
+            free = room
         speed = one.speed / ranks or 1.0
         candidates.append(Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s, one.host_s))
     return candidates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.orchestrator.planning.setup import Setup, SetupError, gpu_room, gpu_told, setup_of
+from motley.orchestrator.planning.setup import GpuOffer, Setup, SetupError, setup_of
 from motley.protocol import GPU_RESERVE
 from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu, GpuUser
 
@@ -41,20 +41,30 @@ def test_what_cannot_run_is_refused_by_name() -> None:
 
 
 def test_a_gpu_has_room_for_what_is_neither_used_promised_nor_reserved() -> None:
-    assert gpu_room(GPU, 0) == 8 * GB - GPU_RESERVE
-    assert gpu_room(GPU, 3 * GB) == 5 * GB - GPU_RESERVE
-    assert gpu_room(GPU, 8 * GB) == 0
+    assert GpuOffer(GPU).room == 8 * GB - GPU_RESERVE
+    assert GpuOffer(GPU, 3 * GB).room == 5 * GB - GPU_RESERVE
+    assert GpuOffer(GPU, 8 * GB).room == 0
 
 
 def test_what_is_said_of_a_gpu_has_the_numbers() -> None:
-    assert gpu_told("pc", GPU, 0) == "pc, RTX 9 (8.00 GB of 12.00 GB free; 536.87 MB stay free)"
+    assert GpuOffer(GPU).told("pc") == "pc, RTX 9 (8.00 GB of 12.00 GB free; 536.87 MB stay free)"
     busy = Gpu()
     busy.CopyFrom(GPU)
     busy.users.extend([GpuUser(pid=7, name="game", bytes=3 * GB), GpuUser(pid=9)])
-    assert gpu_told("pc", busy, GB) == (
+    assert GpuOffer(busy, GB).told("pc") == (
         "pc, RTX 9 (8.00 GB of 12.00 GB free; 1.00 GB promised to other ranks; 536.87 MB stay free;"
         " in use by game (3.00 GB), 9 (not told))"
     )
+
+
+def test_what_its_owner_allows_is_told_where_that_is_less_than_what_is_free() -> None:
+    offer = GpuOffer(GPU, GB, budget=3 * GB, reserved=2 * GB)
+    assert (offer.room, offer.told("pc")) == (
+        GB,
+        "pc, RTX 9 (ranks may have 3.00 GB of it, of which others have 2.00 GB; `motley budget` changes that)",
+    )
+    assert "; `motley" not in GpuOffer(GPU, budget=11 * GB).told("pc")
+    assert GpuOffer(GPU, budget=GB, reserved=2 * GB).room == 0
 
 
 def test_an_engine_may_have_whole_caches_only() -> None:

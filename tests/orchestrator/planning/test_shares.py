@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from itertools import pairwise
 
@@ -240,6 +241,14 @@ def test_a_node_without_room_for_the_fixed_bytes_is_named() -> None:
     with pytest.raises(PlanError, match=r"toaster: 100\.00 MB available"):
         plan_shares(seven_billion(), offers, 4096)
     assert [offer.name for offer in usable([seven_billion()] * 2, offers)] == ["pc"]
+
+
+def test_what_is_missing_in_total_is_what_is_missing_on_the_only_node() -> None:
+    """One that has not even room for what every rank needs."""
+    with pytest.raises(PlanError) as caught:
+        plan_shares(seven_billion(), [Candidate("toaster", 10.0, 100_000_000)], 4096)
+    total, own = re.findall(r"(\S+ GB) (?:are )?missing", str(caught.value))
+    assert total == own
 
 
 def test_the_search_is_quick_at_its_largest() -> None:
