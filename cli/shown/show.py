@@ -118,6 +118,25 @@ def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     yield say
 
 
+@contextmanager
+def what_goes_on(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[str], None]]:
+    """Says on stderr what goes on while the context lasts, as it is told: in one line of a terminal, or without one in
+    lines, at once and now and then."""
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda what: status.update(escape(what))
+        return
+    said = -math.inf
+
+    def say(what: str) -> None:
+        nonlocal said
+        if clock() - said >= LINE_S:
+            said = clock()
+            console.print(escape(what))
+
+    yield say
+
+
 def ago(seconds: float) -> str:
     """``42 s ago``, ``3 min ago``, ``2 h ago``."""
     unit, size = next(((unit, size) for unit, size in (("h", 3600), ("min", 60)) if seconds >= size), ("s", 1))

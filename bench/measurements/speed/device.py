@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
 
 from motley.bench.measurements.speed.latency import WARM_UP, latency_of
@@ -57,6 +59,7 @@ async def measure_device(
     tokens: int,
     threads: int,
     engine_options: Mapping[str, str],
+    tell: Callable[[str], None],
 ) -> DeviceReport:
     """Load a model on one rank in each quantisation, which the gate then examines, and time tokens.
 
@@ -65,11 +68,13 @@ async def measure_device(
         tokens: how many are timed.
         threads: of the rank.
         engine_options: settings of the engine.
+        tell: is told what goes on, often.
     """
     times: dict[str, Mapping[str, float]] = {}
     failures = {}
     context = 1 + WARM_UP + PROMPT + tokens + 1  # no longer, as the gate examines all of it, which takes a while
-    for quantisation in quantisations:
+    for number, quantisation in enumerate(quantisations, 1):
+        about = f"{model.name} in {quantisation} on {device.name} ({number} of {len(quantisations)})"
         spec = MeshSpec(
             model,
             (1.0,),
@@ -79,13 +84,22 @@ async def measure_device(
             engine_options=engine_options,
             threads=threads,
         )
+        loads = partial(tell, f"{about} loads, and is examined")
+        heard = _tokens_told(tell, about, WARM_UP + tokens + 1)
+        loads()
         try:
-            async with LocalMesh(spec) as mesh:
-                await mesh.decode([1], WARM_UP)
-                times[quantisation] = (await latency_of(mesh, range(2, 2 + PROMPT), tokens)).ms_per_token
+            async with LocalMesh(spec, lambda *_, loads=loads: loads()) as mesh:
+                await mesh.decode([1], WARM_UP, heard=heard)
+                times[quantisation] = (await latency_of(mesh, range(2, 2 + PROMPT), tokens, heard)).ms_per_token
         except MeshError as error:
             failures[quantisation] = str(error)
     return DeviceReport(platform.platform(), _versions(), device, engine, engine_options, model.name, times, failures)
+
+
+def _tokens_told(tell: Callable[[str], None], about: str, of: int) -> Callable[[], None]:
+    """What tells, whenever it is called, that one more token has come of so many."""
+    numbers = count(1)
+    return lambda: tell(f"{about}: token {next(numbers)} of {of}")
 
 
 def _versions() -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,10 @@ async def measure_latency(
         return [await latency_of(mesh, text[:length], tokens) for text, length in zip(texts, prompts, strict=True)]
 
 
-async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> LatencyReport:
-    """Time `tokens` greedy tokens after a prompt, in a mesh that is warm.
+async def latency_of(
+    mesh: LocalMesh, prompt: Sequence[int], tokens: int, heard: Callable[[], None] = lambda: None
+) -> LatencyReport:
+    """Time `tokens` greedy tokens after a prompt, in a mesh that is warm; `heard` is called for each.
 
     Raises:
         motley.bench.meshes.local_mesh.MeshError: a rank failed.
@@ -171,7 +173,7 @@ async def latency_of(mesh: LocalMesh, prompt: Sequence[int], tokens: int) -> Lat
     reads = token_reads(mesh.profile, mesh.plans, shares, len(prompt) + (tokens + 1) / 2)
     size = round(reads.whole)
     bandwidth = await asyncio.to_thread(memory_bandwidth, cores, size=size)
-    said = await mesh.decode(prompt, tokens + 1)  # the first comes with the prompt
+    said = await mesh.decode(prompt, tokens + 1, heard=heard)  # the first comes with the prompt
     bandwidth = max(bandwidth, await asyncio.to_thread(memory_bandwidth, cores, size=size))
     timeline = _timeline(mesh.timing, tokens)
     p50 = float(np.median(timeline.step_ms))

@@ -15,7 +15,7 @@ import pytest
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client, broke_off
 from motley.cli.reaching.loading import load
-from motley.cli.shown.show import LINE_S, LoadingLines
+from motley.cli.shown.show import LINE_S, LoadingLines, what_goes_on
 from motley.cli.typed.wanted import Wanted
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.session_request import SessionRequest
@@ -337,6 +337,14 @@ def test_lines_of_loading(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.splitlines() == [
         f"pc (rank 0) loading: {done} bytes of 100 bytes" for done in (0, 20, 100)
     ]
+
+
+def test_what_goes_on_is_told_at_once_and_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter((0.0, 0.0, 1.0, LINE_S, LINE_S))
+    with what_goes_on(lambda: next(times)) as tell:
+        for what in ("loads", "token 1", "token [2]"):
+            tell(what)
+    assert capsys.readouterr().err.splitlines() == ["loads", "token [2]"]
 
 
 async def test_without_a_prompt_a_model_is_loaded_and_stays(mesh: Any, new_node: Any, motley: Motley) -> None:

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from motley.cli.errors import CliError
 from motley.cli.interrupt import run
-from motley.cli.shown.show import console, results, table
+from motley.cli.shown.show import results, table, what_goes_on
 from motley.cli.typed.options import ENGINES_ON, ActivationsOption, Device, Quantisation, on_device, one_of
 from motley.protocol.wording import short_bytes
 
@@ -64,21 +64,22 @@ def device(
     if model is not None and not model.exists():
         raise CliError(f"--model: there is no {model}")
     _, settings = on_device(None, device, activations)
-    with console.status("asking drivers and engines, and measuring"):
+    with what_goes_on() as tell:
+        tell("asking drivers and engines, and measuring")
         machine = measure(run(installed_engines()))
-    devices = devices_of(machine)
-    for one in [device] if device else (Device.CUDA, Device.WEBGPU, Device.CPU):
-        engine = ENGINES_ON[one][0]
-        if found := next((each for each in devices if engine in each.engines), None):
-            break
-    else:
-        why = machine.no_gpu or lacking(machine).get(engine) or f"engine {engine!r} is not installed"
-        raise CliError(f"--device {one}: {why}")
-    with (
-        nullcontext(model) if model else temporary_model(SHAPES[like], like) as folder,
-        console.status(f"loading {escape(folder.name)} on {escape(found.name)}"),
-    ):
-        report = run(measure_device(found, engine, folder, list(quant or QUANTISATIONS), tokens, threads, settings))
+        devices = devices_of(machine)
+        for one in [device] if device else (Device.CUDA, Device.WEBGPU, Device.CPU):
+            engine = ENGINES_ON[one][0]
+            if found := next((each for each in devices if engine in each.engines), None):
+                break
+        else:
+            why = machine.no_gpu or lacking(machine).get(engine) or f"engine {engine!r} is not installed"
+            raise CliError(f"--device {one}: {why}")
+        with nullcontext(model) if model else temporary_model(SHAPES[like], like) as folder:
+            measured = measure_device(
+                found, engine, folder, list(quant or QUANTISATIONS), tokens, threads, settings, tell
+            )
+            report = run(measured)
     if as_json:
         print(json.dumps(asdict(report)))
         return
