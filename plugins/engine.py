@@ -113,18 +113,36 @@ class Pending(Protocol):
         """Wait until the result is there."""
 
 
-class DeviceSpeed(NamedTuple):
-    """How fast an engine is on a GPU; what is 0, nobody knows.
+@dataclass(frozen=True)
+class FormatSpeed:
+    """How fast products are with weights in one format.
 
     Attributes:
-        memory_bandwidth: bytes of weights that it reads each second.
+        format: ``int4``, ``int8``, ``fp16`` or ``fp32``.
+        bytes_per_s: weights read, one row at a time.
+        row_bytes_per_s: weights read, times the rows that they are multiplied by, many at a time.
+    """
+
+    format: str
+    bytes_per_s: float
+    row_bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """How fast an engine is on a GPU; what is 0, or missing, nobody knows.
+
+    Attributes:
+        memory_bandwidth: bytes of weights that it reads each second, of floats.
         layer_s: seconds that a layer takes for a row besides reading its weights: its small operations.
         host_s: seconds in which what is summed gets to the host and back.
+        speeds: of products, in formats that were measured.
     """
 
     memory_bandwidth: float = 0.0
     layer_s: float = 0.0
     host_s: float = 0.0
+    speeds: Sequence[FormatSpeed] = ()
 
 
 class Collectives(Protocol):

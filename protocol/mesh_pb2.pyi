@@ -155,7 +155,7 @@ class FormatSpeed(_message.Message):
     def __init__(self, format: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., row_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Engine(_message.Message):
-    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "layer_s", "host_s", "cache_formats", "reads_far_blocks", "asks_block_holders", "keeps_windows", "keeps_prefixes", "embeds")
+    __slots__ = ("name", "keeps_fp16", "on_gpu", "lacking", "has_whole_caches", "memory_bandwidth", "layer_s", "host_s", "cache_formats", "reads_far_blocks", "asks_block_holders", "keeps_windows", "keeps_prefixes", "embeds", "speeds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     KEEPS_FP16_FIELD_NUMBER: _ClassVar[int]
     ON_GPU_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class Engine(_message.Message):
     KEEPS_WINDOWS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     EMBEDS_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     keeps_fp16: bool
     on_gpu: bool
@@ -184,7 +185,8 @@ class Engine(_message.Message):
     keeps_windows: bool
     keeps_prefixes: bool
     embeds: bool
-    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., layer_s: _Optional[float] = ..., host_s: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ..., keeps_windows: _Optional[bool] = ..., keeps_prefixes: _Optional[bool] = ..., embeds: _Optional[bool] = ...) -> None: ...
+    speeds: _containers.RepeatedCompositeFieldContainer[FormatSpeed]
+    def __init__(self, name: _Optional[str] = ..., keeps_fp16: _Optional[bool] = ..., on_gpu: _Optional[bool] = ..., lacking: _Optional[str] = ..., has_whole_caches: _Optional[bool] = ..., memory_bandwidth: _Optional[float] = ..., layer_s: _Optional[float] = ..., host_s: _Optional[float] = ..., cache_formats: _Optional[_Iterable[str]] = ..., reads_far_blocks: _Optional[bool] = ..., asks_block_holders: _Optional[bool] = ..., keeps_windows: _Optional[bool] = ..., keeps_prefixes: _Optional[bool] = ..., embeds: _Optional[bool] = ..., speeds: _Optional[_Iterable[_Union[FormatSpeed, _Mapping]]] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("name", "memory_bytes", "free_bytes", "driver", "compute_capability", "multiprocessors", "memory_bandwidth", "users", "kind")

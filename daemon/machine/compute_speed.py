@@ -15,6 +15,7 @@ from statistics import median
 
 import numpy as np
 
+from motley.plugins.engine import FormatSpeed
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool, QuantisedMatrix
 from motley.plugins.native.reach import Product, choose_reach
@@ -29,21 +30,6 @@ ROWS = 32
 """Rows of a product of many."""
 PASS_S = 0.15
 """Passes are repeated for so long, and the median counts."""
-
-
-@dataclass(frozen=True)
-class FormatSpeed:
-    """How fast products are with weights in one format.
-
-    Attributes:
-        format: ``int4``, ``int8``, ``fp16`` or ``fp32``.
-        bytes_per_s: weights read, one row at a time.
-        row_bytes_per_s: weights read, times the rows that they are multiplied by, many at a time.
-    """
-
-    format: str
-    bytes_per_s: float
-    row_bytes_per_s: float
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from motley.orchestrator.mesh.flapping import Flapping
@@ -175,12 +176,13 @@ class NodeTable:
             raise HelloError(f"a zone has up to 64 printable characters, not {zone!r}; use --zone")
         if not (math.isfinite(bandwidth) and bandwidth > 0):
             raise HelloError(f"the measured memory bandwidth must be above 0 bytes/s, not {bandwidth}")
-        for each in hello.capabilities.speeds:
+        engines = hello.capabilities.engines
+        for each in chain(hello.capabilities.speeds, *(engine.speeds for engine in engines)):
             if not all(math.isfinite(speed) and speed > 0 for speed in (each.bytes_per_s, each.row_bytes_per_s)):
                 raise HelloError(f"the measured speeds of {each.format!r} must be above 0 bytes/s")
         if not 0 <= hello.capabilities.call_s < 1:
             raise HelloError(f"a small operation takes from 0 to 1 s, not {hello.capabilities.call_s}")
-        for engine in hello.capabilities.engines:
+        for engine in engines:
             if not all(0 <= seconds < math.inf for seconds in (engine.layer_s, engine.host_s)):
                 what = f"what a layer and a way to the host take engine {engine.name!r} is not below 0 s"
                 raise HelloError(f"{what}, but {engine.layer_s} and {engine.host_s} were told")

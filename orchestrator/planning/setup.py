@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 from motley.orchestrator.session_request import CACHE_FORMATS
 from motley.protocol import GPU_RESERVE
-from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu
+from motley.protocol.mesh_pb2 import Capabilities, Engine, FormatSpeed, Gpu
 from motley.protocol.wording import human_bytes
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -39,7 +39,9 @@ class Setup:
     on_host_memory: bool = True
     """It computes in memory of the node itself: on the processor, or on a GPU that has none of its own."""
     memory_bandwidth: float = 0.0
-    """How fast its engine has read the GPU's memory, bytes/s; 0: that was not measured."""
+    """Bytes/s of weights in its format that its engine has read in the GPU's memory; 0: that was not measured."""
+    row_speed: float = 0.0
+    """Bytes/s of weights on the GPU, times the rows that they are multiplied by, in a step of many; 0: not measured."""
     layer_s: float = 0.0
     """Seconds that a layer takes its engine on the GPU besides reading weights; 0: nobody knows."""
     host_s: float = 0.0
@@ -69,17 +71,26 @@ def setup_of(
         message = f"node {node!r} cannot run engine {engine!r}: {lacking}; it can run: {_able(capabilities)}"
         raise SetupError("unusable_engine", message)
     widened = quantisation == "fp16" and not told.keeps_fp16
+    held = "fp32" if widened else quantisation
+    measured = speed_of(told.speeds, held)
     return Setup(
         engine=engine,
-        quantisation="fp32" if widened else quantisation,
+        quantisation=held,
         on_gpu=on_gpu,
         has_whole_caches=told.has_whole_caches,
         keeps_windows=told.keeps_windows,
         on_host_memory=not on_gpu or capabilities.gpus[0].kind in ("integrated", "software"),
-        memory_bandwidth=told.memory_bandwidth,
+        memory_bandwidth=measured.bytes_per_s if measured else told.memory_bandwidth,
+        row_speed=measured.row_bytes_per_s if measured else 0.0,
         layer_s=told.layer_s,
         host_s=told.host_s,
     )
+
+
+def speed_of(measured: Iterable[FormatSpeed], held: str) -> FormatSpeed | None:
+    """How fast products are in the format that a rank holds; None: that was not measured. Floats of a checkpoint that
+    is held as it is stored are int8."""
+    return next((each for each in measured if each.format == (held if held != "stored" else "int8")), None)
 
 
 def can_hold_caches(capabilities: Capabilities) -> bool:

@@ -16,7 +16,7 @@ All else stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -39,6 +39,21 @@ def lowered_for(provider: Provider, model: onnx.ModelProto) -> Lowered:
     return kind.lower(model)
 
 
+def product_node(inputs: Sequence[str], y: str, bits: int, shape: tuple[int, int], block: int) -> NodeProto:
+    """The runtime's own product with a quantised matrix.
+
+    Args:
+        inputs: x, codes, scales, zeros, an order, a bias; what is not there is empty or left out.
+        shape: columns of x and of y.
+    """
+    named = list(inputs)
+    while not named[-1]:
+        named.pop()
+    columns, rows = shape
+    sizes: dict[str, Any] = {"K": columns, "N": rows, "bits": bits, "block_size": block, "accuracy_level": BY_CODES}
+    return helper.make_node("MatMulNBits", named, [y], domain=MICROSOFT, **sizes)
+
+
 class _DeviceLowering(Lowering):
     """Lowers nodes for a GPU: the runtime has a kernel for each."""
 
@@ -47,12 +62,7 @@ class _DeviceLowering(Lowering):
     def product(self, operands: list[str], y: str, bits: int, shape: tuple[int, int], block: int) -> NodeProto:
         """A product with a quantised matrix, by the runtime's own operator; see `Lowering.product`."""
         x, codes, scales, zeros, bias = operands
-        columns, rows = shape
-        inputs = [x, codes, scales, zeros, "", bias]
-        while not inputs[-1]:
-            inputs.pop()
-        sizes: dict[str, Any] = {"K": columns, "N": rows, "bits": bits, "block_size": block, "accuracy_level": BY_CODES}
-        return helper.make_node("MatMulNBits", inputs, [y], domain=MICROSOFT, **sizes)
+        return product_node([x, codes, scales, zeros, "", bias], y, bits, shape, block)
 
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
         if not self.fuses_products:

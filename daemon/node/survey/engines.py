@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import asdict
 
 from motley.daemon.machine.ending import end_process
 from motley.daemon.machine.gpus import gpus
@@ -46,7 +47,7 @@ def _ask(name: str) -> dict[str, object]:
         kind = {**told, "on_gpu": on_gpu(name)}
         in_the_way = lacking(name)
         measures = kind["on_gpu"] and not in_the_way and gpus()  # what no node offers is not measured
-        speed = device_speed(name)._asdict() if measures else {}
+        speed = asdict(device_speed(name)) if measures else {}
         return {"name": name, "lacking": in_the_way, **kind, **speed}
     except EngineError as error:
         return {"name": name, "lacking": str(error)}

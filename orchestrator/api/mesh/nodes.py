@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -17,7 +18,7 @@ from motley.orchestrator.serving.replanning.rearranging import Rearranging
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.store.keys import Scope
 from motley.protocol.devices import ALL, GPU, is_device
-from motley.protocol.mesh_pb2 import BudgetOrder, LeaseOrder
+from motley.protocol.mesh_pb2 import BudgetOrder, FormatSpeed, LeaseOrder
 
 
 def _device(text: str) -> str:
@@ -127,6 +128,7 @@ class NodesApi:
                     "memory_bandwidth": engine.memory_bandwidth or None,
                     "layer_us": round(1e6 * engine.layer_s, 1) or None,
                     "host_us": round(1e6 * engine.host_s, 1) or None,
+                    "speeds": _speeds_json(engine.speeds),
                 }
                 for engine in capabilities.engines
             ],
@@ -150,10 +152,7 @@ class NodesApi:
             "cannot_train": capabilities.cannot_train or None,
             "no_gpu": capabilities.no_gpu or None,
             "memory_bandwidth": capabilities.memory_bandwidth,
-            "speeds": [
-                {"format": each.format, "bytes_per_s": each.bytes_per_s, "row_bytes_per_s": each.row_bytes_per_s}
-                for each in capabilities.speeds
-            ],
+            "speeds": _speeds_json(capabilities.speeds),
             "links": self._links_json(node),
             "aside_s": round(self._nodes.aside_s(node), 3) or None,
             "lease": _lease_json(node),
@@ -195,6 +194,13 @@ class NodesApi:
             for other, way in ways
             if way is not None
         ]
+
+
+def _speeds_json(speeds: Iterable[FormatSpeed]) -> list[dict[str, Any]]:
+    return [
+        {"format": each.format, "bytes_per_s": each.bytes_per_s, "row_bytes_per_s": each.row_bytes_per_s}
+        for each in speeds
+    ]
 
 
 def _lease_json(node: Node) -> dict[str, Any]:

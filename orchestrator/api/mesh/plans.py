@@ -156,7 +156,7 @@ def _machine(told: MachineBody, path: str) -> Machine:
             told.name,
             1e9 * told.gb_per_s if told.gb_per_s else known.speed,
             int(1e9 * told.memory_gb) if told.memory_gb else known.memory,
-            row_speed=1e9 * (told.row_gb_per_s or 0.0),
+            row_speed=1e9 * told.row_gb_per_s if told.row_gb_per_s else known.row_speed,
             call_s=1e-6 * told.call_us,
         ),
         UNKNOWN_LATENCY_S if told.latency_ms is None else 1e-3 * told.latency_ms,

@@ -13,7 +13,16 @@ from typing import TypeVar
 from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.cost import ATTENTION_CALLS, MLP_CALLS
 from motley.orchestrator.planning.cutting.shares import PlanError
-from motley.orchestrator.planning.setup import HANDS, SKILLS, Setup, SetupError, lacking_format, lacking_skill, setup_of
+from motley.orchestrator.planning.setup import (
+    HANDS,
+    SKILLS,
+    Setup,
+    SetupError,
+    lacking_format,
+    lacking_skill,
+    setup_of,
+    speed_of,
+)
 from motley.orchestrator.session_request import AUTO, ON_GPU, ON_PROCESSOR, SessionRequest
 from motley.protocol.mesh_pb2 import FormatSpeed
 from motley.protocol.versions import has_two_tiers
@@ -35,14 +44,15 @@ class Participant:
     def speed(self) -> float:
         """Bytes/s that the device reads on which its rank computes, of weights in the rank's format; 0: not known."""
         if not self.setup.on_gpu:
-            measured = self._measured
-            return measured.bytes_per_s if measured else self.node.capabilities.memory_bandwidth
+            return self._measured.bytes_per_s if self._measured else self.node.capabilities.memory_bandwidth
         return self.setup.memory_bandwidth or self.node.gpus[0].memory_bandwidth
 
     @property
     def row_speed(self) -> float:
         """Bytes/s of weights, times the rows that they are multiplied by, in a step of many; 0: not measured."""
-        return self._measured.row_bytes_per_s if self._measured and not self.setup.on_gpu else 0.0
+        if self.setup.on_gpu:
+            return self.setup.row_speed
+        return self._measured.row_bytes_per_s if self._measured else 0.0
 
     @property
     def call_s(self) -> float:
@@ -58,10 +68,8 @@ class Participant:
 
     @property
     def _measured(self) -> FormatSpeed | None:
-        """How fast the node's processor computes in the rank's format. Floats of a checkpoint that is held as it is
-        stored are int8."""
-        held = "int8" if self.setup.quantisation == "stored" else self.setup.quantisation
-        return next((each for each in self.node.capabilities.speeds if each.format == held), None)
+        """How fast the node's processor computes in the rank's format."""
+        return speed_of(self.node.capabilities.speeds, self.setup.quantisation)
 
     @property
     def may_be_trunk(self) -> bool:

@@ -179,6 +179,11 @@ def test_a_speed_that_cannot_be_is_refused(speed: float) -> None:
     with pytest.raises(HelloError, match="int4"):
         nodes.join(said)
     said = hello()
+    measured = FormatSpeed(format="int8", bytes_per_s=speed, row_bytes_per_s=1e9)
+    said.capabilities.engines.append(Engine(name="webgpu", speeds=[measured]))
+    with pytest.raises(HelloError, match="int8"):
+        nodes.join(said)
+    said = hello()
     said.capabilities.call_s = speed if speed != 0 else 2.0
     with pytest.raises(HelloError, match="small operation"):
         nodes.join(said)

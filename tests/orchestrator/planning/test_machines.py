@@ -27,6 +27,13 @@ def test_a_machine_is_read(text: str, gb_s: float, gb: float, latency: float, ba
     assert machine.bandwidth == pytest.approx(bandwidth)
 
 
+@pytest.mark.parametrize(("text", "at_once"), [("RTX 4070", 16), ("Apple M1", 8), ("DDR4 PC", 4)])
+def test_a_prompt_s_rows_are_multiplied_only_so_fast(text: str, at_once: int) -> None:
+    """Else the first token of a model that fits a GPU would come at once."""
+    offer = what_if(text).offer
+    assert offer.row_speed == at_once * offer.speed
+
+
 @pytest.mark.parametrize("text", ["", "RTX", "4070", "RTX 4070, ", "RTX 4070 0GB", "RTX 4070, 0Gbit", "RTX 4070, x"])
 def test_what_is_no_machine_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"known|link|above 0"):

@@ -6,7 +6,7 @@ import pytest
 
 from motley.orchestrator.planning.setup import GpuOffer, Setup, SetupError, setup_of
 from motley.protocol import GPU_RESERVE
-from motley.protocol.mesh_pb2 import Capabilities, Engine, Gpu, GpuUser
+from motley.protocol.mesh_pb2 import Capabilities, Engine, FormatSpeed, Gpu, GpuUser
 
 GB = 10**9
 GPU = Gpu(name="RTX 9", memory_bytes=12 * GB, free_bytes=8 * GB)
@@ -65,6 +65,16 @@ def test_what_its_owner_allows_is_told_where_that_is_less_than_what_is_free() ->
     )
     assert "; `motley" not in GpuOffer(GPU, budget=11 * GB).told("pc")
     assert GpuOffer(GPU, budget=GB, reserved=2 * GB).room == 0
+
+
+def test_a_gpu_is_as_fast_as_its_engine_was_with_what_it_holds() -> None:
+    speeds = [
+        FormatSpeed(format=each, bytes_per_s=by, row_bytes_per_s=10 * by) for each, by in (("int8", 1), ("fp32", 2))
+    ]
+    pc = Capabilities(engines=[Engine(name="webgpu", on_gpu=True, speeds=speeds, memory_bandwidth=7)], gpus=[GPU])
+    held = {"int8": (1, 10), "stored": (1, 10), "fp32": (2, 20), "fp16": (2, 20), "int4": (7, 0)}
+    setups = {name: setup_of("pc", pc, "webgpu", name) for name in held}
+    assert {name: (own.memory_bandwidth, own.row_speed) for name, own in setups.items()} == held
 
 
 def test_an_engine_may_have_whole_caches_only() -> None:

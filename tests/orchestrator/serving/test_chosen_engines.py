@@ -90,6 +90,29 @@ async def test_what_a_gpu_takes_besides_reading_weights_is_forecast(mesh: Any, n
     assert beside["wire_ms"] - quick["wire_ms"] == pytest.approx(1e3 * 2 * layers * 1e-3, rel=0.1)
 
 
+async def test_a_gpu_s_products_are_forecast_by_what_was_measured_in_the_format(
+    mesh: Any, new_node: Any, pc: Any
+) -> None:
+    """Also those of a prompt, which compute more than they read."""
+    measured = new_node("measured", memory=8 * GB)
+    measured.capabilities.CopyFrom(pc.capabilities)
+    measured.on_describe = pc.on_describe
+    measured.capabilities.engines[1].speeds.add(format="int4", bytes_per_s=40e9, row_bytes_per_s=80e9)
+    for node in (pc, measured):
+        await mesh.join(node)
+
+    async def forecast(node: str, quantisation: str) -> dict[str, float]:
+        asked = {"model": "bard", "context": 10, "nodes": [node], "engine": "cuda", "quantisation": quantisation}
+        status, planned = await mesh.call("POST", "/api/plan", asked)
+        assert status == 200, planned
+        return dict(planned["forecast"])
+
+    assert await forecast("measured", "int8") == await forecast("pc", "int8")
+    told, own = await forecast("pc", "int4"), await forecast("measured", "int4")
+    assert own["compute_ms"] == pytest.approx(10 * told["compute_ms"], rel=0.05)
+    assert own["ttft_ms"] > 200 * told["ttft_ms"]
+
+
 async def test_a_model_that_is_too_large_for_the_gpu_is_on_the_processor_too(mesh: Any, pc: Any) -> None:
     pc.capabilities.gpus[0].free_bytes = GB
     await mesh.join(pc)

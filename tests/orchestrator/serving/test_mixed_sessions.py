@@ -82,7 +82,7 @@ async def test_a_gpu_in_fp16_and_a_cpu_in_int8(mesh: Any, nodes: dict[str, Any])
     assert on_gpu.shares == on_cpu.shares
     _, body = await mesh.call("GET", "/api/nodes")
     assert body["nodes"][0]["memory_reserved_bytes"] == 10_000  # what a rank on the GPU needs beside it
-    unknown = dict.fromkeys(("lacking", "memory_bandwidth", "layer_us", "host_us"))
+    unknown = {**dict.fromkeys(("lacking", "memory_bandwidth", "layer_us", "host_us")), "speeds": []}
     assert body["nodes"][0]["engines"] == [
         {"name": "onnxruntime", "on_gpu": False, **unknown},
         {"name": "cuda", "on_gpu": True, **unknown},

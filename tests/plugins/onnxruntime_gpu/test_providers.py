@@ -31,8 +31,19 @@ def test_each_has_an_engine_of_its_name(kind: type[WebGpuEngine]) -> None:
 def test_a_gpu_s_speed_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     speed = device_speed("webgpu")
     assert speed.memory_bandwidth > 0 < speed.host_s
+    floats, *quantised = speed.speeds
+    assert (floats.format, floats.bytes_per_s) == ("fp32", speed.memory_bandwidth)
+    assert {each.format for each in quantised} == {"int4", "int8"}
+    for each in quantised:
+        assert each.bytes_per_s > 0
+        assert each.row_bytes_per_s == floats.row_bytes_per_s * int(each.format[3:]) / 32
+
+    def layer_s() -> float:
+        return min(measuring._besides(Gpu(WEBGPU))[0] for _ in range(3))
+
+    one = layer_s()
     monkeypatch.setattr(measuring, "OPERATORS", 20 * measuring.OPERATORS)
-    assert measuring.measure_speed(Gpu(WEBGPU)).layer_s > 2 * speed.layer_s > 0
+    assert layer_s() > 2 * one > 0
 
 
 @pytest.mark.parametrize("provider", [CUDA, TENSORRT_RTX])
