@@ -215,7 +215,9 @@ class Gpu:
                 raise self._told(error, "cannot compute in fp16") from error
             gpu = self._device.device
             name = gpu.metadata.get("Description") or f"{gpu.vendor}, device {gpu.device_id:#06x}"
-            other = "a newer driver" + (", Mesa's, say, of those in software" if takes_software() else "")
+            other = "a newer driver"
+            if gpu.type is ort.OrtHardwareDeviceType.CPU:
+                name, other = "a driver in software", "Mesa's, which has it"
             raise EngineError(
                 f"engine {self.provider.engine!r} cannot compute in fp16 on this GPU ({name}): it or its driver lacks"
                 f" {self.provider.fp16}. Compute in fp32, or use {other}"

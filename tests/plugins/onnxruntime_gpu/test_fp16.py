@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnxruntime import OrtHardwareDeviceType
 
 from motley.daemon.models.cutting.units import units
 from motley.daemon.rank.gate import Gate, reference_answers
 from motley.plugins.engine import Collectives, EngineError, EngineOptions, RankGraph
 from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
+from motley.plugins.onnxruntime_gpu.device import find_devices
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.onnxruntime_gpu.fp16 import ACTIVATIONS, with_products_in_fp16
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
@@ -85,6 +87,10 @@ def test_a_gpu_without_it_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
             LocalSession(case.folder, WebGpuEngine, shares, tmp_path / folder, options=options)
         return str(raised.value)
 
-    assert "cannot compute in fp16 on this GPU" in refused("fp16", "lacking")
+    said = refused("fp16", "lacking")
+    assert "cannot compute in fp16 on this GPU" in said
+    if find_devices(WEBGPU)[0].device.type is OrtHardwareDeviceType.CPU:
+        assert "(a driver in software)" in said
+        assert said.endswith("use Mesa's, which has it")
     assert "shader-f16" in refused("fp16", "named")
     assert "is fp32 or fp16, not 'bf16'" in refused("bf16", "unknown")
