@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -187,9 +188,11 @@ class Attending:
         self._device = device
         self._graph = graph
         blocks = graph.blocks
+        self._kept: type[np.floating[Any]] = np.float16 if blocks.format == "fp16" else np.float32
+        """What keys and values are in the caches."""
         self.caches = {
             f"{kind}_cache.{spec.layer}": device.empty(
-                (blocks.count_of(spec) * blocks.tokens + 1, spec.heads * spec.head_dim)
+                (blocks.count_of(spec) * blocks.tokens + 1, spec.heads * spec.head_dim), self._kept
             )
             for spec in graph.caches
             for kind in ("key", "value")
@@ -217,7 +220,7 @@ class Attending:
         queries, keys, values, _, cos, sin, *_ = then.node.input
         heads = Heads.of(then.node)
         if heads not in self._sessions:
-            self._sessions[heads] = AttentionSessions(self._device, heads)
+            self._sessions[heads] = AttentionSessions(self._device, heads, self._kept)
         self._most_heads = max(self._most_heads, heads.heads)
         if heads.rotary:
             self._tables |= dict.fromkeys((cos, sin), heads.rotary // 2)
@@ -242,7 +245,7 @@ class Attending:
             WINDOW_SLOTS if window else SLOTS: rows.there[_slots_name(kept.pieces.own_blocks)]
             for window, kept in rows.windows.items()
         }
-        written = {f"{name}.out": cache for name, cache in self.caches.items()}
+        written = {written_name(name): cache for name, cache in self.caches.items()}
         order = self._device.array(np.arange(rows.count)[:, None])
         return {ORDER: order, **rows.there, **slots, **self.caches, **written}
 
@@ -333,7 +336,8 @@ class Attending:
         if attention.sinks is not None:
             inputs["sinks"] = attention.sinks
         if in_order and group.rows.host.shape[1] == 1:
-            kept = 4 * group.found.host.size * self.caches[attention.keys].shape()[1] * np.float32().nbytes
+            arrays = 4 if self._kept is np.float32 else 5  # gathered, turned and, where they are half as long, cast
+            kept = arrays * group.found.host.size * self.caches[attention.keys].shape()[1] * np.float32().nbytes
             captured = self._device.captures(len(group.rows.host)) and self._has_room(group, layers * kept)
             return self._device.bind(sessions.attend_tokens, inputs, {"y": y}, captured)
         inputs["rows"] = group.rows.there
@@ -389,6 +393,11 @@ class Attending:
             make_mask=device.bind(self._group_sessions[window], inputs, {"slots": slots, "mask": mask}, captured=True),
             runs={},
         )
+
+
+def written_name(cache: str) -> str:
+    """What nodes call a cache, by its name, after they have written to it."""
+    return f"{cache}.out"
 
 
 def _slots_name(own_blocks: bool) -> str:

@@ -84,8 +84,13 @@ class AttentionSessions:
             are written in place.
     """
 
-    def __init__(self, device: Gpu, heads: Heads) -> None:
+    def __init__(self, device: Gpu, heads: Heads, kept: type[np.floating[Any]]) -> None:
+        """
+        Args:
+            kept: what keys and values are in the caches, FP32 or FP16.
+        """
         self.heads = heads
+        self._kept = kept
         self.attend = self._attend(device)
         self.attend_tokens = self._attend(device, tokens=True)
         self.attend_some = self._attend(device, some=True)
@@ -107,10 +112,10 @@ class AttentionSessions:
                 node("Transpose", ["q.apart"], ["q.turned"], perm=[0, 2, 3, 1, 4]),  # [S, kv_heads, group, R, d]
             ]
         nodes += [
-            node("Gather", ["keys", "slots"], ["k"], axis=0),  # [S, C, kv_heads * d]
+            *self._gathered("keys", "k"),  # [S, C, kv_heads * d]
             node("Reshape", ["k", by_kv_head], ["k.apart"]),
             node("Transpose", ["k.apart"], ["k.turned"], perm=[0, 2, 3, 4, 1]),  # [S, kv_heads, 1, d, C]
-            node("Gather", ["values", "slots"], ["v"], axis=0),
+            *self._gathered("values", "v"),
             node("Reshape", ["v", by_kv_head], ["v.apart"]),
             node("Transpose", ["v.apart"], ["v.turned"], perm=[0, 2, 3, 1, 4]),  # [S, kv_heads, 1, C, d]
             node("MatMul", ["q.turned", "k.turned"], ["products"]),
@@ -146,8 +151,8 @@ class AttentionSessions:
             declared("queries", np.float32, ["T", 1, h.heads * h.width]),
             declared("slots", np.int64, ["S", "C"]),
             declared("mask", np.float32, ["S", 1, 1, "R", "C"]),
-            declared("keys", np.float32, ["P", h.kv_heads * h.width]),
-            declared("values", np.float32, ["P", h.kv_heads * h.width]),
+            declared("keys", self._kept, ["P", h.kv_heads * h.width]),
+            declared("values", self._kept, ["P", h.kv_heads * h.width]),
         ]
         if not tokens:
             inputs.append(declared("rows", np.int64, ["S", "R"]))
@@ -165,6 +170,16 @@ class AttentionSessions:
         elif not tokens:
             nodes.append(node("Reshape", ["sums.back", constants.i64([-1, h.kv_heads, 1, group, h.width])], ["y"]))
         return device.session(nodes, inputs, [declared("y", np.float32)], constants.tensors, captured=tokens)
+
+    def _gathered(self, cache: str, result: str) -> list[NodeProto]:
+        """What gathers f32[S, C, kv_heads * d] from a cache, whatever is kept there."""
+        if self._kept is np.float32:
+            return [helper.make_node("Gather", [cache, "slots"], [result], axis=0)]
+        there = f"{result}.kept"
+        return [
+            helper.make_node("Gather", [cache, "slots"], [there], axis=0),
+            helper.make_node("Cast", [there], [result], to=TensorProto.FLOAT),
+        ]
 
 
 def group_session(device: Gpu, window: int, nothing: int) -> ort.InferenceSession:

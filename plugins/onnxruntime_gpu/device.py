@@ -125,10 +125,9 @@ class Gpu:
         self._settings = provider.settings()
         self._capturing = weakref.WeakSet[ort.InferenceSession]()
         # An array opens the GPU too, for the whole process, but without the settings: so a session has to come first.
-        x, y = (declared(name, np.float32) for name in ("x", "y"))
-        first = [numpy_helper.from_array(np.zeros((), np.int64), "first")]
+        self._first_rows: dict[np.dtype[Any], ort.InferenceSession] = {}
         try:
-            self._first_row = self.session([helper.make_node("Gather", ["x", "first"], ["y"])], [x], [y], first)
+            self._first_row = self._first_row_of(np.dtype(np.float32))
         except EngineError as error:
             why = plain(error.__cause__ or error)
             raise EngineError(
@@ -216,11 +215,11 @@ class Gpu:
             gpu = self._device.device
             name = gpu.metadata.get("Description") or f"{gpu.vendor}, device {gpu.device_id:#06x}"
             other = "a newer driver"
-            if gpu.type is ort.OrtHardwareDeviceType.CPU:
+            if gpu.type == ort.OrtHardwareDeviceType.CPU:
                 name, other = "a driver in software", "Mesa's, which has it"
             raise EngineError(
                 f"engine {self.provider.engine!r} cannot compute in fp16 on this GPU ({name}): it or its driver lacks"
-                f" {self.provider.fp16}. Compute in fp32, or use {other}"
+                f" {self.provider.fp16}. Have products and KV caches in fp32, or use {other}"
             ) from error
 
     def captures(self, rows: int) -> bool:
@@ -241,12 +240,14 @@ class Gpu:
         Raises:
             EngineMemoryError: there is no room for it.
         """
+        checked = values.nbytes >= CHECKED_BYTES and values.dtype in (np.float32, np.float16)
+        first_row = self._first_row_of(values.dtype) if checked else None
         with _one_at_a_time:
             try:
                 made = ort.OrtValue.ortvalue_from_numpy(values, self.provider.memory, 0)
-                if values.nbytes >= CHECKED_BYTES and values.dtype == np.float32:
-                    row = np.empty(values.shape[1:], np.float32)  # to be alive while it is written
-                    self.bind(self._first_row, {"x": made}, {"y": row})()
+                if first_row:
+                    row = np.empty(values.shape[1:], values.dtype)  # to be alive while it is written
+                    self.bind(first_row, {"x": made}, {"y": row})()
             except Exception as error:  # the runtime's own classes share no other base
                 raise self._told(error, f"cannot place {values.nbytes / 1e9:.2f} GB in one piece") from error
             return made
@@ -302,6 +303,15 @@ class Gpu:
         if graph is not None:  # of its own, as a capture repeats what it was bound to
             weakref.finalize(run, _dropped.append, (weakref.WeakMethod(session.release_captured_graph), graph))
         return run
+
+    def _first_row_of(self, dtype: np.dtype[Any]) -> ort.InferenceSession:
+        """What reads the first row of an array."""
+        if dtype not in self._first_rows:
+            x, y = (declared(name, dtype) for name in ("x", "y"))
+            first = [numpy_helper.from_array(np.zeros((), np.int64), "first")]
+            nodes = [helper.make_node("Gather", ["x", "first"], ["y"])]
+            self._first_rows[dtype] = self.session(nodes, [x], [y], first)
+        return self._first_rows[dtype]
 
     def _missing(self, model: onnx.ModelProto, folder: str) -> list[str]:
         """The operators of a graph that the provider leaves to the processor; none if that cannot be told."""

@@ -41,7 +41,7 @@ from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
 from motley.plugins.nodes import CHOSEN_POSITIONS, SPARSE_MIXER, reads
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
-from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows
+from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows, written_name
 from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS
 from motley.plugins.onnxruntime_gpu.bound import (
     Bound,
@@ -62,7 +62,12 @@ from motley.plugins.onnxruntime_gpu.device import (
     carry_out,
     upload,
 )
-from motley.plugins.onnxruntime_gpu.fp16 import ACTIVATIONS, is_fp16_asked_for, with_products_in_fp16
+from motley.plugins.onnxruntime_gpu.fp16 import (
+    ACTIVATIONS,
+    is_fp16_asked_for,
+    with_caches_in_fp16,
+    with_products_in_fp16,
+)
 from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.measuring import measure_speed
 from motley.plugins.onnxruntime_gpu.providers import CUDA, TENSORRT_RTX, WEBGPU, Provider
@@ -103,6 +108,7 @@ class WebGpuEngine:
     on_gpu: ClassVar[bool] = True
     keeps_windows: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
+    cache_formats: ClassVar[Sequence[str]] = CACHE_FORMATS[:2]
     provider: ClassVar[Provider] = WEBGPU
 
     @classmethod
@@ -123,7 +129,7 @@ class WebGpuEngine:
         """
         name = self.provider.engine
         options.check_extra(name, *((ACTIVATIONS,) if self.provider.fp16 else ()))
-        graph.blocks.check_able(name, CACHE_FORMATS[:1], keeps_windows=self.keeps_windows)
+        graph.blocks.check_able(name, self.cache_formats, keeps_windows=self.keeps_windows)
         if options.exact:
             raise EngineError(f"engine {name!r} cannot keep exact=true; use engine 'onnxruntime'")
         if graph.beside:
@@ -142,13 +148,21 @@ class WebGpuEngine:
         """By the first of their rows, the one after the last, and whether the rank is alone."""
         lowered = lowered_for(self.provider, graph.proto)
         self._initializers = lowered.initializers
+        half = graph.blocks.format == "fp16"
+        if half:
+            self._device.check_fp16()
+        self._attending = Attending(self._device, graph)
+        caches = self._attending.caches
+        nodes = with_caches_in_fp16(lowered.nodes, caches) if half else lowered.nodes
         outputs = [output.name for output in graph.proto.graph.output]
-        segments = cut_into_segments(lowered.nodes, lowered.initializers, outputs)
+        segments = cut_into_segments(nodes, lowered.initializers, outputs)
         self._crossing = {value.name: Crossing.declared(value) for value in graph.proto.graph.value_info}
+        if half:
+            kept = Crossing((), TensorProto.FLOAT16)
+            self._crossing |= dict.fromkeys([*caches, *map(written_name, caches)], kept)
         self._crossing |= dict.fromkeys((ORDER, SLOTS, WINDOW_SLOTS), Crossing((1,), TensorProto.INT64))
         self._on_host = names_on_host(segments)
         assert "hidden" not in self._on_host, "it goes up with all else that a row has"
-        self._attending = Attending(self._device, graph)
         self._adapting = Adapting(self._device, name, graph)
         parts = [self._part(segment) for segment in segments if segment.outputs or segment.then]
         self._layers = [part for part in parts if not part.segment.head]
@@ -469,12 +483,14 @@ class WebGpuEngine:
 class CudaProviderEngine(WebGpuEngine):
     """A GPU of NVIDIA by the runtime's CUDA provider."""
 
+    cache_formats = CACHE_FORMATS[:1]
     provider = CUDA
 
 
 class TensorRtRtxProviderEngine(WebGpuEngine):
     """A GPU of NVIDIA by the runtime's provider for TensorRT for RTX."""
 
+    cache_formats = CACHE_FORMATS[:1]
     provider = TENSORRT_RTX
 
 

@@ -2,6 +2,8 @@
 
 So what is summed over ranks, residuals, norms, routers, rotation and attention are FP32: a value is cast where a
 product begins and where it ends. Matrices are cast too, once: the runtime computes beforehand what constants make.
+
+Whatever products are computed in, keys and values may be kept in FP16: they are cast as they are written.
 """
 
 from __future__ import annotations
@@ -41,6 +43,18 @@ def with_products_in_fp16(
 ) -> list[NodeProto]:
     """The nodes of a graph, in order, with its products in FP16; what floats it reads and gives is FP32 as before."""
     return [*_Rewriting(nodes, initializers).run(outputs)]
+
+
+def with_caches_in_fp16(nodes: Sequence[NodeProto], caches: Collection[str]) -> list[NodeProto]:
+    """The nodes of a lowered graph, in order, where the caches of these names are FP16: what goes there is cast."""
+    rewritten = []
+    for node in nodes:
+        if node.op_type == "ScatterND" and node.input[0] in caches:
+            cache, slots, written = node.input
+            rewritten.append(helper.make_node("Cast", [written], [_half(written)], to=TensorProto.FLOAT16))
+            node = helper.make_node("ScatterND", [cache, slots, _half(written)], node.output)
+        rewritten.append(node)
+    return rewritten
 
 
 class _Rewriting:

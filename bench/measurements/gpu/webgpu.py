@@ -4,6 +4,7 @@ told apart."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def webgpu_calls(shape: tuple[int, int] = SHAPE) -> dict[str, Any]:
     }
     return {
         "us": {name: 1e6 * seconds_of(actions) for name, actions in calls.items()},
-        **measure_speed(gpu)._asdict(),
+        **asdict(measure_speed(gpu)),
         "memory_bandwidth, int4": _int4_rate(gpu, shape),
     }
 

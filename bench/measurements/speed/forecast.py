@@ -27,7 +27,7 @@ from motley.bench.measurements.speed.latency import measure_latency
 from motley.bench.meshes.emulator import LinkSpec, Nic, sleep_exactly
 from motley.bench.meshes.local_mesh import MeshError, MeshSpec, StageSpec, staged_plans
 from motley.bench.meshes.rank_processes import TIMEOUT_S, RankProcesses
-from motley.daemon.machine.compute_speed import ComputeSpeed, FormatSpeed
+from motley.daemon.machine.compute_speed import ComputeSpeed
 from motley.daemon.machine.processor import usable_cores
 from motley.daemon.node.survey.describe import describe
 from motley.daemon.node.survey.speeds import measured_apart
@@ -37,6 +37,7 @@ from motley.orchestrator.planning.choosing.choice import Chooser
 from motley.orchestrator.planning.choosing.stages import ranks_by_stage
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
 from motley.orchestrator.planning.cutting.shares import Candidate
+from motley.plugins.engine import FormatSpeed
 from motley.protocol import mesh_pb2 as pb
 from motley.transport import Listener, Membership, Plain, connect_mesh
 from motley.transport.schedules.forecast import Network

@@ -22,7 +22,16 @@ from motley.plugins.onnxruntime.engine import OnnxRuntimeEngine
 from motley.plugins.onnxruntime_gpu.device import Mirror, carry_out, upload
 from motley.plugins.onnxruntime_gpu.engine import WebGpuEngine
 from motley.plugins.reference.engine import ReferenceEngine
-from tests.models.cases import KINDS, Case, LocalSession, golden_case, golden_cases, staged_shares, uneven_shares
+from tests.models.cases import (
+    BLOCKS,
+    KINDS,
+    Case,
+    LocalSession,
+    golden_case,
+    golden_cases,
+    staged_shares,
+    uneven_shares,
+)
 from tests.plugins.windows import TOKENS, texts
 
 CLOSE = 1e-4
@@ -37,11 +46,17 @@ CLOSE_BY_CODES = 0.05
 
 
 def logits_of(
-    case: Case, engines: EngineFactory | Sequence[EngineFactory], ranks: int, quantisation: str, folder: Path
+    case: Case,
+    engines: EngineFactory | Sequence[EngineFactory],
+    ranks: int,
+    quantisation: str,
+    folder: Path,
+    cache_format: str = "fp32",
 ) -> F32:
     """Of every token of a case but the last: a prompt, two tokens alone (the second repeats commands), then many."""
     shares = uneven_shares(units(case.model, quantisation, 32), ranks)
-    with LocalSession(case.folder, engines, shares, folder, quantisation) as session:
+    blocks = replace(BLOCKS, format=cache_format)
+    with LocalSession(case.folder, engines, shares, folder, quantisation, blocks=blocks) as session:
         tokens = case.tokens[:-1]
         cuts = [0, 7, 8, 9, len(tokens)]
         pieces = [tokens[begin:end] for begin, end in pairwise(cuts)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,14 @@ from motley.plugins.onnxruntime_gpu.lowering import lowered_for
 from motley.plugins.onnxruntime_gpu.providers import WEBGPU
 from motley.plugins.reference.engine import ReferenceEngine
 from motley.plugins.segments import Mixture, cut_into_segments
-from tests.models.cases import LocalSession, golden_case, uneven_shares
+from tests.models.cases import BLOCKS, LocalSession, golden_case, uneven_shares
 from tests.plugins.onnxruntime_gpu.processes import said_in_fp16
 from tests.plugins.onnxruntime_gpu.test_engine import logits_of
 
 CLOSE_IN_FP16 = 0.02
 """How far logits may be off, in parts of the largest one."""
+ALIKE = 1e-3
+"""How far they may be off, as a part of their norm, from those of an engine that keeps its caches alike."""
 GATE = {"Add", "Clip", "Min", "Mul", "QuickGelu", "Split"}
 """The operators of a gate of gpt-oss."""
 FP16 = EngineOptions(extra={ACTIVATIONS: "fp16"})
@@ -56,6 +59,33 @@ def test_golden_models_pass_the_gate_and_are_close(name: str, quantisation: str,
     """Of the last one, too, whose experts are chosen by a router."""
     off = said_in_fp16(__name__, "error", name, quantisation, ranks)
     assert 1e-4 < off < CLOSE_IN_FP16, "less would be FP32"
+
+
+def cache_errors(name: str, ranks: int) -> tuple[float, float]:
+    """How far logits of a golden model with caches in FP16 are off: from the reference's with such caches, and from
+    those with caches in FP32."""
+    case = golden_case(name)
+    with tempfile.TemporaryDirectory() as folder:
+        got = logits_of(case, WebGpuEngine, ranks, "fp32", Path(folder) / "gpu", "fp16")
+        fp16, fp32 = (
+            logits_of(case, ReferenceEngine, 1, "fp32", Path(folder) / each, each) for each in ("fp16", "fp32")
+        )
+    return tuple(float(np.linalg.norm(got - each) / np.linalg.norm(each)) for each in (fp16, fp32))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("llama-mqa", 1), ("mistral-window", 2), ("gemma2", 1), ("gpt-oss", 1)])
+def test_caches_in_fp16_are_rounded_as_the_reference_s_are(name: str, ranks: int) -> None:
+    """Also those with a window, with soft caps and with sinks."""
+    alike, apart = said_in_fp16(__name__, "cache_errors", name, ranks)
+    assert alike < ALIKE
+    assert apart > 3 * alike, "else they would be FP32"
+
+
+def test_a_gpu_without_it_keeps_no_caches_in_it(tmp_path: Path) -> None:
+    case = golden_case("llama-mqa")
+    shares = uneven_shares(units(case.model, "fp32", 32), 1)
+    with pytest.raises(EngineError, match="cannot compute in fp16 on this GPU"):
+        LocalSession(case.folder, WebGpuEngine, shares, tmp_path, blocks=replace(BLOCKS, format="fp16"))
 
 
 def test_products_and_gates_are_in_fp16_and_no_more(tmp_path: Path) -> None:
@@ -89,7 +119,7 @@ def test_a_gpu_without_it_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
 
     said = refused("fp16", "lacking")
     assert "cannot compute in fp16 on this GPU" in said
-    if find_devices(WEBGPU)[0].device.type is OrtHardwareDeviceType.CPU:
+    if find_devices(WEBGPU)[0].device.type == OrtHardwareDeviceType.CPU:
         assert "(a driver in software)" in said
         assert said.endswith("use Mesa's, which has it")
     assert "shader-f16" in refused("fp16", "named")
