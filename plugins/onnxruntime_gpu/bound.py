@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnxruntime as ort
@@ -11,10 +11,11 @@ from onnx import NodeProto, TensorProto, ValueInfoProto
 from motley.plugins.engine import F32
 from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array
+from motley.plugins.mixture import Sent
 from motley.plugins.nodes import reads
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows
 from motley.plugins.onnxruntime_gpu.attending import Attention, StepRows
-from motley.plugins.onnxruntime_gpu.device import Action, Mirror, Place
+from motley.plugins.onnxruntime_gpu.device import Action, Gpu, Mirror, Place
 from motley.plugins.segments import ROWS, Mixture, Reduction, Segment
 
 HEADS_KEPT = 4
@@ -138,3 +139,16 @@ def names_on_host(segments: Sequence[Segment]) -> set[str]:
             case Mixture() as mixture:
                 names |= {*mixture.operands, *mixture.totals}
     return names
+
+
+class LocalExperts:
+    """All experts of a layer, on this GPU: `motley.plugins.mixture.Terms`."""
+
+    def __init__(self, device: Gpu, sessions: Sequence[ort.InferenceSession]) -> None:
+        self._device = device
+        self._experts = [(session.get_inputs()[0].name, session) for session in sessions]
+
+    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[Sequence[F32]]:
+        for own in sent:
+            name, session = self._experts[own.expert]
+            yield self._device.run(session, {name: x[own.rows]})

@@ -11,7 +11,7 @@ Two micro-chunks of a step take turns: one computes a segment while the sum of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -48,6 +48,7 @@ from motley.plugins.onnxruntime_gpu.bound import (
     Chunk,
     Crossing,
     Head,
+    LocalExperts,
     Part,
     names_on_host,
     needed,
@@ -176,7 +177,7 @@ class WebGpuEngine:
         }
         self._logits = np.empty((options.max_rows, graph.vocabulary), np.float32)
         self._experts = {
-            segment.then.totals: _LocalExperts(self._device, [self._session_of(each) for each in segment.then.experts])
+            segment.then.totals: LocalExperts(self._device, [self._session_of(each) for each in segment.then.experts])
             for segment in segments
             if isinstance(segment.then, Mixture) and segment.then.experts
         }
@@ -492,16 +493,3 @@ class TensorRtRtxProviderEngine(WebGpuEngine):
 
     cache_formats = CACHE_FORMATS[:1]
     provider = TENSORRT_RTX
-
-
-class _LocalExperts:
-    """All experts of a layer, on this GPU: `motley.plugins.mixture.Terms`."""
-
-    def __init__(self, device: Gpu, sessions: Sequence[ort.InferenceSession]) -> None:
-        self._device = device
-        self._experts = [(session.get_inputs()[0].name, session) for session in sessions]
-
-    def __call__(self, x: F32, sent: Sequence[Sent]) -> Iterator[Sequence[F32]]:
-        for own in sent:
-            name, session = self._experts[own.expert]
-            yield self._device.run(session, {name: x[own.rows]})
