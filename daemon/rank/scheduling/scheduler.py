@@ -140,7 +140,8 @@ class Scheduler:
                 self._obey(command)
             for order, came, constraint in self._preparing.ready():
                 self._accept_constrained(order, came, constraint)
-            if self._adapters is not None and self._adapters.busy:
+            spreads = self._adapters is not None and self._adapters.busy
+            if self._adapters is not None and spreads:
                 self._fail_for(self._adapters.advance())
                 if not self._adapters.busy:
                     self.tell(activity=self._activity())
