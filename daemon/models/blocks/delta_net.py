@@ -11,6 +11,7 @@ from typing import Any
 from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
+from motley.daemon.models.blocks.layer_kinds import LINEAR, attending_layers
 from motley.daemon.models.blocks.layers import Block, model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL
@@ -22,7 +23,6 @@ from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
 from motley.plugins.recurrent import WIDEST_HEAD
 
-LINEAR = "linear_attention"
 DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 16,
     "head_dim": 256,
@@ -57,7 +57,7 @@ def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, ahead: bool 
     """
     shape = read_shape(keys, norm_offset=1.0)
     rope, context = read_rope(keys, shape.heads.size, partial=0.25)
-    attends = attending_layers(keys, shape.layers)
+    attends = attending_by_interval(keys, shape.layers)
     keys.only("attn_output_gate", True)
     bias = keys.flag("attention_bias", False)
     heads, reach = read_heads(keys), keys.size(REACH)
@@ -146,15 +146,11 @@ def read_heads(keys: Keys) -> RecurrentHeads:
     return heads
 
 
-def attending_layers(keys: Keys, layers: int) -> list[bool]:
-    """Which layers attend; the others have a recurrent state.
+def attending_by_interval(keys: Keys, layers: int) -> list[bool]:
+    """Which layers attend, by ``layer_types`` or ``full_attention_interval``; the others have a recurrent state.
 
     Raises:
         ConfigError: ``layer_types`` names another kind, or no layer that attends.
     """
     period = keys.size("full_attention_interval", 4)
-    default = [LINEAR if (number + 1) % period else FULL for number in range(layers)]
-    kinds = keys.get("layer_types") or default
-    if not isinstance(kinds, list) or len(kinds) != layers or not {FULL} <= set(kinds) <= {FULL, LINEAR}:
-        raise keys.refusal("layer_types", f"a list of {layers} times {FULL} or {LINEAR}, {FULL} at least once")
-    return [kind == FULL for kind in kinds]
+    return attending_layers(keys, layers, [LINEAR if (number + 1) % period else FULL for number in range(layers)])

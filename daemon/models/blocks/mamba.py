@@ -141,15 +141,3 @@ def mamba(writer: Writer, shape: Shape, number: int, x: Value, of: Mamba, module
         y = writer.norm(f"{at}.recurrent.norm", y, gain, shape.epsilon)
     output = W(f"{module}.out_proj.weight", shape.residual, inner, f"{module}.out_proj.bias" * of.output_bias)
     return writer.linear(f"{at}.output", y, output)[0]
-
-
-def listed_kinds(keys: Keys, key: str, kinds: object, layers: int, allowed: Sequence[str]) -> list[str]:
-    """The kind of each layer, by the words of today.
-
-    Raises:
-        ConfigError: `kinds`, the value of `key`, is no list of those that are allowed, with attention at least once.
-    """
-    found = [LEGACY.get(str(kind), str(kind)) for kind in kinds] if isinstance(kinds, list) else []
-    if len(found) != layers or not {FULL} <= set(found) <= set(allowed):
-        raise keys.refusal(key, f"a list of {layers} times {' or '.join(allowed)}, {FULL} at least once")
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from motley.daemon.models.blocks.delta_net import LINEAR
+from motley.daemon.models.blocks.layer_kinds import LINEAR
 from motley.daemon.models.blocks.mamba import MAMBA
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.model import HEAD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
+from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.windows import listed_windows, period_kinds
 from motley.daemon.models.description.axes import Value
@@ -17,7 +18,6 @@ from motley.daemon.models.families.dense.cohere import (
     read_cohere_window,
     windowed_attention,
 )
-from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
 from motley.daemon.models.keys import Keys
 
 
@@ -28,7 +28,7 @@ def cohere2_moe(keys: Keys) -> Model:
     first, before = keys.size("first_k_dense_replace", 0, least=0), keys.size(f"prefix_dense_{PERIOD}", 1)
     after = period_kinds(max(0, shape.layers - first), keys.size(PERIOD, 4))
     windows = listed_windows(keys, shape.layers, read_cohere_window(keys), [*period_kinds(first, before), *after])
-    sparse = sparse_kinds(keys, shape.layers, first)
+    sparse = listed_sparse_layers(keys, shape.layers, first)
     attend = windowed_attention(keys, shape, windows, [not has and before == 1 for has in sparse])
     count, columns = expert_count(keys), keys.size("intermediate_size")
     plain = mlp_axis(keys.size("prefix_dense_intermediate_size", columns))

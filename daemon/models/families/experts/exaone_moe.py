@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
+from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.families.dense.exaone4 import exaone4_attention
 from motley.daemon.models.families.experts.glm4_moe import corrected_routing
-from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
@@ -25,7 +25,7 @@ def exaone_moe(keys: Keys) -> Model:
     attend = exaone4_attention(keys, shape)
     keys.only("scoring_func", "sigmoid")
     count, columns = expert_count(keys), keys.size("moe_intermediate_size")
-    sparse = sparse_kinds(keys, shape.layers, keys.size("first_k_dense_replace", 1, least=0))
+    sparse = listed_sparse_layers(keys, shape.layers, keys.size("first_k_dense_replace", 1, least=0))
     plain = mlp_axis(keys.size("intermediate_size"))
     shared = SharedExpert(keys.size("num_shared_experts", 1) * columns, "shared_experts", gated=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
+from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
@@ -23,7 +24,7 @@ def hy_v3(keys: Keys) -> Model:
     keys.only("attention_bias", False)
     count, columns = expert_count(keys), keys.size("moe_intermediate_size")
     shared = SharedExpert(keys.size("num_shared_experts", 1) * columns, "shared_mlp", gated=False)
-    sparse = sparse_kinds(keys, shape.layers, 1)
+    sparse = listed_sparse_layers(keys, shape.layers, 1)
     plain, chosen = mlp_axis(keys.size("intermediate_size")), keys.size("num_experts_per_tok")
     scaling = keys.number("router_scaling_factor", 2.826)
 
@@ -43,16 +44,3 @@ def hy_v3(keys: Keys) -> Model:
 
     ignored = further(shape, keys.size("num_nextn_predict_layers", 1, least=0))
     return model("hy_v3", shape, layer, {"main": rope}, context, ignored=ignored)
-
-
-def sparse_kinds(keys: Keys, layers: int, dense: int) -> list[bool]:
-    """Which layers have experts, by ``mlp_layer_types``; where that is silent, all after `dense` of them.
-
-    Raises:
-        ConfigError: ``mlp_layer_types`` is no list of ``dense`` and ``sparse``, or no layer has experts.
-    """
-    kinds = keys.get("mlp_layer_types") or ["dense" if number < dense else "sparse" for number in range(layers)]
-    known = isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"dense", "sparse"}
-    if not known or "sparse" not in kinds:
-        raise keys.refusal("mlp_layer_types", f"a list of {layers} times dense or sparse, not all dense")
-    return [kind == "sparse" for kind in kinds]

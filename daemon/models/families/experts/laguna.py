@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, sparse_layers
+from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -15,7 +16,6 @@ from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation, Routing
 from motley.daemon.models.description.rope import Rope
-from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_keys_of_both_kinds, rope_of
 
@@ -113,7 +113,7 @@ def _gates_of_heads(keys: Keys) -> bool:
 def _sparse(keys: Keys, layers: int) -> list[bool]:
     """Which layers have experts: all but the first, unless ``mlp_layer_types`` says otherwise; what older keys say too
     has to be the same."""
-    sparse = sparse_kinds(keys, layers, 1)
+    sparse = listed_sparse_layers(keys, layers, 1)
     if keys.get("mlp_only_layers") is not None and sparse_layers(keys, layers) != sparse:
         raise keys.refusal("mlp_only_layers", "the layers that mlp_layer_types calls dense")
     return sparse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count, experts
+from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
@@ -11,7 +12,6 @@ from motley.daemon.models.blocks.windows import FULL, listed_windows, read_windo
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Routing
 from motley.daemon.models.description.rope import Rope
-from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_keys_of_both_kinds, rope_of
 
@@ -26,7 +26,7 @@ def mellum(keys: Keys) -> Model:
     windows = listed_windows(keys, shape.layers, read_window(keys, 1024), [FULL] * shape.layers)
     bias = keys.flag("attention_bias", False)
     count, columns = expert_count(keys), keys.size("moe_intermediate_size")
-    sparse, plain = sparse_kinds(keys, shape.layers, 0), mlp_axis(keys.size("intermediate_size"))
+    sparse, plain = listed_sparse_layers(keys, shape.layers, 0), mlp_axis(keys.size("intermediate_size"))
     routing = Routing(keys.size("num_experts_per_tok"), normalised=keys.flag("norm_topk_prob", True))
 
     def layer(number: int) -> Layer:

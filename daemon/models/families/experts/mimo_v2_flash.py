@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count, experts
+from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -14,7 +15,6 @@ from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.families.experts.glm4_moe import corrected_routing
-from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_keys_of_both_kinds, rope_of
 
@@ -111,7 +111,7 @@ def sparse_by_numbers(keys: Keys, layers: int, dense: int) -> list[bool]:
     listed = of_layers(keys, "moe_layer_freq", layers)
     if listed is not None and any(listed) and not keys.get("mlp_layer_types"):
         return listed
-    return sparse_kinds(keys, layers, dense)
+    return listed_sparse_layers(keys, layers, dense)
 
 
 def of_layers(keys: Keys, key: str, layers: int) -> list[bool] | None:

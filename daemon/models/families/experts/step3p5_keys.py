@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.rope import Rope
-from motley.daemon.models.families.experts.hy_v3 import sparse_kinds
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_of
 
@@ -41,7 +41,7 @@ def sparse_of(keys: Keys, layers: int) -> list[bool]:
     listed = keys.get("moe_layers_enum")
     numbers = listed.split(",") if isinstance(listed, str) else listed
     if numbers is None or keys.get("mlp_layer_types"):
-        return sparse_kinds(keys, layers, 3)
+        return listed_sparse_layers(keys, layers, 3)
     told = [str(each).strip() for each in numbers] if isinstance(numbers, list) else [""]
     if not all(each.isdecimal() for each in told) or not any(int(each) < layers for each in told):
         raise keys.refusal("moe_layers_enum", f"numbers of layers from 0 to {layers - 1}, with commas")

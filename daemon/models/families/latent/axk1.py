@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.blocks.layers import further, model, norm, pre_norm_layer
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.glm4_moe import NEXTN, grouped_routing, routed_experts
-from motley.daemon.models.families.latent.glm4_moe_lite import layers_with_experts
 from motley.daemon.models.keys import Keys
 
 DEFAULTS = {

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.indexer import read_indexer
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
@@ -13,7 +14,6 @@ from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.glm4_moe import corrected_experts
-from motley.daemon.models.families.latent.glm4_moe_lite import layers_with_experts
 from motley.daemon.models.keys import Keys
 
 DEFAULTS = {

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from motley.daemon.models.blocks.indexer import FULL, SHARED, Indexer, read_indexer
+from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.latent.deepseek_v3 import latent_experts
-from motley.daemon.models.families.latent.glm4_moe_lite import layers_with_experts
 from motley.daemon.models.keys import Keys
 
 

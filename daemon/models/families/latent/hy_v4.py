@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.indexer import FULL, SHARED, read_indexer
 from motley.daemon.models.blocks.latent import EPSILON, latent_attention, read_latent
+from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.blocks.layers import model
 from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.streams import read_streams, stream_gates, streamed_layer
@@ -20,7 +21,6 @@ from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.glm4_moe import corrected_experts
-from motley.daemon.models.families.latent.glm4_moe_lite import layers_with_experts
 from motley.daemon.models.keys import Keys
 
 DEFAULTS = {

@@ -5,9 +5,9 @@ Source: the layers of Kimi Linear, https://arxiv.org/abs/2510.26692, with whole 
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.delta_net import LINEAR
 from motley.daemon.models.blocks.gated_delta import gated_delta_net
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.layer_kinds import LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.spelling import also_spelled
@@ -16,7 +16,7 @@ from motley.daemon.models.description.axes import RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.glm4_moe import corrected_experts
-from motley.daemon.models.families.recurrent.kimi_linear import KEYS, attending_kinds, sparse_kinds
+from motley.daemon.models.families.recurrent.kimi_linear import KEYS
 from motley.daemon.models.keys import Keys
 from motley.plugins.recurrent import WIDEST_HEAD
 
@@ -68,12 +68,12 @@ def bailing_hybrid(keys: Keys) -> Model:
     heads = RecurrentHeads(count, count, size, size)
     reach = keys.size("linear_conv_kernel_dim", keys.size("short_conv_kernel_size", 4), least=2)
     period = keys.size("layer_group_size", 6)
-    attends = attending_kinds(
+    attends = attending_layers(
         keys, shape.layers, [FULL if (number + 1) % period == 0 else LINEAR for number in range(shape.layers)]
     )
     columns, shared = keys.size("moe_intermediate_size"), keys.size("n_shared_experts", 1, least=0)
     keys.only("moe_shared_expert_intermediate_size", columns * shared)
-    mixture = corrected_experts(keys, shape, sparse_kinds(keys, shape.layers))
+    mixture = corrected_experts(keys, shape, layers_with_experts(keys))
     floor = _floor(keys)
 
     def layer(number: int) -> Layer:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.delta_net import LINEAR
 from motley.daemon.models.blocks.latent import latent_attention, read_latent_sizes
+from motley.daemon.models.blocks.layer_kinds import LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import further, indexers, model
 from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.streams import read_streams, streamed_layer
@@ -19,7 +19,7 @@ from motley.daemon.models.description.axes import RecurrentHeads, Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.glm4_moe import NEXTN, corrected_experts
-from motley.daemon.models.families.recurrent.kimi_linear import attending_kinds, kimi_delta_attention, sparse_kinds
+from motley.daemon.models.families.recurrent.kimi_linear import kimi_delta_attention
 from motley.daemon.models.keys import Keys
 from motley.plugins.recurrent import WIDEST_HEAD
 
@@ -57,7 +57,7 @@ def glm5_next(keys: Keys) -> Model:
     sizes = replace(sizes, neighbours=False, epsilon=shape.epsilon)
     streams = read_streams(keys, shape, 2.0, mixed=True)
     limit = keys.number("swiglu_limit")
-    mixture = corrected_experts(keys, shape, sparse_kinds(keys, shape.layers), (limit, limit), (limit, limit))
+    mixture = corrected_experts(keys, shape, layers_with_experts(keys), (limit, limit), (limit, limit))
     attends = _attending(keys, shape.layers)
     of = keys.inner(OF)
     count = of.size("num_heads", keys.size("linear_num_heads", 64))
@@ -89,7 +89,7 @@ def _attending(keys: Keys, layers: int) -> list[bool]:
     kinds = keys.get("layer_types")
     if isinstance(kinds, list):
         keys.values["layer_types"] = [FULL if kind in INDEXED else kind for kind in kinds]
-    return attending_kinds(keys, layers, [FULL if number % 4 == 3 else LINEAR for number in range(layers)])
+    return attending_layers(keys, layers, [FULL if number % 4 == 3 else LINEAR for number in range(layers)])
 
 
 def _floor(keys: Keys, of: Keys) -> float:

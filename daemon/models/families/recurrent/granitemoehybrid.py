@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layer_kinds import layer_kinds
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
-from motley.daemon.models.blocks.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
+from motley.daemon.models.blocks.mamba import LEGACY, MAMBA, Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.mlp import shared_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL
@@ -26,7 +27,7 @@ def granitemoehybrid(keys: Keys) -> Model:
     keys.only("normalization_function", "rmsnorm")
     layers = shape.layers
     listed = next((each for each in ("layer_types", "layers_block_type") if keys.get(each)), "layer_types")
-    kinds = listed_kinds(keys, listed, keys.get(listed), layers, [MAMBA, FULL])
+    kinds = layer_kinds(keys, listed, keys.get(listed), layers, [MAMBA, FULL], some=FULL, legacy=LEGACY)
     of = _mamba(keys, shape) if MAMBA in kinds else None
     bias = keys.flag("attention_bias", False)
     scale, by = keys.number("attention_multiplier", 1.0), keys.number("residual_multiplier", 1.0)

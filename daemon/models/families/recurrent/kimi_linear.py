@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.delta_net import LINEAR
 from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.latent import latent_attention, read_latent_sizes
+from motley.daemon.models.blocks.layer_kinds import LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.spelling import spelled
@@ -39,7 +39,6 @@ NAMES = {
     ".experts.{expert}.down_proj.": ".experts.{expert}.w2.",
 }
 """What files call modules of experts."""
-DENSE, SPARSE = "dense", "sparse"
 
 
 def kimi_linear(keys: Keys) -> Model:
@@ -53,7 +52,7 @@ def kimi_linear(keys: Keys) -> Model:
     sizes = replace(sizes, neighbours=False)  # as nothing turns
     of = keys.inner("linear_attn_config")
     attends = _attending_layers(keys, of, shape.layers)
-    mixture = corrected_experts(keys, shape, sparse_kinds(keys, shape.layers))
+    mixture = corrected_experts(keys, shape, layers_with_experts(keys))
     count = _of(keys, of, "num_heads", "linear_num_heads", 32)
     size = _of(keys, of, "head_dim", "linear_head_dim", 128, most=WIDEST_HEAD)
     heads = RecurrentHeads(count, count, size, size)
@@ -132,21 +131,4 @@ def _attending_layers(keys: Keys, of: Keys, layers: int) -> list[bool]:
         if not lists or sorted([*full, *linear]) != [*range(1, layers + 1)]:
             raise of.refusal("full_attn_layers", f"a list that has with kda_layers each number from 1 to {layers} once")
         default = [FULL if number + 1 in full else LINEAR for number in range(layers)]
-    return attending_kinds(keys, layers, default)
-
-
-def attending_kinds(keys: Keys, layers: int, default: list[str]) -> list[bool]:
-    """Which layers attend, by ``layer_types``, or by `default` where that is silent."""
-    kinds = keys.get("layer_types") or default
-    if not isinstance(kinds, list) or len(kinds) != layers or not {FULL} <= {*map(str, kinds)} <= {FULL, LINEAR}:
-        raise keys.refusal("layer_types", f"a list of {layers} times {FULL} or {LINEAR}, {FULL} at least once")
-    return [kind == FULL for kind in kinds]
-
-
-def sparse_kinds(keys: Keys, layers: int) -> list[bool]:
-    """Which layers have experts."""
-    dense = keys.size("first_k_dense_replace", 1, least=0)
-    kinds = keys.get("mlp_layer_types") or [DENSE if number < dense else SPARSE for number in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {DENSE, SPARSE}:
-        raise keys.refusal("mlp_layer_types", f"a list of {layers} times {DENSE} or {SPARSE}")
-    return [kind == SPARSE for kind in kinds]
+    return attending_layers(keys, layers, default)

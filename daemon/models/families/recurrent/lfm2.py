@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count, experts
+from motley.daemon.models.blocks.layer_kinds import attending_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -142,8 +143,4 @@ def _attending_layers(keys: Keys, layers: int) -> list[bool]:
     if listed is not None and not numbers:
         raise keys.refusal("full_attn_idxs", f"a list of layers from 0 to {layers - 1}")
     default = [FULL if listed is None or number in listed else CONVOLUTION for number in range(layers)]
-    kinds = keys.get("layer_types") or default
-    told = set(map(str, kinds)) if isinstance(kinds, list) and len(kinds) == layers else set()
-    if not {FULL} <= told <= {FULL, CONVOLUTION}:
-        raise keys.refusal("layer_types", f"a list of {layers} times {FULL} or {CONVOLUTION}, {FULL} at least once")
-    return [kind == FULL for kind in kinds]
+    return attending_layers(keys, layers, default, CONVOLUTION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.layer_kinds import layer_kinds
 from motley.daemon.models.blocks.layers import both_norms_layer, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
@@ -86,10 +87,7 @@ def _kinds(keys: Keys, layers: int) -> list[str]:
     default = [
         FULL if number % 4 == 2 else SLIDING if number and number % 4 == 0 else CONVOLUTION for number in range(layers)
     ]
-    kinds = keys.get("layer_types") or default
-    told = set(map(str, kinds)) if isinstance(kinds, list) and len(kinds) == layers else set()
-    if not told <= {FULL, SLIDING, CONVOLUTION} or not told & {FULL, SLIDING}:
-        raise keys.refusal(
-            "layer_types", f"a list of {layers} times {FULL}, {SLIDING} or {CONVOLUTION}, with attention"
-        )
+    kinds = layer_kinds(keys, "layer_types", keys.get("layer_types") or default, layers, [FULL, SLIDING, CONVOLUTION])
+    if not {FULL, SLIDING} & {*kinds}:
+        raise keys.refusal("layer_types", "a list with attention in some layers")
     return kinds

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count
+from motley.daemon.models.blocks.layer_kinds import layer_kinds
 from motley.daemon.models.blocks.layers import model, norm
-from motley.daemon.models.blocks.mamba import MAMBA, Mamba, listed_kinds, mamba, read_mamba
+from motley.daemon.models.blocks.mamba import LEGACY, MAMBA, Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.mlp import expert_axis, mlp_axis, shared_axis, squared_mlp
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import spelled
@@ -84,7 +85,7 @@ def _kinds(keys: Keys) -> list[str]:
         keys.values["num_hidden_layers"] = layers
     if keys.layers() != layers:
         raise keys.refusal("num_hidden_layers", f"only as many as {key} has, {layers}")
-    return listed_kinds(keys, key, kinds, layers, [*LETTERS.values()])
+    return layer_kinds(keys, key, kinds, layers, [*LETTERS.values()], some=FULL, legacy=LEGACY)
 
 
 def _mamba(keys: Keys) -> Mamba:

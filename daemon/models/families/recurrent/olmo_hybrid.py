@@ -6,7 +6,7 @@ Norms are before the blocks of the former, after those of the latter.
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.delta_net import attending_layers, read_heads
+from motley.daemon.models.blocks.delta_net import attending_by_interval, read_heads
 from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.layers import model, post_norm_layer, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
@@ -28,7 +28,7 @@ def olmo_hybrid(keys: Keys) -> Model:
         read_rope(keys, shape.heads.size) if _rotates(keys) else (None, keys.size("max_position_embeddings"))
     )
     bias = keys.flag("attention_bias", False)
-    attends = attending_layers(keys, shape.layers)
+    attends = attending_by_interval(keys, shape.layers)
     heads, reach = read_heads(_told(keys, shape)), keys.size(REACH, 4, least=2)
     written = 2.0 if keys.flag("linear_allow_neg_eigval", True) else 1.0
     columns = mlp_axis(keys.size("intermediate_size"))
