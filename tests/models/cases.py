@@ -65,7 +65,7 @@ KINDS = {
     *("llama-biases-odd-sizes", "gemma2", "phi3-longrope", "gpt-oss-mxfp4", "olmoe-clipped-normalised", "hunyuan-moe"),
     *("llama4", "deepseek-v3", "gemma4-experts", "gemma4-given-rows", "qwen3-next", "nemotron-h-latent", "lfm2"),
     "mimo-v2-flash",
-    *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next", "gemma3n"),
+    *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next", "gemma3n", "longcat-flash"),
 }
 """Golden cases that have every kind of operation and of attention together, as test_description.py checks."""
 MADE_OF_OTHERS = {
