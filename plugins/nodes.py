@@ -15,8 +15,9 @@ COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
 SPARSE_MIXER, XIELU = "SparseMixer", "Xielu"
 """Functions of domain ``motley``: by which a row chooses two experts, and an activation."""
-CHOSEN_POSITIONS = "ChosenPositions"
-"""The function of domain ``motley`` that says which positions rows see."""
+CHOSEN_POSITIONS, CHOSEN_BLOCKS = "ChosenPositions", "ChosenBlocks"
+CHOSEN = (CHOSEN_POSITIONS, CHOSEN_BLOCKS)
+"""The functions of domain ``motley`` that say which positions rows see, or which each KV head of theirs."""
 CHOICE = "ChoiceOfSlots"
 """What some engines compute in its place, see `motley.plugins.segments`."""
 OWN_FUNCTIONS = ("HeadProducts", SPARSE_MIXER, XIELU, *STREAM_OPERATORS)
@@ -41,7 +42,12 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 def is_choice(node: onnx.NodeProto) -> bool:
     """Whether a node says which positions rows see."""
-    return node.domain == DOMAIN and node.op_type in (CHOSEN_POSITIONS, CHOICE)
+    return node.domain == DOMAIN and node.op_type in (*CHOSEN, CHOICE)
+
+
+def heads_choose(node: onnx.NodeProto) -> bool:
+    """Whether each head chooses, of a node that says which positions rows see: it has no weights of the heads then."""
+    return "latest" in attributes_of(node)
 
 
 def all_seen(nodes: Iterable[onnx.NodeProto], context: int) -> int:
@@ -60,8 +66,8 @@ def only_for_choices(nodes: Sequence[onnx.NodeProto], results: Collection[str]) 
     needed, serving = set(results), set[str]()
     for node in reversed(nodes):
         if is_choice(node):
-            q, k, weights, *others = node.input
-            serving.update((q, weights))
+            q, k, *others = node.input
+            serving.update([q] if heads_choose(node) else [q, others.pop(0)])
             needed.update((k, *others))
         elif not needed.isdisjoint(node.output) or serving.isdisjoint(node.output) or is_collective(node):
             needed.update(reads(node))

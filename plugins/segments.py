@@ -16,7 +16,7 @@ import onnx
 
 from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import DOMAIN, EngineError
-from motley.plugins.nodes import CHOICE, attributes_of, is_collective, is_experts, reads
+from motley.plugins.nodes import CHOICE, attributes_of, heads_choose, is_collective, is_experts, reads
 from motley.plugins.streams import STREAM_OPERATORS
 
 ROWS = "rows"
@@ -30,8 +30,8 @@ ROWS = "rows"
 # `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
 #                   ``motley.CachedAttention`` has; attribute choices:
 #                   how many positions ``chosen`` has, or 0
-# `CHOICE`          q, k, weights, and what else                            chosen and the cache
-#                   ``motley.ChosenPositions`` has
+# `CHOICE`          q, k, weights unless each head chooses, and what else   chosen and the cache
+#                   ``motley.ChosenPositions`` or ``ChosenBlocks`` has
 # `ATTEND`          queries, turned, f32[T, heads * d], and the rest; the   y
 #                   rows' keys and values are in the caches
 # `NORM`            x f32[T, D], skip f32[T, D], gain and bias f32[D]       norm of x * factor + skip; that sum itself;
@@ -254,7 +254,9 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
     if is_experts(node):
         return _mixture(node)
     if node.domain == DOMAIN and node.op_type in (ATTENTION, ATTEND, CHOICE):
-        operands = 3 if node.op_type == CHOICE else 2 if attributes_of(node).get("choices") else 1
+        operands = 2 if attributes_of(node).get("choices") else 1
+        if node.op_type == CHOICE:
+            operands = 2 if heads_choose(node) else 3
         return Kernel(node, tuple(node.input[:operands]), (node.output[0],))
     if is_adapted(node) or (node.domain == DOMAIN and node.op_type in _OPERATORS):
         rows = tuple(name for name in node.input if name and name not in initializers)

@@ -17,11 +17,12 @@ from motley.plugins.cuda.experts import unknown_in
 from motley.plugins.cuda.kernels import GATES
 from motley.plugins.engine import DOMAIN
 from motley.plugins.known_nodes import ANY, KNOWN, check_attributes, is_number, is_stored, numbers_of, refuse
-from motley.plugins.nodes import CHOSEN_POSITIONS, SPARSE_MIXER, XIELU
+from motley.plugins.nodes import CHOSEN_BLOCKS, CHOSEN_POSITIONS, SPARSE_MIXER, XIELU
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 _ATTENTION = {**KNOWN[DOMAIN, "CachedAttention"], "soft_cap": ANY}
+_CHOICE = ("heads", "head_dim", "rotary_dim", "count")
 _WARMTH = {"warm_span": ANY, "warm_offset": ANY, "warmth": ANY}
 _DELTA = {"decays": ANY, "written": ANY, "floor": ANY, "gate": ANY}
 _GATES = dict.fromkeys(("streams", "epsilon", "written", "least", "rounds"), ANY)
@@ -50,6 +51,7 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     ("", "Where"): {},
     (DOMAIN, "CachedAttention"): _ATTENTION,
     (DOMAIN, "CachedAttentionInChunks"): {**_ATTENTION, "chunk": ANY},
+    (DOMAIN, "CachedAttentionToChosen"): {**_ATTENTION, "choices": ANY},
     (DOMAIN, "CachedAttentionToChosenKeys"): {**_ATTENTION, "choices": ANY},
     (DOMAIN, "CachedAttentionToChosenKeysWithSinks"): {**_ATTENTION, "choices": ANY},
     (DOMAIN, "CachedAttentionToKeys"): _ATTENTION,
@@ -57,7 +59,8 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (DOMAIN, "CachedAttentionWarmed"): {**_ATTENTION, **_WARMTH},
     (DOMAIN, "CachedAttentionWithGains"): _ATTENTION,
     (DOMAIN, "CachedAttentionWithSinks"): _ATTENTION,
-    (DOMAIN, CHOSEN_POSITIONS): dict.fromkeys(("heads", "head_dim", "rotary_dim", "count"), ANY),
+    (DOMAIN, CHOSEN_BLOCKS): dict.fromkeys((*_CHOICE, "block", "blocks", "latest"), ANY),
+    (DOMAIN, CHOSEN_POSITIONS): dict.fromkeys(_CHOICE, ANY),
     (DOMAIN, "Experts"): {"experts": ANY},
     (DOMAIN, "HeadProducts"): {"heads": ANY, "first": ANY, "last": ANY, "width": ANY},
     (DOMAIN, GATED_DELTA): {**_HEADS, "key_heads": ANY, "epsilon": ANY, **_DELTA},

@@ -33,7 +33,7 @@ from motley.plugins.cuda.nodes.recurrent import RecurrentNodes
 from motley.plugins.cuda.nodes.small import SmallNodes
 from motley.plugins.cuda.nodes.submission import StepRows
 from motley.plugins.engine import DOMAIN, Collectives
-from motley.plugins.nodes import CHOSEN_POSITIONS, SPARSE_MIXER, XIELU, attributes_of
+from motley.plugins.nodes import CHOSEN, SPARSE_MIXER, XIELU, attributes_of
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
@@ -249,6 +249,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     (DOMAIN, ADAPTED): _Step.adapt,
     (DOMAIN, "CachedAttention"): _Step.attention,
     (DOMAIN, "CachedAttentionInChunks"): _Step.attention,
+    (DOMAIN, "CachedAttentionToChosen"): _Step.attention,
     (DOMAIN, "CachedAttentionToChosenKeys"): _Step.attention,
     (DOMAIN, "CachedAttentionToChosenKeysWithSinks"): _Step.attention,
     (DOMAIN, "CachedAttentionToKeys"): _Step.attention,
@@ -256,7 +257,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     (DOMAIN, "CachedAttentionWarmed"): _Step.attention,
     (DOMAIN, "CachedAttentionWithGains"): _Step.attention,
     (DOMAIN, "CachedAttentionWithSinks"): _Step.attention,
-    (DOMAIN, CHOSEN_POSITIONS): _Step.choose_positions,
+    **dict.fromkeys(((DOMAIN, name) for name in CHOSEN), _Step.choose_positions),
     (DOMAIN, "DistCollective"): _Step.all_reduce,
     (DOMAIN, "Experts"): _Step.experts,
     (DOMAIN, "HeadProducts"): _Step.multiply_heads,

@@ -101,12 +101,17 @@ static int64_t place_away(const struct span *span, int64_t stretch) {
     return -1;
 }
 
-/* Whether what is chosen for a row is ascending positions up to its own. */
+/* Whether what is chosen for each head of a row is ascending positions up to its own, one at least, and then -1. */
 static int can_pick(const struct attention *a, int64_t row, int64_t position) {
-    const int64_t *picked = a->chosen + row * a->choices;
-    for (int64_t i = 0; i < a->choices; i++)
-        if (picked[i] < (i ? picked[i - 1] + 1 : 0)) return 0;
-    return picked[a->choices - 1] <= position;
+    const int64_t *picked = a->chosen + row * a->kv_heads * a->choices;
+    for (int64_t head = 0; head < a->kv_heads; head++, picked += a->choices) {
+        int64_t count = 0;
+        for (int64_t least = 0; count < a->choices && picked[count] >= least; count++) least = picked[count] + 1;
+        if (!count || picked[count - 1] > position) return 0;
+        for (; count < a->choices; count++)
+            if (picked[count] != -1) return 0;
+    }
+    return 1;
 }
 
 /* Whether there are the rows, the blocks and the angles of span n, and what is told of it, and chosen, can be;
@@ -151,7 +156,7 @@ static struct piece cut(const struct attention *a, int64_t n, int64_t done) {
         .position = position,
         .first = first,
         .stretches = picks ? divide_up(a->choices, SIGHT) : divide_up(position + rows, SIGHT) - first,
-        .picked = picks ? a->chosen + (span->row + done) * a->choices : NULL,
+        .picked = picks ? a->chosen + (span->row + done) * a->kv_heads * a->choices : NULL,
         .span = span->away_count ? span : NULL,
         .done = done,
     };

@@ -56,12 +56,12 @@ struct attention {
     const float *q_gain;       /* [size], what turned queries are multiplied by; or NULL */
     const float *k_gain;       /* the same of keys */
     const float *warmth;       /* [context], what queries of a position are multiplied by besides; or NULL */
-    const int64_t *chosen;     /* [rows, choices], which positions rows see; or NULL: all */
+    const int64_t *chosen;     /* [rows, kv_heads, choices], which positions heads of keys see; or NULL: all */
     float *y;                  /* [rows, heads * size] */
     int64_t rows, heads, kv_heads, size, tokens, turned, window;
     int64_t rope;    /* which of a span's tables */
     int64_t context; /* no position is as large */
-    int64_t choices; /* rows that see no more positions than these see all; the others' are chosen, ascending */
+    int64_t choices; /* rows that see no more positions than these see all; the others' are chosen: ascending, then -1 */
     int32_t format;  /* an enum format */
     int32_t keys_alone; /* the cached keys are the values too: a tier's `values` are its `keys` */
     int32_t chunked;    /* a row sees no positions before the last multiple of `window` */
@@ -90,7 +90,7 @@ struct question {
 /* The attention of at most ABREAST rows of one span, under way. A *query* is a row's head: query
  * (k * rows + r) * group + h is head k * group + h of row r. Stretch s is of the positions from (first + s) * SIGHT on,
  * of which a query may see some, all or none; but where stretches are chosen, these have those numbers. Where positions
- * are picked, stretch s is of picked[s * SIGHT] and those that follow it there, up to as many as are chosen. */
+ * are picked, stretch s is of a head's picked[s * SIGHT] and those that follow it there, up to as many as are chosen. */
 struct piece {
     const struct attention *a;
     const struct table *table; /* or NULL: nothing turns */
@@ -102,7 +102,7 @@ struct piece {
     int64_t wide;      /* a head's size, filled up to whole sixteens */
     int64_t first, stretches;
     const int32_t *chosen;    /* [stretches], or NULL */
-    const int64_t *picked;    /* positions that a single row sees, in place of those of stretches, or NULL */
+    const int64_t *picked;    /* [kv_heads, choices] that a single row sees, in place of those of stretches, or NULL */
     const struct span *span;  /* whose summaries of some stretches are told, or NULL */
     int64_t done;             /* rows of the span before those of this piece */
     float *q;          /* [queries, wide] */

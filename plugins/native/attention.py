@@ -231,8 +231,9 @@ def bind_attention(
         chunked: positions are cut in chunks of `window`, and a token sees those of its own chunk alone.
         gains: f32[d] twice, by which turned queries and keys are multiplied.
         warmth: f32[context], by which queries are multiplied besides, by their positions.
-        chosen: i64[M, N], which positions rows see that could see more than N, ascending; others see all. A call raises
-            `IndexError` where these are not ascending positions up to the row's own. None: all rows see all.
+        chosen: i64[M, kv_heads * N], which positions each KV head of rows sees that could see more than N, ascending,
+            one at least, then -1; others see all. A call raises `IndexError` where these are not ascending positions
+            up to the row's own. None: all rows see all.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -261,7 +262,7 @@ def bind_attention(
     if values is None:
         values, value_scales = keys, key_scales
     numbers = keys.dtype, kv_heads, tokens, size
-    choices = 0 if chosen is None else chosen.shape[-1]
+    choices = 0 if chosen is None else chosen.shape[-1] // kv_heads
     if chosen is not None and (window or not choices):
         raise ValueError(f"rows must have chosen some positions, {choices}, without a window")
     near = tier(LayerBlocks(keys, values, key_scales, value_scales), "", place, 0, blocks, *numbers)
@@ -276,7 +277,7 @@ def bind_attention(
         q_gain=address("gains", gains[0], np.float32, size) if gains else None,
         k_gain=address("gains", gains[1], np.float32, size) if gains else None,
         warmth=None if warmth is None else address("warmth", warmth, np.float32, context),
-        chosen=None if chosen is None else address("chosen", chosen, np.int64, rows, choices),
+        chosen=None if chosen is None else address("chosen", chosen, np.int64, rows, kv_heads * choices),
         y=place("y", y, np.float32, rows, heads * size),
         rows=rows,
         heads=heads,

@@ -113,12 +113,20 @@ ALWAYS int64_t place_of_key(const struct piece *now, int64_t kv_head, int64_t po
     return ((block - (*tier)->first) * a->kv_heads + kv_head) * a->tokens + position % a->tokens;
 }
 
+/* How many positions are picked for a head of keys. */
+ALWAYS int64_t count_picked(const struct piece *now, int64_t kv_head) {
+    const int64_t *picked = now->picked + kv_head * now->a->choices;
+    int64_t count = now->a->choices;
+    while (picked[count - 1] < 0) count--;
+    return count;
+}
+
 /* As cut_in_runs, of picked positions. */
 static struct run *cut_picked(const struct piece *now, int64_t begin, int64_t kv_head, int64_t to, struct run *runs,
                               const int format) {
     enum { POSITIONS_AHEAD = 8 };
     const struct attention *a = now->a;
-    const int64_t *picked = now->picked + begin;
+    const int64_t *picked = now->picked + kv_head * a->choices + begin;
     for (int64_t t = 0; t < to; t = runs++->end) {
         const struct tier *tier, *other;
         const int64_t at = place_of_key(now, kv_head, picked[t], &tier), left = a->tokens - picked[t] % a->tokens;
@@ -304,11 +312,12 @@ ALWAYS void attend_queries(const struct piece *now, int64_t stretch, int64_t kv_
     const struct attention *a = now->a;
     const int64_t size = a->size, group = now->group;
     const int64_t begin = (now->chosen ? now->chosen[stretch] : now->first + stretch) * SIGHT;
+    const int64_t picked = now->picked ? count_picked(now, kv_head) : 0;
     int64_t seen[HEADS_AT_ONCE][2], from = SIGHT, to = 0; /* positions of the stretch, by query, and by any of them */
     for (int64_t h = 0; h < count; h++) {
         const int64_t position = now->position + (query + h) / group % now->rows;
         const int64_t first = first_seen(a, position);
-        const int64_t last = now->picked ? a->choices - 1 : position;
+        const int64_t last = now->picked ? picked - 1 : position;
         seen[h][0] = first > begin ? first - begin : 0;
         seen[h][1] = last - begin < SIGHT ? last - begin + 1 : SIGHT;
         if (seen[h][0] < from) from = seen[h][0];

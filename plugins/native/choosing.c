@@ -6,7 +6,8 @@
  * The arithmetic. It is the same to the bit for every level and pool, however positions are cut in blocks, and
  * whichever rows and spans are computed together: the product of a turned query and a key is as that of attention.c,
  * of INT8 without the key's scale. Head by head a position's score becomes fma(weight, product or 0, score), from 0 on;
- * of INT8 it is multiplied by the key's scale in the end. Of equal scores the earlier position is chosen.
+ * of INT8 it is multiplied by the key's scale in the end. Where each head chooses, that product is the score. A block of
+ * positions has the largest score of those up to the row's own. Of equal scores the earlier one is chosen.
  */
 #include "choosing.h"
 
@@ -25,7 +26,7 @@ static int64_t lay_out(struct choosing *now, float *scratch) {
     const int64_t queries = piece->rows * piece->a->heads * piece->wide;
     piece->q = scratch;
     now->totals = scratch ? scratch + queries : NULL;
-    return queries + piece->rows * piece->stretches * SIGHT;
+    return queries + piece->rows * lists_of(now->c) * piece->stretches * SIGHT;
 }
 
 /* Make room for choosing; 0 if there is no memory. */
@@ -70,11 +71,34 @@ static void choose_best(const float *scores, int64_t positions, int64_t count, i
 
 static void score(const void *job, int64_t stretch) { kernels->score_index(job, stretch); }
 
-static void choose_of_row(const void *job, int64_t row) {
+/* From the scores of positions to those of blocks, in place; how many blocks there are. */
+static int64_t score_blocks(const struct choice *c, float *scores, int64_t positions) {
+    const int64_t blocks = divide_up(positions, c->block);
+    for (int64_t b = 0; b < blocks; b++) {
+        float best = scores[b * c->block];
+        for (int64_t i = b * c->block + 1; i < positions && i < (b + 1) * c->block; i++)
+            if (scores[i] > best) best = scores[i];
+        scores[b] = b < blocks - c->latest ? best : __builtin_inff();
+    }
+    return blocks;
+}
+
+/* From chosen blocks to their positions up to a row's own, in place. */
+static void spread(const struct choice *c, int64_t positions, int64_t *chosen) {
+    for (int64_t n = c->count / c->block - 1; n >= 0; n--) {
+        const int64_t first = chosen[n] * c->block;
+        for (int64_t i = 0; i < c->block; i++) chosen[n * c->block + i] = first + i < positions ? first + i : -1;
+    }
+}
+
+static void choose_of_list(const void *job, int64_t list) {
     const struct choosing *now = job;
-    const int64_t at = now->piece.row + row, count = now->c->count;
-    const float *scores = now->totals + row * now->piece.stretches * SIGHT;
-    choose_best(scores, now->piece.position + row + 1, count, now->c->chosen + at * count);
+    const struct choice *c = now->c;
+    const int64_t lists = lists_of(c), positions = now->piece.position + list / lists + 1;
+    int64_t *chosen = c->chosen + (now->piece.row * lists + list) * c->count;
+    float *scores = now->totals + list * now->piece.stretches * SIGHT;
+    choose_best(scores, score_blocks(c, scores, positions), c->count / c->block, chosen);
+    spread(c, positions, chosen);
 }
 
 /* Do work(now, chunk) for all chunks, on several threads if it is enough for them. */
@@ -89,8 +113,9 @@ static void share(const struct choosing *now, void (*work)(const void *, int64_t
 static int64_t choose_all(const struct choice *c, const struct span *span) {
     int64_t row = 0;
     for (; row < span->rows && span->position + row < c->count; row++) {
-        int64_t *chosen = c->chosen + (span->row + row) * c->count;
-        for (int64_t i = 0; i < c->count; i++) chosen[i] = i <= span->position + row ? i : -1;
+        int64_t *chosen = c->chosen + (span->row + row) * lists_of(c) * c->count;
+        for (int64_t list = 0; list < lists_of(c); list++, chosen += c->count)
+            for (int64_t i = 0; i < c->count; i++) chosen[i] = i <= span->position + row ? i : -1;
     }
     return row;
 }
@@ -124,7 +149,7 @@ EXPORT int32_t motley_choose(const struct choice *c) {
             lay_out(&now, scratch);
             kernels->turn_index(&now);
             share(&now, score, now.piece.stretches);
-            share(&now, choose_of_row, rows);
+            share(&now, choose_of_list, rows * lists_of(c));
         }
     }
     pool_leave(a->pool);

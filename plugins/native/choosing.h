@@ -8,15 +8,20 @@ struct choice {
     struct attention attention; /* spans and caches, of one head of keys alone; its qkv, y and what follows are not used */
     const float *q;             /* [rows, heads * size] */
     const float *k;             /* [rows, size] */
-    const float *weights;       /* [rows, heads] */
-    int64_t *chosen;            /* [rows, count]: positions, ascending, then -1 */
-    int64_t count;
+    const float *weights;       /* [rows, heads]; or NULL: each head chooses */
+    int64_t *chosen;            /* [rows, lists, count]: positions, ascending, then -1 */
+    int64_t count;              /* whole blocks */
+    int64_t block;              /* positions that are chosen together, from a multiple of it on */
+    int64_t latest;             /* blocks up to a row's own that are always chosen */
 };
+
+/* How many lists are chosen for a row: one, or one for each head. */
+static inline int64_t lists_of(const struct choice *c) { return c->weights ? 1 : c->attention.heads; }
 
 /* At most ABREAST rows of one span that choose, under way. Query r * heads + h is head h of row r. */
 struct choosing {
     const struct choice *c;
     struct piece piece; /* whose stretches are all from position 0 on */
-    float *totals;      /* scores: [rows, stretches * SIGHT] */
+    float *totals;      /* scores: [rows, lists, stretches * SIGHT] */
 };
 #endif

@@ -20,7 +20,7 @@ I64 = npt.NDArray[np.int64]
 def bind_choice(
     q: F32,
     k: F32,
-    weights: F32,
+    weights: F32 | None,
     near: LayerBlocks,
     chosen: I64,
     spans: Spans,
@@ -31,8 +31,11 @@ def bind_choice(
     context: int,
     pool: Pool,
     far: LayerBlocks | None = None,
+    block: int = 1,
+    latest: int = 0,
 ) -> Action:
-    """The choice of all spans of a step, in one layer; ``motley.ChosenPositions`` says what is chosen.
+    """The choice of all spans of a step, in one layer; ``motley.ChosenPositions`` and ``motley.ChosenBlocks`` say what
+    is chosen.
 
     A call first writes the keys of all rows, turned, to their blocks. Rows of M that no span has are left alone. It
     raises `IndexError` as a call of `motley.plugins.native.attention.bind_attention` does.
@@ -40,10 +43,13 @@ def bind_choice(
     Args:
         q: f32[M, heads * d]; not read of rows that see no more positions than are chosen, nor are `weights`.
         k: f32[M, d].
-        weights: f32[M, heads].
+        weights: f32[M, heads]; None: each head chooses.
         near: the blocks of this layer, whose keys [N, 1, tokens, d] are written to; the values are the keys.
-        chosen: i64[M, count], overwritten: positions, ascending, then -1.
+        chosen: i64[M, count], or [M, heads * count] where each head chooses, overwritten: positions, ascending, then
+            -1.
         spans, rope, turned, context, pool, far: as of an attention.
+        block: positions that are chosen together, from a multiple of it on; `count` is a multiple of it.
+        latest: so many blocks up to a row's own are always chosen.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -60,7 +66,10 @@ def bind_choice(
         raise ValueError(f"a context of {context} positions, or {turned} angles for heads of {size}, cannot be")
     if turned and not 0 <= rope < spans.struct.ropes:
         raise ValueError(f"rope must be one of the {spans.struct.ropes} tables that spans have, not number {rope}")
-    rows, count = chosen.shape
+    rows, lists = len(chosen), heads if weights is None else 1
+    count = chosen.shape[1] // lists
+    if block < 1 or not count or count % block or not 0 <= latest <= count // block:
+        raise ValueError(f"{count} positions in blocks of {block}, {latest} of them the latest, cannot be chosen")
     numbers = keys.dtype, 1, tokens, size
     choice = Choice(
         attention=Attention(
@@ -82,9 +91,11 @@ def bind_choice(
         ),
         q=address("q", q, np.float32, rows, heads * size),
         k=address("k", k, np.float32, rows, size),
-        weights=address("weights", weights, np.float32, rows, heads),
-        chosen=place("chosen", chosen, np.int64, rows, count),
+        weights=None if weights is None else address("weights", weights, np.float32, rows, heads),
+        chosen=place("chosen", chosen, np.int64, rows, lists * count),
         count=count,
+        block=block,
+        latest=latest,
     )
     if not library().motley_prepare_choice(choice):
         raise MemoryError(f"no memory to choose from {context} positions with {heads} heads of {size}")

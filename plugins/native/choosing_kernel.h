@@ -21,28 +21,38 @@ static void turn_index(const struct choosing *now) {
     }
 }
 
+/* What some heads of a row score at the positions of a stretch that lie in these runs, added up; of INT8 without scales. */
+static void add_scores(float *totals, const float *weights, float scores[][SIGHT], int64_t heads, int64_t to) {
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t t = 0; t < to; t += LANES) {
+            const floats score = load_floats(scores[h] + t, LANES), found = choose(score > 0, score, all_lanes(0));
+            const floats total = fused(all_lanes(weights[h]), found, load_floats(totals + t, LANES));
+            store_floats(totals + t, total, LANES);
+        }
+}
+
 ALWAYS void score_index_as(const struct choosing *now, int64_t stretch, const int format) {
     const struct attention *a = &now->c->attention;
     const struct piece *piece = &now->piece;
     const int64_t begin = stretch * SIGHT, left = piece->position + piece->rows - begin, to = left < SIGHT ? left : SIGHT;
     struct run runs[SIGHT];
     const struct run *end = cut_in_runs(piece, begin, 0, 0, to, runs, format);
+    const int64_t lists = lists_of(now->c), apart = piece->stretches * SIGHT;
     for (int64_t row = 0; row < piece->rows; row++) {
-        const float *weights = now->c->weights + (piece->row + row) * a->heads;
-        float *totals = now->totals + (row * piece->stretches + stretch) * SIGHT, scores[HEADS_AT_ONCE][SIGHT] = {0};
-        memset(totals, 0, SIGHT * sizeof(float));
+        const float *weights = now->c->weights ? now->c->weights + (piece->row + row) * a->heads : NULL;
+        float *totals = now->totals + (row * lists * piece->stretches + stretch) * SIGHT;
+        float scores[HEADS_AT_ONCE][SIGHT] = {0};
+        for (int64_t list = 0; list < lists; list++) memset(totals + list * apart, 0, SIGHT * sizeof(float));
         for (int64_t head = 0; head < a->heads; head += HEADS_AT_ONCE) {
             const int64_t count = a->heads - head < HEADS_AT_ONCE ? a->heads - head : HEADS_AT_ONCE;
             score_runs(piece, piece->q + (row * a->heads + head) * piece->wide, runs, end, count, scores, format);
-            for (int64_t h = 0; h < count; h++)
-                for (int64_t t = 0; t < to; t += LANES) {
-                    const floats score = load_floats(scores[h] + t, LANES), found = choose(score > 0, score, all_lanes(0));
-                    const floats total = fused(all_lanes(weights[head + h]), found, load_floats(totals + t, LANES));
-                    store_floats(totals + t, total, LANES);
-                }
+            if (weights) add_scores(totals, weights + head, scores, count, to);
+            for (int64_t h = 0; !weights && h < count; h++)
+                memcpy(totals + (head + h) * apart, scores[h], (size_t)to * sizeof(float));
         }
-        if (format == INT8)
-            for (const struct run *run = runs; run < end; run++) multiply_by_scales(totals, run, run->key_scales);
+        for (int64_t list = 0; format == INT8 && list < lists; list++)
+            for (const struct run *run = runs; run < end; run++)
+                multiply_by_scales(totals + list * apart, run, run->key_scales);
     }
 }
 

@@ -233,15 +233,15 @@ def choice(then: Kernel, pool: Pool, context: int) -> tuple[Attend, dict[str, in
     """What computes the choice of a `Kernel`, as `attention`; how many positions are chosen the graph declares."""
     attributes = attributes_of(then.node)
     heads, size, turned = (attributes[name] for name in ("heads", "head_dim", "rotary_dim"))
-    (q, k, weights), (chosen,) = then.operands, then.results
-    keys, _, cosines, sines = then.node.input[3:]
+    (q, k, *weights), (chosen,) = then.operands, then.results
+    keys, _, cosines, sines = then.node.input[len(then.operands) :]
 
     def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Action:
         scales = places.get(f"{keys}{SCALES}")
         return bind_choice(
             places[q],
             places[k],
-            places[weights],
+            places[weights[0]] if weights else None,
             LayerBlocks(places[keys], places[keys], scales, scales),
             places[chosen],
             spans,
@@ -251,10 +251,16 @@ def choice(then: Kernel, pool: Pool, context: int) -> tuple[Attend, dict[str, in
             context=context,
             pool=pool,
             far=_far(places, keys, ""),
+            block=attributes.get("block", 1),
+            latest=attributes.get("latest", 0),
         )
 
     layer = HeldLayer(heads, 1, size, 0, 0.0, False)
-    return Attend(bind, (cosines, sines), keys, layer), {q: heads * size, k: size, weights: heads}
+    return Attend(bind, (cosines, sines), keys, layer), {
+        q: heads * size,
+        k: size,
+        **dict.fromkeys(weights, heads),
+    }
 
 
 def _warmth(attributes: Mapping[str, Any], context: int) -> Array:

@@ -6,7 +6,7 @@ in the graph                                    in the runtime (domain ``com.mic
 ``DequantizeLinear`` -> ``Gemm(transB=1)``      `motley.plugins.segments.PRODUCT`, not for the runtime: its
                                                 ``MatMulNBits`` reads int4 at half the speed of the memory
 ``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV
-``ChosenPositions``                             `motley.plugins.segments.CHOICE`
+``ChosenPositions``, ``ChosenBlocks``           `motley.plugins.segments.CHOICE`
 ``DequantizeLinear`` -> ``HeadProducts``        `motley.plugins.segments.HEAD_PRODUCT`; of floats it is inlined
 ``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
 ``Split`` -> ``StateSpace``                     `motley.plugins.segments.SPACE` on packed XZ and BC
@@ -33,7 +33,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from motley.plugins.engine import DOMAIN
 from motley.plugins.native.rows import ANY
-from motley.plugins.nodes import CHOICE, CHOSEN_POSITIONS, NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
+from motley.plugins.nodes import CHOICE, CHOSEN, NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
 
@@ -138,7 +138,7 @@ class Lowering:
     def _lower(self, node: NodeProto) -> Iterator[NodeProto]:
         if node.domain == DOMAIN and node.op_type.startswith("CachedAttention"):
             yield from self._attention(node)
-        elif node.domain == DOMAIN and node.op_type == CHOSEN_POSITIONS:
+        elif node.domain == DOMAIN and node.op_type in CHOSEN:
             yield _renamed(node, CHOICE, node.input)
         elif node.domain == DOMAIN and node.op_type in _PACKED:
             yield from self._recurrence(node)

@@ -39,7 +39,7 @@ from motley.plugins.engine import (
 from motley.plugins.latest import Latest
 from motley.plugins.mapped_share import Array, MappedShare
 from motley.plugins.mixture import Sent, add_mixture, as_terms, deal
-from motley.plugins.nodes import CHOSEN_POSITIONS, SPARSE_MIXER, reads
+from motley.plugins.nodes import CHOSEN, SPARSE_MIXER, reads
 from motley.plugins.onnxruntime_gpu.adapting import Adapt, AdaptedRows, Adapting
 from motley.plugins.onnxruntime_gpu.attending import Attending, Attention, StepRows, written_name
 from motley.plugins.onnxruntime_gpu.attention import ORDER, SLOTS, WINDOW_SLOTS
@@ -90,13 +90,14 @@ BOUND_KEPT = 6
 
 _UNKNOWN = {
     "CachedAttentionInChunks",
+    "CachedAttentionToChosen",
     "CachedAttentionToChosenKeys",
     "CachedAttentionToChosenKeysWithSinks",
     "CachedAttentionToKeys",
     "CachedAttentionToKeysWithSinks",
     "CachedAttentionWarmed",
     "CachedAttentionWithGains",
-    CHOSEN_POSITIONS,
+    *CHOSEN,
     SPARSE_MIXER,
     *STREAM_OPERATORS,
 }

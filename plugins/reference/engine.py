@@ -36,7 +36,7 @@ from motley.plugins.engine import (
 )
 from motley.plugins.expert_engine import ExpertGraph
 from motley.plugins.mixture import Sent, Slots, Terms, add_mixture, deal
-from motley.plugins.nodes import CHOSEN_POSITIONS, OWN_FUNCTIONS, attributes_of, is_collective, is_experts
+from motley.plugins.nodes import CHOSEN, OWN_FUNCTIONS, attributes_of, is_collective, is_experts
 from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.reference.adapting import adapted, columns_of_parts, transposed
 from motley.plugins.reference.caches import BlockedCache
@@ -348,7 +348,7 @@ class ReferenceEngine(Interpreter):
 
 def has_caches(function: str) -> bool:
     """Whether the name of a function of domain ``motley`` is one of those that read and write caches."""
-    return function.startswith("CachedAttention") or function == CHOSEN_POSITIONS
+    return function.startswith("CachedAttention") or function in CHOSEN
 
 
 def is_own(function: str) -> bool:

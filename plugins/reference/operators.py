@@ -286,6 +286,7 @@ OPERATORS: dict[str, Operator] = {
     "RMSNormalization": rms_normalization,
     "Range": lambda xp, start, limit, delta: np.arange(start, limit, delta),
     "ReduceSum": lambda xp, x, axes, keepdims: x.sum(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
+    "ReduceMax": lambda xp, x, axes, keepdims: x.max(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
     "ReduceMin": lambda xp, x, axes, keepdims: x.min(axis=tuple(axes.tolist()), keepdims=bool(keepdims)),
     "ReadStreams": read_streams,
     "Relu": lambda xp, x: xp.maximum(x, 0),

@@ -217,14 +217,21 @@ class _Book:
         return np.concatenate([heads[:, number] @ matrix.T for number, matrix in enumerate(matrices)], axis=1)
 
     def _choose(self, choose: Choose, values: Values) -> npt.NDArray[Any]:
-        """The best positions of each row, -1 where it has fewer."""
+        """i64[T, lists, count]: the best positions of each row, or for each KV head of it, -1 where it has fewer."""
         q, k = (self._rotated(values[each.name], choose) for each in (choose.q, choose.k))
-        heads, count = choose.heads.queries, choose.y.axis.size
-        chosen = np.full((len(q), count), -1)
-        for row, weights in enumerate(values[choose.weights.name]):
-            found = np.maximum(k[: row + 1] @ q[row].reshape(heads, -1).T, 0)
-            best = np.argsort(-(found @ weights), kind="stable")[:count]
-            chosen[row, : len(best)] = best
+        heads, lists = choose.heads.queries, choose.heads.queries if choose.weights is None else 1
+        chosen = np.full((len(q), lists, choose.y.axis.size // lists), -1)
+        for row in range(len(q)):
+            scores = q[row].reshape(heads, -1) @ k[: row + 1].T
+            if choose.weights is not None:
+                scores = values[choose.weights.name][row][None] @ np.maximum(scores, 0)
+            for own, of_list in zip(scores, chosen[row], strict=True):
+                starts = range(0, row + 1, choose.block)
+                of_blocks = np.array([own[start : start + choose.block].max() for start in starts])
+                of_blocks[max(0, len(starts) - choose.latest) :] = np.inf
+                best = np.argsort(-of_blocks, kind="stable")[: len(of_list) // choose.block]
+                seen = [at for block in best for at in range(row + 1)[block * choose.block :][: choose.block]]
+                of_list[: len(seen)] = seen
         return chosen
 
     def _attend(self, attend: Attend, values: Values) -> F64:
@@ -251,7 +258,8 @@ class _Book:
                     scores = attend.soft_cap * np.tanh(scores / attend.soft_cap)
                 if attend.chosen is not None:
                     positions = np.arange(first, row + 1)
-                    scores[~np.isin(positions, values[attend.chosen.name][row])] = -np.inf
+                    lists = values[attend.chosen.name][row]
+                    scores[~np.isin(positions, lists[head // group if len(lists) > 1 else 0])] = -np.inf
                 odds = _softmax(np.array([*scores, *sink]))
                 y[row, own] = odds[: len(scores)] @ v[first : row + 1, read]
         return y

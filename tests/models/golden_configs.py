@@ -947,8 +947,8 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "minimax_m3_sparse"],
         "index_n_heads": 2,
         "index_head_dim": 16,
-        "index_block_size": 16,
-        "index_topk_blocks": 4,
+        "index_block_size": 6,
+        "index_topk_blocks": 3,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     },
     "glm": {

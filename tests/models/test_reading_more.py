@@ -163,19 +163,26 @@ def test_experts_of_deepseek_v2_are_chosen_by_a_softmax(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.q_a_proj.weight" not in expected_shapes(lite)
 
 
-def test_minimax_m3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
+def test_kv_heads_of_minimax_m3_see_blocks_that_an_indexer_chooses(tmp_path: Path) -> None:
     """In both spellings."""
     freq = {"sparse_attention_freq": [0, 1, 1], "sparse_block_size": 16, "sparse_topk_blocks": 4}
+    freq |= {"sparse_num_index_heads": 2, "sparse_index_dim": 24, "sparse_local_block": 2}
     published = read(tmp_path, MINIMAX_M3 | {"hidden_act": "swigluoai", "sparse_attention_config": freq})
     kinds = ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
     today = without(MINIMAX_M3, "moe_layer_freq") | {"mlp_layer_types": ["dense", "sparse", "sparse"]}
     today |= {"layer_types": kinds, "index_block_size": 16, "index_topk_blocks": 4, "partial_rotary_factor": 0.5}
+    today |= {"index_n_heads": 2, "index_head_dim": 24, "index_local_blocks": 2}
     assert read(tmp_path, today) == published
-    assert (published.context, published.expert_layers) == (64, [1, 2])
-    assert read(tmp_path, MINIMAX_M3).context == 4096
+    assert (published.context, published.expert_layers) == (4096, [1, 2])
+    assert [attend.choices for attend in attentions(published)] == [0, 64, 64]
+    choices = [layer.choice for layer in published.layers if layer.choice]
+    assert {(each.heads, each.weights, each.block, each.latest) for each in choices} == {(Heads(2, 1, 24), None, 16, 2)}
+    assert [attend.choices for attend in attentions(read(tmp_path, MINIMAX_M3))] == [0, 0, 0]
     assert published.ropes == {"main": Rope(5e6, 8)}
     assert {each.activation for each in published.operations if isinstance(each, Gated)} == {Activation.CLAMPED}
     places = {tensor.name: {part.tensor for part in tensor.parts} for tensor in tensors(published)}
+    assert "model.layers.1.self_attn.index_q_proj.weight" in places["model.layers.1.self_attn.indexer.q_proj.weight"]
+    assert "model.layers.1.self_attn.index_k_norm.weight" in places["model.layers.1.self_attn.indexer.k_norm.weight"]
     shared = places["model.layers.1.mlp.shared_experts.up_proj.weight"]
     assert "model.layers.1.block_sparse_moe.shared_experts.up_proj.weight" in shared
     assert "model.layers.1.mlp.shared_experts.gate_up_proj.weight" in shared
@@ -372,6 +379,9 @@ def test_stablelm_has_blocks_one_after_another_or_side_by_side(tmp_path: Path) -
         (MINIMAX_M3 | {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (MINIMAX_M3 | {"rotary_dim": 8, "partial_rotary_factor": 1.0}, "rotary_dim"),
         (MINIMAX_M3 | {"swiglu_limit": 10.0}, "swiglu_limit"),
+        (MINIMAX_M3 | {"layer_types": ["minimax_m3_sparse"] * 3, "index_n_heads": 4}, "index_n_heads"),
+        (MINIMAX_M3 | {"index_local_blocks": 17}, "index_local_blocks"),
+        (MINIMAX_M3 | {"sparse_attention_config": {"sparse_index_dim": 4}}, "sparse_index_dim"),
         (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq"),
         (INTERNLM3 | {"qkv_bias": True, "bias": False}, "bias"),
         (CWM | {"layer_types": ["full_attention"]}, "layer_types"),

@@ -78,7 +78,7 @@ REFUSED: Mapping[str, str] = {
     "mimo-v2-flash": f"Slice, Concat with axis=2, .*motley.Experts, {_TABLES}",
     "minicpm3": "motley.HeadProducts, .*motley.CachedAttentionToKeys",
     "minimax-m2": "motley.DistCollective of rows that are not .*rotary_dim=8 of head_dim=16",
-    "minimax-m3": "motley.CachedAttention with rotary_dim=8 of head_dim=16",
+    "minimax-m3": "motley.CachedAttention with rotary_dim=8 .*, motley.ChosenBlocks, motley.CachedAttentionToChosen",
     "ministral3": "motley.CachedAttentionWarmed",
     "mistral4": "motley.HeadProducts, .*motley.CachedAttentionWarmed",
     "mixtral": "TopK, .*motley.Experts",

@@ -95,8 +95,20 @@ def test_cuda_s_kernels_agree(name: str, cache_format: str, tmp_path: Path) -> N
     assert apart(found[2], found[1]) < ALIKE
 
 
+@pytest.mark.parametrize("cache_format", NARROW)
+@pytest.mark.parametrize("name", ["minimax-m3"])
+def test_cuda_s_kernels_see_what_is_chosen(name: str, cache_format: str, tmp_path: Path) -> None:
+    """At any split: the rows that see fewer positions than there are."""
+    case, found = golden_case(name), []
+    for ranks, factory in ((1, ReferenceEngine), (3, on_host)):
+        with session(case, tmp_path / str(ranks), cache_format, ranks, factory=factory) as own:
+            steps = [own.step(case.tokens[a:b], a) for a, b in ((0, 36), (36, 37), (37, 40))]
+            found.append(np.concatenate(steps))
+    assert most_apart(found[1], found[0]) < ALIKE
+
+
 @pytest.mark.parametrize("cache_format", CACHE_FORMATS)
-@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window", "minimax-m3"])
 def test_bits_depend_neither_on_chunks_nor_blocks_nor_company_nor_prefixes(
     name: str, cache_format: str, tmp_path: Path
 ) -> None:

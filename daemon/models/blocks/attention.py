@@ -40,6 +40,7 @@ def attention(
     own_gains: bool = False,
     chunked: bool = False,
     warmth: Warmth | None = None,
+    chosen: Value | None = None,
 ) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: attention of a layer, from its normalised input to its output projection.
 
@@ -65,7 +66,7 @@ def attention(
             half of what turns lies between them.
         plain_qk_norm: query and key heads have RMS norms without gains.
         turned_qk_norm: the RMS norms of query and key heads come after the rotation.
-        chunked, warmth: see `Attend`.
+        chunked, warmth, chosen: see `Attend`.
     """
     heads = heads or shape.heads
     at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn"
@@ -147,6 +148,7 @@ def attention(
         chunked=chunked,
         warmth=warmth,
         gains=gains,
+        chosen=chosen,
     )
     if gate_of_heads:
         opening = [as_often(writer, opens, heads.size) for opens in opening]

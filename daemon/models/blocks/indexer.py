@@ -10,9 +10,10 @@ compute with FP8, turns queries and keys alike and changes no product of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
+from motley.daemon.models.blocks.shape import Shape
+from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.places import Part
@@ -93,6 +94,42 @@ class Indexer:
         turned = [range(first + way, first + self.turned, step) for way in range(step)]
         plain = range(first) if self.turned_last else range(self.turned, self.size)
         return (Part(tensor, shape, heads=self.size, of_head=(*turned, plain)),)
+
+
+@dataclass(frozen=True)
+class BlockIndexer:
+    """The indexers of layers whose KV heads see blocks of positions, each those that it chooses (MiniMax M3).
+
+    There is an index query for each KV head, and one index key; all of them are normed.
+
+    Attributes:
+        size: elements of an index query, and of the key.
+        blocks, block: how many blocks a head sees, of so many positions each.
+        latest: how many of these are the latest ones.
+    """
+
+    size: int
+    blocks: int
+    block: int
+    latest: int
+
+    def choose(self, writer: Writer, shape: Shape, number: int, x: Value, rope: str) -> Value:
+        """i64[T, KV heads * blocks * block]{tp}: the positions that each KV head of a layer's rows sees.
+
+        Args:
+            x: the layer's normalised input.
+            rope: which of the model's rotary embeddings rotates.
+        """
+        at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn.indexer"
+        one, heads = Axis(Kind.PLAIN, self.size, "index_head_dim"), replace(shape.heads, size=self.size)
+        made = []
+        for letter, out in (("q", key_axis(heads)), ("k", one)):
+            (rows,) = writer.linear(f"{at}.index.{letter}", x, W(f"{module}.{letter}_proj.weight", out, x.axis))
+            gain = W(f"{module}.{letter}_norm.weight", one)
+            made.append(writer.norm(f"{at}.index.{letter}.norm", rows, gain, shape.epsilon, shape.norm_offset))
+        q, k = made
+        sizes = self.blocks, self.block, self.latest
+        return writer.choose_blocks(f"{at}.chosen", number, q, k, heads, *sizes, rope=rope)
 
 
 def read_indexer(keys: Keys, turned: int) -> Indexer:

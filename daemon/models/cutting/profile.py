@@ -173,7 +173,7 @@ class _Count:
                 self._add(w, shares)
             if isinstance(each, Choose) or (isinstance(each, Attend) and not each.borrowed):
                 a_token = self._cached(each)
-                if shares:
+                if self._has_shared_heads(each):
                     self.shared_cached += a_token
                 else:
                     self.cached += a_token
@@ -195,8 +195,8 @@ class _Count:
         kinds = 2 if isinstance(operation, Attend) and operation.v is not None else 1
         return kinds * heads * cached_bytes(self._cache_format, operation.heads.size)
 
-    def _has_shared_heads(self, attend: Attend) -> bool:
-        return bool(self.shared_by) and _groups_per_head(attend, self._cut) == self.shared_by
+    def _has_shared_heads(self, operation: Attend | Choose) -> bool:
+        return bool(self.shared_by) and _groups_per_head(operation, self._cut) == self.shared_by
 
     def _add(self, w: W, shares: bool) -> None:
         size = self._unit_bytes(w)
@@ -246,15 +246,17 @@ class _Count:
         return _held_bytes(form, rows, columns)
 
 
-def _groups_per_head(attend: Attend, cut: Units) -> int:
-    """How many KV groups share a KV head of a layer; 0: none do, or the layer has a window."""
-    return 0 if attend.window or attend.heads.keys >= cut.kv_groups else cut.kv_groups // attend.heads.keys
+def _groups_per_head(operation: Attend | Choose, cut: Units) -> int:
+    """How many KV groups share a KV head of a layer, or its index key; 0: none do, or the layer has a window."""
+    windowed, keys = isinstance(operation, Attend) and operation.window, operation.heads.keys
+    return 0 if windowed or keys >= cut.kv_groups else cut.kv_groups // keys
 
 
 def _groups_per_shared_head(model: Model, cut: Units) -> int:
-    """How many KV groups share a KV head of most layers of which several do; 0: there are none. The profile has such
-    layers of one kind; others count as if each group had a head of its own."""
-    kinds = Counter(_groups_per_head(layer.attention, cut) for layer in model.layers if layer.attention)
+    """How many KV groups share a KV head, or an index key, of most layers of which several do; 0: there are none. The
+    profile has such layers of one kind; others count as if each group had a head of its own."""
+    cached = (each for layer in model.layers for each in (layer.attention, layer.choice) if each)
+    kinds = Counter(_groups_per_head(each, cut) for each in cached)
     del kinds[0]
     return max(kinds, key=kinds.__getitem__, default=0)
 

@@ -199,12 +199,17 @@ class Choose:
     over the heads h of the row's queries; of equal ones the earlier position counts as better. What all scores of a row
     are multiplied by, and is positive, makes no difference and is left out.
 
+    Or each head chooses for the KV head that it belongs to, of blocks of `block` neighbouring positions, cut from
+    position 0 on: a position's score is ``q[h] @ k`` then, a block's is the best of its positions up to the row's own,
+    and the last `latest` blocks up to the row's own are always chosen.
+
     Attributes:
         layer: whose cache has the index keys.
-        q: the row's index queries, the heads side by side.
+        q: the row's index queries, the heads side by side; sharded by KV heads where each head chooses.
         k: its index key, which all heads share.
-        weights: a number for each head.
-        y: i64[T, count]: positions up to the row's own, the best `count` of them or all, and -1 in the place of more.
+        weights: a number for each head; None: each head chooses.
+        y: i64[T, count]: positions up to the row's own, the best `count` of them or all, and -1 in the place of more;
+            as many for each KV head, side by side, where each head chooses.
         heads: of the queries.
         rope: which of `Model.ropes` rotates.
     """
@@ -212,10 +217,12 @@ class Choose:
     layer: int
     q: Value
     k: Value
-    weights: Value
+    weights: Value | None
     y: Value
     heads: Heads
     rope: str
+    block: int = 1
+    latest: int = 0
 
 
 @dataclass(frozen=True)
@@ -234,7 +241,7 @@ class Attend:
         gains: f32[head size] twice, what the elements of rotated queries and keys are multiplied by; None: nothing.
         borrowed: `layer` is an earlier one, whose keys and values k and v are: its cache has them already, and to write
             them again changes nothing.
-        chosen: which positions a row sees, as `Choose` has them; None: all.
+        chosen: which positions a row sees, or each KV head of it, as `Choose` has them; None: all.
     """
 
     layer: int
@@ -253,6 +260,14 @@ class Attend:
     gains: tuple[W, W] | None = None
     borrowed: bool = False
     chosen: Value | None = None
+
+    @property
+    def choices(self) -> int:
+        """How many positions are chosen for a row, or for each KV head of it; 0: none are."""
+        if self.chosen is None:
+            return 0
+        axis = self.chosen.axis
+        return axis.size if axis.heads is None else axis.heads.size
 
 
 @dataclass(frozen=True)

@@ -283,6 +283,31 @@ class Writer:
         y = Value(name, Axis(Kind.PLAIN, count, "index_topk"))
         return self._made(Choose(layer, q, k, weights, y, heads, rope))
 
+    def choose_blocks(
+        self,
+        name: str,
+        layer: int,
+        q: Value,
+        k: Value,
+        heads: Heads,
+        blocks: int,
+        block: int,
+        latest: int,
+        *,
+        rope: str,
+    ) -> Value:
+        """Which `blocks` of so many positions each KV head sees, i64[T, KV heads * blocks * block]{tp}, see `Choose`.
+
+        Args:
+            heads: of the attention, but with as many elements as an index query has.
+        """
+        if q.axis != key_axis(heads) or k.axis.cut or k.axis.size != heads.size or latest > blocks:
+            raise ShardingError(f"{name}: {q.name} and {k.name} are not of an index head for each KV head")
+        self._wants(q, Placement.SHARDED, name)
+        self._wants(k, Placement.REPLICATED, name)
+        y = Value(name, key_axis(replace(heads, size=blocks * block)), Placement.SHARDED)
+        return self._made(Choose(layer, q, k, None, y, Heads(heads.keys, 1, heads.size), rope, block, latest))
+
     def attend(
         self,
         name: str,
@@ -314,7 +339,7 @@ class Writer:
             if gain.shape != (heads.size,):
                 raise ShardingError(f"{name}: heads of {heads.size} elements cannot have a gain of {gain.shape}")
         if chosen is not None:
-            self._wants(chosen, Placement.REPLICATED, name)
+            self._wants(chosen, Placement.SHARDED if chosen.axis.cut else Placement.REPLICATED, name)
         y, more = Value(name, q.axis, Placement.SHARDED), (soft_cap, sinks, chunked, warmth, gains, borrowed, chosen)
         return self._made(Attend(layer, q, k, v, y, heads, rope, window, scale, *more))
 

@@ -152,6 +152,44 @@ _TO_CHOSEN_KEYS = {
 }
 """What differs where rows besides see those positions alone that are chosen for them, i64[T, N], or are told -1."""
 
+_TO_CHOSEN = {
+    "(q, k, v, key_cache": "(q, k, v, chosen, key_cache",
+    "scale, window, soft_cap": "scale, window, soft_cap, choices",
+    "    mask = And (causal, within)\n": """    before_choice = And (causal, within)
+
+    # Of these a KV head sees those that are chosen for it: -1, which is none, is a column behind all positions.
+    columns = Add (capacity, vector)
+    list_count = Mul (row_count, kv_counts)
+    columns_shape = Concat <axis: int = 0> (list_count, columns)
+    unseen = ConstantOfShape (columns_shape)
+    list_size = Constant <value_int: int = @choices> ()
+    list_sizes = Reshape (list_size, vector)
+    lists_shape = Concat <axis: int = 0> (list_count, list_sizes)
+    lists = Reshape (chosen, lists_shape)
+    one_float = Constant <value_float: float = 1.0> ()
+    marks = Expand (one_float, lists_shape)
+    marked = ScatterElements <axis: int = 1> (unseen, lists, marks)
+    marked_positions = Slice (marked, first_axis, capacity, second_axis)
+    zero_float = Constant <value_float: float = 0.0> ()
+    is_chosen = Less (zero_float, marked_positions)
+
+    # [T * kv_heads, C] -> [kv_heads, 1, T, C] -> [1, heads, T, C]: query heads see what their KV head does.
+    apart_shape = Concat <axis: int = 0> (row_count, kv_counts, vector, capacity)
+    is_chosen_apart = Reshape (is_chosen, apart_shape)
+    is_chosen_by_heads = Transpose <perm: ints = [1, 2, 0, 3]> (is_chosen_apart)
+    rest = Constant <value_ints: ints = [-1]> ()
+    grouped_shape = Concat <axis: int = 0> (vector, kv_counts, rest, row_count, widths)
+    q_grouped = Reshape (q_rotated, grouped_shape)
+    groups = Shape <start: int = 2, end: int = 3> (q_grouped)
+    all_shape = Concat <axis: int = 0> (kv_counts, groups, row_count, capacity)
+    is_chosen_by_all = Expand (is_chosen_by_heads, all_shape)
+    heads_shape = Concat <axis: int = 0> (vector, q_counts, row_count, capacity)
+    is_chosen_of_heads = Reshape (is_chosen_by_all, heads_shape)
+    mask = And (before_choice, is_chosen_of_heads)
+""",
+}
+"""What differs where a KV head besides sees those positions alone that are chosen for it, i64[T, kv_heads * N]."""
+
 _IN_CHUNKS = {
     "scale, window, soft_cap": "scale, chunk, soft_cap",
     "up to its own: the last `window` of them, or all if the window is 0.": "of its own chunk, up to its own.",
@@ -223,6 +261,9 @@ CACHED_ATTENTION_TO_KEYS = _but("CachedAttentionToKeys", _TO_KEYS)
 CACHED_ATTENTION_TO_KEYS_WITH_SINKS = _but("CachedAttentionToKeysWithSinks", _TO_KEYS, sinks=True)
 """Both of these."""
 
+CACHED_ATTENTION_TO_CHOSEN = _but("CachedAttentionToChosen", _TO_CHOSEN)
+"""The same at those positions alone that ``motley.ChosenBlocks`` has chosen for each KV head."""
+
 CACHED_ATTENTION_TO_CHOSEN_KEYS = _but("CachedAttentionToChosenKeys", _TO_CHOSEN_KEYS)
 """Keys that are values, at those positions alone that ``motley.ChosenPositions`` has chosen."""
 
@@ -260,7 +301,7 @@ def attention_of(attend: Attend) -> tuple[onnx.FunctionProto, dict[str, Any]]:
         "chunks": (CACHED_ATTENTION_IN_CHUNKS, attend.chunked),
         "queries that grow": (CACHED_ATTENTION_WARMED, attend.warmth is not None),
         "gains": (CACHED_ATTENTION_WITH_GAINS, attend.gains is not None),
-        _CHOICE: (CACHED_ATTENTION, attend.chosen is not None),
+        _CHOICE: (CACHED_ATTENTION_TO_CHOSEN, attend.chosen is not None),
     }
     traits = {name: function for name, (function, has) in functions.items() if has}
     if (together := _TOGETHER.get(frozenset(traits))) is not None:
@@ -272,7 +313,7 @@ def attention_of(attend: Attend) -> tuple[onnx.FunctionProto, dict[str, Any]]:
     (function,) = traits.values() or [CACHED_ATTENTION]
     more: dict[str, Any] = {"chunk" if attend.chunked else "window": attend.window}
     if attend.chosen is not None:
-        more["choices"] = attend.chosen.axis.size
+        more["choices"] = attend.choices
     if attend.warmth is not None:
         more |= {"warm_span": attend.warmth.span, "warm_offset": attend.warmth.offset, "warmth": attend.warmth.growth}
     return function, more

@@ -1,6 +1,7 @@
-"""``motley.ChosenPositions`` in standard ONNX operators: which positions the rows of one sequence see.
+"""``motley.ChosenPositions`` and ``motley.ChosenBlocks`` in standard ONNX operators: which positions the rows of one
+sequence see.
 
-Engines that have a kernel for the whole recognise the node; others inline the function.
+Engines that have a kernel for the whole recognise the nodes; others inline the functions.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ import onnx.parser
 
 from motley.daemon.models.graph.cached_attention import ROW_POSITIONS
 
-CHOSEN_POSITIONS = onnx.parser.parse_function(
+_BEGIN = (
     """
 <domain: "motley", opset_import: ["": 24],
  doc_string: "Turns T rows, writes their index keys into the cache at `position`, and chooses the best positions.">
-ChosenPositions <heads, head_dim, rotary_dim, count>
-    (q, k, weights, index_cache, position, cos_cache, sin_cache) => (chosen, index_cache_out)
+%s => (chosen, index_cache_out)
 {
     # q: f32[T, heads * head_dim], k: f32[T, head_dim], weights: f32[T, heads], cache: f32[1, 1, C, head_dim]
 """
@@ -38,9 +38,23 @@ ChosenPositions <heads, head_dim, rotary_dim, count>
         (k_heads_apart, cos_cache, sin_cache, position_ids)
     index_cache_out = TensorScatter <axis: int = 2> (index_cache, k_rotated, position)
 
-    # What the heads find of each position, weighed: [T, C].
     keys_turned = Transpose <perm: ints = [0, 1, 3, 2]> (index_cache_out)
     products = MatMul (q_rotated, keys_turned)
+
+    # A row chooses of the positions up to its own.
+    capacity = Shape <start: int = 2, end: int = 3> (index_cache)
+    key_limit = Squeeze (capacity)
+    key_positions = Range (zero, key_limit, one)
+    row_column = Unsqueeze (row_positions, second_axis)
+    causal = LessOrEqual (key_positions, row_column)
+    nothing = Constant <value_float: float = -3.4e38> ()
+    choices = Constant <value_int: int = @count> ()
+    counts = Reshape (choices, vector)
+    none = Constant <value_int: int = -1> ()
+
+"""
+)
+_POSITIONS = """    # What the heads find of each position, weighed: [T, C].
     found = Relu (products)
     weights_of_heads = Transpose <perm: ints = [1, 0]> (weights)
     outer_axes = Constant <value_ints: ints = [0, 3]> ()
@@ -49,27 +63,86 @@ ChosenPositions <heads, head_dim, rotary_dim, count>
     head_axes = Constant <value_ints: ints = [0, 1]> ()
     sums = ReduceSum <keepdims: int = 0> (weighed, head_axes)
 
-    # The best up to a row's own. There are columns enough to choose from; what is no position becomes -1.
-    capacity = Shape <start: int = 2, end: int = 3> (index_cache)
-    key_limit = Squeeze (capacity)
-    key_positions = Range (zero, key_limit, one)
-    row_column = Unsqueeze (row_positions, second_axis)
-    causal = LessOrEqual (key_positions, row_column)
-    nothing = Constant <value_float: float = -3.4e38> ()
+    # The best. There are columns enough to choose from; what is no position becomes -1.
     scores = Where (causal, sums, nothing)
-    choices = Constant <value_int: int = @count> ()
-    counts = Reshape (choices, vector)
     beyond_shape = Concat <axis: int = 0> (row_count, counts)
     beyond = Expand (nothing, beyond_shape)
     candidates = Concat <axis: int = 1> (scores, beyond)
     best, places = TopK <axis: int = -1, largest: int = 1, sorted: int = 1> (candidates, counts)
     is_position = Less (nothing, best)
-    none = Constant <value_int: int = -1> ()
     chosen = Where (is_position, places, none)
 }
 """
+_BLOCKS = """    # The best of each block of positions, of more blocks than are chosen: [1, heads, T, blocks].
+    scores = Where (causal, products, nothing)
+    block = Constant <value_int: int = @block> ()
+    block_size = Reshape (block, vector)
+    over = Mod (capacity, block_size)
+    missing = Sub (block_size, over)
+    more = Add (missing, counts)
+    beyond_shape = Concat <axis: int = 0> (vector, head_counts, row_count, more)
+    beyond = Expand (nothing, beyond_shape)
+    all_scores = Concat <axis: int = 3> (scores, beyond)
+    rest = Constant <value_ints: ints = [-1]> ()
+    blocks_shape = Concat <axis: int = 0> (vector, head_counts, row_count, rest, block_size)
+    in_blocks = Reshape (all_scores, blocks_shape)
+    last_axis = Constant <value_ints: ints = [4]> ()
+    of_blocks = ReduceMax <keepdims: int = 0> (in_blocks, last_axis)
+
+    # The latest ones count as better than all others.
+    block_count = Shape <start: int = 3, end: int = 4> (in_blocks)
+    block_limit = Squeeze (block_count)
+    numbers = Range (zero, block_limit, one)
+    starts = Mul (numbers, block)
+    place = Mod (row_column, block)
+    own_start = Sub (row_column, place)
+    latest = Constant <value_int: int = @latest> ()
+    latest_positions = Mul (latest, block)
+    earlier_start = Sub (own_start, latest_positions)
+    is_late = Less (earlier_start, starts)
+    is_begun = LessOrEqual (starts, own_start)
+    is_latest = And (is_late, is_begun)
+    everything = Constant <value_float: float = 3.4e38> ()
+    candidates = Where (is_latest, everything, of_blocks)
+
+    # Positions of the best: [1, heads, T, blocks, block] -> [T, heads * count]. What no row sees becomes -1.
+    within = Range (zero, block, one)
+    start_column = Unsqueeze (starts, second_axis)
+    positions = Add (start_column, within)
+    third_axis = Constant <value_ints: ints = [2]> ()
+    row_of_each = Unsqueeze (row_column, third_axis)
+    is_seen = LessOrEqual (positions, row_of_each)
+    seen = Where (is_seen, positions, none)
+    all_shape = Shape (in_blocks)
+    seen_by_heads = Expand (seen, all_shape)
+    most = Constant <value_int: int = @blocks> ()
+    most_blocks = Reshape (most, vector)
+    best, places = TopK <axis: int = -1, largest: int = 1, sorted: int = 1> (candidates, most_blocks)
+    place_column = Unsqueeze (places, last_axis)
+    places_shape = Concat <axis: int = 0> (vector, head_counts, row_count, most_blocks, block_size)
+    places_of_each = Expand (place_column, places_shape)
+    chosen_blocks = GatherElements <axis: int = 3> (seen_by_heads, places_of_each)
+    of_rows = Transpose <perm: ints = [0, 2, 1, 3, 4]> (chosen_blocks)
+    chosen_shape = Concat <axis: int = 0> (row_count, rest)
+    chosen = Reshape (of_rows, chosen_shape)
+}
+"""
+
+CHOSEN_POSITIONS = onnx.parser.parse_function(
+    _BEGIN
+    % """ChosenPositions <heads, head_dim, rotary_dim, count>
+    (q, k, weights, index_cache, position, cos_cache, sin_cache)"""
+    + _POSITIONS
 )
 """Index keys are cached as keys are; `motley.daemon.models.description.operations.Choose` states what is chosen.
 
 ``chosen`` is i64[T, count]: positions in any order, and as many -1 as there are fewer.
 """
+
+CHOSEN_BLOCKS = onnx.parser.parse_function(
+    _BEGIN
+    % """ChosenBlocks <heads, head_dim, rotary_dim, count, block, blocks, latest>
+    (q, k, index_cache, position, cos_cache, sin_cache)"""
+    + _BLOCKS
+)
+"""The same, where each head chooses ``blocks`` of ``block`` positions: ``chosen`` is i64[T, heads * count]."""

@@ -54,7 +54,7 @@ from motley.daemon.models.description.operations import (
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import attention_of
-from motley.daemon.models.graph.chosen_positions import CHOSEN_POSITIONS
+from motley.daemon.models.graph.chosen_positions import CHOSEN_BLOCKS, CHOSEN_POSITIONS
 from motley.daemon.models.graph.emitter import LARGEST, Emitter
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.recurrence import lower_head_parts
@@ -394,20 +394,27 @@ class Nodes(Emitter):
         self._make(y, function.name, read, domain=DOMAIN, streams=streams, **more)
 
     def _choose(self, choose: Choose) -> None:
-        cache, count = f"index_cache.{choose.layer}", choose.y.axis.size
-        operands = [*map(self.read, (choose.q, choose.k, choose.weights)), cache, "position"]
-        self.functions[CHOSEN_POSITIONS.name] = CHOSEN_POSITIONS
-        self.crosses(choose.y.name, count, TensorProto.INT64)
+        cache, width, heads = f"index_cache.{choose.layer}", self.width(choose.y.axis), choose.heads.queries
+        rows, function, more = [choose.q, choose.k], CHOSEN_POSITIONS, {"count": width}
+        if choose.weights is not None:
+            rows.append(choose.weights)
+        else:
+            heads, function = self.width(choose.q.axis) // choose.heads.size, CHOSEN_BLOCKS
+            count = width // heads
+            more = {"count": count, "block": choose.block, "blocks": count // choose.block, "latest": choose.latest}
+        operands = [*map(self.read, rows), cache, "position"]
+        self.functions[function.name] = function
+        self.crosses(choose.y.name, width, TensorProto.INT64)
         self.node(
-            CHOSEN_POSITIONS.name,
+            function.name,
             [*operands, f"cos_cache.{choose.rope}", f"sin_cache.{choose.rope}"],
             choose.y.name,
             f"{cache}.out",
             domain=DOMAIN,
-            heads=choose.heads.queries,
+            heads=heads,
             head_dim=choose.heads.size,
             rotary_dim=self.rotary_size(choose),
-            count=count,
+            **more,
         )
         self.given(choose.y)
 

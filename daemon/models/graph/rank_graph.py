@@ -400,7 +400,7 @@ class _RankNodes(RankSums):
 
 def _sees_all(attend: Attend | None, context: int) -> bool:
     """Whether rows of sequences of so many positions see all of them, as so many are chosen at least, or none are."""
-    return attend is None or attend.chosen is None or attend.chosen.axis.size >= context
+    return attend is None or attend.chosen is None or attend.choices >= context
 
 
 def expert_body(nodes: Nodes, operation: Experts) -> onnx.GraphProto:

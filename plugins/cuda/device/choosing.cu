@@ -3,10 +3,12 @@
 //
 // A score is the sum of weight * max(product, 0) over heads: a product by fmaf, from the first element on; each of
 // SCORING_WARPS sums has every so many-th head, and the sums are added in order. Of INT8 it is then multiplied by the key's
-// scale. So bits depend on a row and a position alone. Of equal scores the earlier position is chosen.
+// scale. Without weights each head chooses, and such a product is a score. So bits depend on a row and a position alone. A
+// block of positions has the largest score of those up to a row's own. Of equal scores the earlier one is chosen.
 //
-// What is chosen for a row is told as the blocks of one position each of a sequence that has no others, ascending: rows
-// attend to those as to any. Where a row sees no more than may be chosen, these are all that it sees, and no score is read.
+// What is chosen for a row, or for a KV head of it, is told as the blocks of one position each of a sequence that has no
+// others, ascending: rows attend to those as to any. Where a row sees no more than may be chosen, these are all that it
+// sees, and no score is read.
 
 constexpr int SCORED = WARP;      // positions of a block that scores: a lane of each warp has one
 constexpr int SCORING_WARPS = 4;
@@ -17,7 +19,7 @@ struct ScoringMemory {
     float totals[SCORING_WARPS][SCORED];
 };
 
-// scores: f32[rows, room], of the positions up to a row's own.
+// scores: f32[rows, lists, room], of the positions up to a row's own; a list is of all heads, or of each.
 template <class Format>
 __device__ void score_index(const float* q, int q_stride, const float* weights, int weights_stride, const Place* places,
                             const void* keys, const float* key_scales, int tokens, float* scores, int heads, int width,
@@ -42,8 +44,11 @@ __device__ void score_index(const float* q, int q_stride, const float* weights, 
         float product = 0;
 #pragma unroll 8
         for (int column = 0; column < width; ++column) product = fmaf(query[column], memory.keys[column][lane], product);
-        total = fmaf(weights[row * weights_stride + head], fmaxf(product, 0), total);
+        if (weights) total = fmaf(weights[row * weights_stride + head], fmaxf(product, 0), total);
+        else if (at <= last)
+            scores[(row * heads + head) * room + at] = Format::SCALED ? product * key_scales[cached] : product;
     }
+    if (!weights) return;
     memory.totals[warp][lane] = total;
     __syncthreads();
     if (warp || at > last) return;
@@ -65,6 +70,7 @@ SCORE_INDEX(score_index_fp32, Fp32Kept)
 SCORE_INDEX(score_index_fp16, Fp16Kept)
 SCORE_INDEX(score_index_int8, Int8Kept)
 
+constexpr float LARGEST = -LOWEST;
 constexpr int CHOOSING = 128;  // threads of a block that chooses
 
 struct ChoosingMemory {
@@ -89,10 +95,11 @@ __device__ inline int count_of_block(ChoosingMemory& memory, int own) {
     return int(total);
 }
 
+// scores: where those of a list are, which is a KV head's; each is of blocks of `together` positions afterwards.
 // slots: i32[rows, count], the address of where the chosen positions' keys are among all; `chosen`: rows that have these as
 // their blocks. A block of threads per row.
-extern "C" __global__ void choose_positions(const float* scores, const Place* places, int tokens, u64 slots, Place* chosen,
-                                            int count, int room) {
+extern "C" __global__ void choose_positions(float* scores, int scores_stride, const Place* places, int tokens, int kv_head,
+                                            int kv_heads, u64 slots, Place* chosen, int count, int together, int latest) {
     wait_for_previous();
     ChoosingMemory& memory = shared_memory<ChoosingMemory>();
     const int thread = threadIdx.x;
@@ -110,21 +117,28 @@ extern "C" __global__ void choose_positions(const float* scores, const Place* pl
     }
     __syncthreads();  // of all blocks, as the first one tells the tests' host whether blocks meet
     if (positions <= count) {
-        for (int at = thread; at < positions; at += CHOOSING) to[at] = int(place.cached(at, 0, tokens, 0, 1));
+        for (int at = thread; at < positions; at += CHOOSING) to[at] = int(place.cached(at, 0, tokens, kv_head, kv_heads));
         return;
     }
-    const float* from = scores + row * room;
+    const int blocks = (positions + together - 1) / together, most = count / together;
+    float* from = scores + row * scores_stride;
+    for (int at = thread; together > 1 && at < blocks; at += CHOOSING) {
+        float* first = from + at * together;
+        for (int i = 1; i < together && at * together + i < positions; ++i) *first = fmaxf(*first, first[i]);
+        if (at >= blocks - latest) *first = LARGEST;
+    }
+    __syncthreads();
     u32 least = 0;  // that is chosen, bit by bit
     for (u32 bit = 0x80000000; bit; bit >>= 1) {
         int enough = 0;
-        for (int at = thread; at < positions; at += CHOOSING) enough += ordered(from[at]) >= (least | bit);
-        if (count_of_block(memory, enough) >= count) least |= bit;
+        for (int at = thread; at < blocks; at += CHOOSING) enough += ordered(from[at * together]) >= (least | bit);
+        if (count_of_block(memory, enough) >= most) least |= bit;
     }
-    const int each = (positions + CHOOSING - 1) / CHOOSING, begin = thread * each;
-    const int end = begin + each < positions ? begin + each : positions;
+    const int each = (blocks + CHOOSING - 1) / CHOOSING, begin = thread * each;
+    const int end = begin + each < blocks ? begin + each : blocks;
     int larger = 0, equal = 0;
     for (int at = begin; at < end; ++at) {
-        const u32 score = ordered(from[at]);
+        const u32 score = ordered(from[at * together]);
         larger += score > least, equal += score == least;
     }
     memory.larger[thread] = larger, memory.equal[thread] = equal;
@@ -134,11 +148,13 @@ extern "C" __global__ void choose_positions(const float* scores, const Place* pl
         of_all += memory.larger[other];
         if (other < thread) before += memory.larger[other], equal_before += memory.equal[other];
     }
-    const int most_equal = count - of_all;
-    to += before + (equal_before < most_equal ? equal_before : most_equal);
+    const int most_equal = most - of_all;
+    to += (before + (equal_before < most_equal ? equal_before : most_equal)) * together;
     for (int at = begin; at < end; ++at) {
-        const u32 score = ordered(from[at]);
-        if (score > least || (score == least && equal_before++ < most_equal))
-            *to++ = int(place.cached(at, 0, tokens, 0, 1));
+        const u32 score = ordered(from[at * together]);
+        if (!(score > least || (score == least && equal_before++ < most_equal))) continue;
+        const int first = at * together, last = first + together < positions ? first + together : positions;
+        for (int own = first; own < last; ++own) *to++ = int(place.cached(own, 0, tokens, kv_head, kv_heads));
+        if (last < first + together) chosen[row].position -= first + together - last;  // only the last block may be begun
     }
 }

@@ -18,6 +18,7 @@ from motley.plugins.cuda.kernels import (
     ROW_THREADS,
     THREADS,
     WARP,
+    View,
     integers,
     parts_of,
     pointer,
@@ -145,9 +146,9 @@ def rows_that_attend_together(parts: Sequence[int], room: int) -> list[tuple[sli
     return [*together, (slice(start, len(parts)), largest)]
 
 
-def places_of(chosen: str) -> str:
-    """The value with the places of rows in what is chosen for them, by the name of that."""
-    return f"{chosen}.places"
+def places_of(chosen: str, kv_head: int) -> str:
+    """The value with the places of rows in what is chosen for a KV head of theirs, by the name of that."""
+    return f"{chosen}.places.{kv_head}"
 
 
 class AttentionNodes(Submission):
@@ -178,14 +179,42 @@ class AttentionNodes(Submission):
             *(*integers(self._tokens), *shape, self._turning(node, operands)),
         )
         y = self._result(node, heads * width)
-        sinks = pointer(graph.address(operands.more[0]) if node.op_type.endswith("WithSinks") else 0)
+        sinks = graph.address(operands.more[0]) if node.op_type.endswith("WithSinks") else 0
+        if not operands.chosen:
+            self._attend(node, q, y, arrays, sinks, (heads, kv_heads), self._places, blocks)
+            return
+        group = heads // kv_heads
+        for head in range(kv_heads):  # each row of it is of a sequence of its own, whose blocks have one position
+            first, own_sinks = 4 * head * group, sinks + 4 * head * group if sinks else 0
+            q_own, y_own = (View(each.address + first * width, group * width, each.stride) for each in (q, y))
+            at = graph.values[places_of(operands.chosen, head)].address
+            self._attend(node, q_own, y_own, arrays, own_sinks, (group, 1), at, integers(0, 1))
+
+    def _attend(
+        self,
+        node: onnx.NodeProto,
+        q: View,
+        y: View,
+        arrays: Sequence[Sequence[ctypes.c_void_p]],
+        sinks: int,
+        of: tuple[int, int],
+        own_places: int,
+        blocks: tuple[ctypes.c_int, ...],
+    ) -> None:
+        """The attention of some query heads to as many KV heads as are said with them.
+
+        Args:
+            arrays: keys and values, each with their scales.
+            own_places: the address of the place of each row.
+            blocks: whether they have the blocks of layers with a window, and the positions of a block.
+        """
+        graph, attributes = self._graph, attributes_of(node)
+        (heads, kv_heads), width, choices = of, attributes["head_dim"], attributes.get("choices", 0)
+        shape, reach = integers(heads, kv_heads, width), Reach(attributes.get("window", 0), attributes.get("chunk", 0))
         numbers = ctypes.c_float(attributes["scale"]), ctypes.c_float(attributes["soft_cap"])
-        cut = Tiles.of_rows_apart if self._step.apart or operands.chosen else Tiles.of
+        cut = Tiles.of_rows_apart if self._step.apart or choices else Tiles.of
         tiles, room = cut(heads, kv_heads, width), self._room(heads, width)
         shared = graph.buffer(f"partials of {heads} heads", heads * (width + 4), room).address if room > 1 else 0
-        own_places, choices = self._places, attributes.get("choices", 0)
-        if operands.chosen:  # each row is of a sequence of its own, whose blocks have one position
-            own_places, blocks = graph.values[places_of(operands.chosen)].address, integers(0, 1)
         for rows, parts in self._attending_within(tiles, reach.window or reach.chunk, room, choices):
             count, of_rows = rows.stop - rows.start, rows_of(y.after(rows.start))
             places = pointer(own_places + PLACE.itemsize * rows.start)
@@ -198,7 +227,7 @@ class AttentionNodes(Submission):
                 f"{tiles.kernel}_{graph.blocks.format}",
                 number * tiles.units * parts * tiles.threads,
                 *(*rows_of(q.after(rows.start)), places, *arrays[0], *arrays[-1], *blocks, pointer(partials)),
-                *(sinks, *of_rows, *integers(count), *shape, *numbers, reach),
+                *(pointer(sinks), *of_rows, *integers(count), *shape, *numbers, reach),
                 *integers(parts, tiles.units, number, stride),
                 of_a_block=tiles.threads,
             )
@@ -206,7 +235,7 @@ class AttentionNodes(Submission):
                 graph.launch(
                     f"combine_{graph.blocks.format}",
                     count * heads * width,
-                    *(pointer(partials), sinks, *of_rows, places),
+                    *(pointer(partials), pointer(sinks), *of_rows, places),
                     *(*integers(count, heads, width), reach, *integers(parts)),
                 )
 

@@ -10,7 +10,7 @@ from motley.plugins.cuda.kernels import PLACE, WARP, View, integers, pointer, ro
 from motley.plugins.cuda.nodes.attention import Turning, places_of
 from motley.plugins.cuda.nodes.submission import Submission
 from motley.plugins.engine import SCALES
-from motley.plugins.nodes import attributes_of
+from motley.plugins.nodes import attributes_of, heads_choose
 
 SCORED = 32
 """Positions of a block of threads that scores, as in the source."""
@@ -22,13 +22,16 @@ class ChoiceNodes(Submission):
     """How a choice of positions becomes kernels."""
 
     def choose_positions(self, node: onnx.NodeProto) -> None:
-        """What is chosen for rows, as the `PLACE` of each in a sequence of these positions alone."""
+        """What is chosen for rows, or for each KV head of them, as the `PLACE` of each row in a sequence of these
+        positions alone."""
         graph, attributes = self._graph, attributes_of(node)
         heads, width, count = (attributes[name] for name in ("heads", "head_dim", "count"))
-        names, cache, (cosines, sines) = node.input[:3], node.input[3], node.input[5:]
+        lists = heads if heads_choose(node) else 1
+        names = node.input[: 2 if heads_choose(node) else 3]
+        cache, _, cosines, sines = node.input[len(names) :]
         chooses = max(self._step.sees) > graph.all_seen
         none = View(0, 0, 0)
-        q, k, weights = (graph.values[name] if chooses or name == names[1] else none for name in names)
+        q, k, weights = [*(graph.values[name] if chooses or name == names[1] else none for name in names), none][:3]
         kept = [pointer(graph.caches.get(f"{cache}{end}", 0)) for end in ("", SCALES)]
         places, tokens = pointer(self._places), graph.blocks.tokens
         turned = heads if chooses else 0
@@ -39,10 +42,12 @@ class ChoiceNodes(Submission):
             *(*rows_of(q), *rows_of(k), *rows_of(none), places, *kept, *kept, *integers(0, tokens, self._tokens)),
             *(*integers(turned, 1, width), Turning(*turns, 0, 0, 0, 0, 0, attributes["rotary_dim"])),
         )
-        together = max(1, min(graph.max_rows, SCORES_BYTES // (4 * graph.context)))
-        scores = graph.buffer("scores of positions", graph.context, together)
-        slots = graph.buffer(node.output[0], count, graph.max_rows)
-        chosen = graph.buffer(places_of(node.output[0]), PLACE.itemsize // 4, graph.max_rows)
+        together = max(1, min(graph.max_rows, SCORES_BYTES // (4 * lists * graph.context)))
+        scores = graph.buffer("scores of positions", lists * graph.context, together)
+        slots = [graph.buffer(f"{node.output[0]}.{own}", count, graph.max_rows) for own in range(lists)]
+        chosen = [
+            graph.buffer(places_of(node.output[0], own), PLACE.itemsize // 4, graph.max_rows) for own in range(lists)
+        ]
         for first in range(0, self._tokens, together):
             rows = min(together, self._tokens - first)
             places = pointer(self._places + PLACE.itemsize * first)
@@ -55,10 +60,12 @@ class ChoiceNodes(Submission):
                     *(*rows_of(q.after(first)), *rows_of(weights.after(first)), places, *kept, *integers(tokens)),
                     *(pointer(scores.address), *integers(heads, width, count, room)),
                 )
-            graph.launch(
-                "choose_positions",
-                rows * 4 * WARP,
-                *(pointer(scores.address), places, *integers(tokens)),
-                ctypes.c_ulonglong(slots.after(first).address),
-                *(pointer(chosen.after(first).address), *integers(count, room)),
-            )
+            for own in range(lists):
+                graph.launch(
+                    "choose_positions",
+                    rows * 4 * WARP,
+                    *(pointer(scores.address + 4 * own * room), *integers(lists * room), places),
+                    *(*integers(tokens, own, lists), ctypes.c_ulonglong(slots[own].after(first).address)),
+                    pointer(chosen[own].after(first).address),
+                    *integers(count, attributes.get("block", 1), attributes.get("latest", 0)),
+                )

@@ -476,23 +476,35 @@ SEEN, FAR_CONTEXT = 64, 256
 """How many positions indexers choose, and of how many."""
 
 
-def choosing(folder: Path, quantisation: str, *, seed: int = 0, ranks: int = 1, rank: int = 0) -> RankGraph:
-    """A rank of a model whose layers choose what rows see, with random weights."""
-    config = json.loads((GOLDEN / "glm-moe-dsa-shared" / "config.json").read_text())
+def choosing(
+    folder: Path, quantisation: str, *, blocks: bool = False, seed: int = 0, ranks: int = 1, rank: int = 0
+) -> RankGraph:
+    """A rank of a model whose layers choose what rows see, perhaps in blocks for each KV head, with random weights."""
+    config = json.loads((GOLDEN / ("minimax-m3" if blocks else "glm-moe-dsa-shared") / "config.json").read_text())
     config |= {"index_topk": SEEN, "index_n_heads": 32, "index_head_dim": 32, "indexer_types": ["full"] * 4}
     config |= {"max_position_embeddings": FAR_CONTEXT, "hidden_size": 256, "num_hidden_layers": 4, "q_lora_rank": 64}
+    if blocks:
+        config |= {
+            "index_n_heads": 4,
+            "num_key_value_heads": 4,
+            "num_attention_heads": 8,
+            "head_dim": 32,
+            "rotary_dim": 16,
+        }
+        config |= {"index_block_size": 8, "index_topk_blocks": SEEN // 8, "layer_types": ["minimax_m3_sparse"] * 4}
+        config |= {"mlp_layer_types": ["dense"] + ["sparse"] * 3, "bos_token_id": 1}
     synthesise({**config, "vocab_size": 512}, folder / "model", seed=seed)
     return share(folder / "model", quantisation, ranks, rank, folder / "share")
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "int4"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "blocks"), [*((seed, False) for seed in range(6)), (0, True), (1, True), (2, True)])
 def test_quantised_ranks_that_choose_what_rows_see_pass_with_room_to_spare(
-    seed: int, quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, blocks: bool, quantisation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although rounding lets rows choose otherwise here and there."""
     monkeypatch.setattr("motley.daemon.loading.answers.LIMIT", LIMIT / 2)
-    examine(choosing(tmp_path, quantisation, seed=seed), 0, 1)
+    examine(choosing(tmp_path, quantisation, blocks=blocks, seed=seed), 0, 1)
 
 
 @pytest.mark.parametrize("cache_format", CACHE_FORMATS)
@@ -519,6 +531,13 @@ def sees_the_worst(graph: RankGraph, folder: Path) -> RankGraph:
     return replace(graph, share_file=folder / SHARE_FILE)
 
 
+def sees_the_latest(graph: RankGraph, _: Path) -> RankGraph:
+    """All that a head sees are the latest ones."""
+    for node in filter(is_choice, graph.proto.graph.node):
+        next(each for each in node.attribute if each.name == "latest").i = SEEN // 8
+    return graph
+
+
 def sees_what_another_layer_chose(graph: RankGraph, _: Path) -> RankGraph:
     for node in graph.proto.graph.node:
         if not is_choice(node):
@@ -528,11 +547,17 @@ def sees_what_another_layer_chose(graph: RankGraph, _: Path) -> RankGraph:
 
 
 @pytest.mark.parametrize("quantisation", ["fp32", "int4"])
-@pytest.mark.parametrize("wrong", [sees_all, sees_the_worst, sees_what_another_layer_chose])
+@pytest.mark.parametrize(
+    ("wrong", "blocks"),
+    [
+        *((wrong, False) for wrong in (sees_all, sees_the_worst, sees_what_another_layer_chose)),
+        *((wrong, True) for wrong in (sees_the_latest, sees_what_another_layer_chose)),
+    ],
+)
 def test_a_rank_that_chooses_wrongly_is_found(
-    wrong: Callable[[RankGraph, Path], RankGraph], quantisation: str, tmp_path: Path
+    wrong: Callable[[RankGraph, Path], RankGraph], blocks: bool, quantisation: str, tmp_path: Path
 ) -> None:
-    graph = choosing(tmp_path, quantisation)
+    graph = choosing(tmp_path, quantisation, blocks=blocks)
     proto = onnx.ModelProto()
     proto.CopyFrom(graph.proto)
     with pytest.raises(GateError, match=r"computes wrongly: choices of layer \d attention of"):

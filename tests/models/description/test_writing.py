@@ -210,6 +210,10 @@ REFUSED: dict[str, tuple[Callable[[Writer], object], str]] = {
         lambda writer: attend(writer, k=Value("whole", key_axis(HEADS))),
         "whole is replicated, not sharded",
     ),
+    "an index query for each query head": (
+        lambda writer: writer.choose_blocks("layers.0.chosen", 0, Q, X, HEADS, 3, 16, 1, rope="main"),
+        r"layers\.0\.chosen: layers\.0\.q and layers\.0\.x are not of an index head for each KV head",
+    ),
     "two values of one name": (
         lambda writer: [writer.linear("layers.0.up", X, UP), writer.linear("layers.0.up", X, UP)],
         r"layers\.0\.up is the name of two values",

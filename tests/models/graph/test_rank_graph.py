@@ -54,7 +54,10 @@ from tests.models.cases import (
 from tests.models.cuts import cut as deal
 
 QUANTISED = [case for case in golden_cases() if case.model.hidden % 16 == 0]
-SHARED_HEADS = ("k_proj", "v_proj", "k_norm", "k_halves_norm", "k_halves_proj", "k_turned_proj", "k_latent_proj")
+SHARED_HEADS = (
+    *("k_proj", "v_proj", "k_norm", "k_halves_norm", "k_halves_proj", "k_turned_proj", "k_latent_proj"),
+    "indexer.q_proj",
+)
 """What several ranks have of a KV head that they share."""
 ENCODED = [
     pytest.param(case, quantisation, id=f"{case}-{quantisation}")
@@ -337,6 +340,8 @@ def test_exact_units_cost_at_most_what_the_profile_says(case: Case, quantisation
     keys, size = (case.heads.group, None) if one_for_all else (12, case.heads.size)
     queries = case.heads.group * (1 if one_for_all else 12)
     heads = {"num_attention_heads": queries, "num_key_value_heads": keys, "head_dim": size}
+    if case.model.family == "minimax_m3":
+        heads["index_n_heads"] = keys
     if case.model.family == "step3p5":
         heads["num_sliding_attention_heads"] = 3 * keys
     if case.model.family == "bailing_hybrid":

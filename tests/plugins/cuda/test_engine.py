@@ -125,7 +125,7 @@ def test_every_architecture_is_compiled_for(module: Module, capability: Capabili
     assert all(f".text.{each}\0".encode() in cubin for each in own)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v32", "glm-moe-dsa-shared", "hy-v4"])
+@pytest.mark.parametrize("name", ["deepseek-v32", "glm-moe-dsa-shared", "hy-v4", "minimax-m3"])
 def test_rows_see_what_is_chosen(name: str, tmp_path: Path) -> None:
     """A prompt that ends beyond what all rows see, tokens one by one, and the rest."""
     case = golden_case(name)

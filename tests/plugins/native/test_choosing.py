@@ -42,34 +42,56 @@ def blocks_of(rows: npt.NDArray[np.float32], tokens: int, format: Format) -> tup
     return LayerBlocks(kept, kept, scales, scales), table
 
 
+def best(scores: npt.NDArray[np.float32], blocks: int, block: int, latest: int) -> list[int]:
+    """The positions of the best blocks of those that are scored, ascending, then -1."""
+    starts = range(0, len(scores), block)
+    of_blocks = np.array([scores[start : start + block].max() for start in starts])
+    of_blocks[max(0, len(starts) - latest) :] = np.inf
+    chosen = np.sort(np.argsort(-of_blocks, kind="stable")[:blocks]).tolist()
+    positions = [at for number in chosen for at in range(len(scores))[number * block : (number + 1) * block]]
+    return [*positions, *[-1] * (blocks * block - len(positions))]
+
+
 @given(
     format=st.sampled_from(FORMATS),
     heads=st.integers(1, 20),
     size=st.sampled_from([4, 16, 40, 128]),
-    count=st.sampled_from([1, 5, 130]),
+    blocks=st.sampled_from([1, 5, 130]),
+    block=st.sampled_from([1, 3, 16]),
+    latest=st.integers(0, 2),
+    each_chooses=st.booleans(),
     tokens=st.sampled_from([1, 16, 48, 400]),
     ends=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 20)), min_size=1, max_size=3),
     threads=st.sampled_from([1, 3]),
 )
-def test_the_best_positions_are_chosen_the_earlier_of_equal_ones(
-    format: Format, heads: int, size: int, count: int, tokens: int, ends: list[tuple[int, int]], threads: int
+def test_the_best_blocks_of_positions_are_chosen_the_earlier_of_equal_ones(
+    format: Format,
+    heads: int,
+    size: int,
+    blocks: int,
+    block: int,
+    latest: int,
+    each_chooses: bool,
+    tokens: int,
+    ends: list[tuple[int, int]],
+    threads: int,
 ) -> None:
-    """Of several spans in a call, each of which ends at a position."""
-    random = np.random.default_rng([heads, size, count, tokens])
+    """Of several spans in a call, each of which ends at a position; by all heads together, or by each."""
+    latest, count = min(latest, blocks), blocks * block
+    random = np.random.default_rng([heads, size, blocks, tokens])
     spans, expected, given_rows, pools = Spans(len(ends), 1), [], [], []
     rows_of, tables = [min(end, rows) for end, rows in ends], []
     for (end, _), rows in zip(ends, rows_of, strict=True):
         keys = whole_numbers(random, end, size)
         keys[:, 0] = 127  # so that int8 is exact
         q, weights = whole_numbers(random, rows, heads * size), whole_numbers(random, rows, heads)
-        blocks, table = blocks_of(keys, tokens, format)
+        own, table = blocks_of(keys, tokens, format)
         for row in range(rows):
-            seen = keys[: end - rows + row + 1]
-            scores = np.maximum(seen @ q[row].reshape(heads, size).T, 0) @ weights[row]
-            best = np.sort(np.argsort(-scores, kind="stable")[:count])
-            expected.append([*best.tolist(), *[-1] * (count - len(best))])
+            found = q[row].reshape(heads, size) @ keys[: end - rows + row + 1].T
+            lists = found if each_chooses else weights[row][None] @ np.maximum(found, 0)
+            expected.append([at for scores in lists for at in best(scores, blocks, block, latest)])
         given_rows.append((q, keys[end - rows :], weights))
-        pools.append(blocks.keys)
+        pools.append(own.keys)
         tables.append(table)
     firsts = np.cumsum([0, *map(len, pools)])[:-1]
     kept: Any = np.concatenate(pools)
@@ -82,10 +104,11 @@ def test_the_best_positions_are_chosen_the_earlier_of_equal_ones(
         ]
     )
     q, k, weights = (np.concatenate(parts) for parts in zip(*given_rows, strict=True))
-    chosen = np.zeros((len(q), count), np.int64)
+    chosen = np.zeros((len(q), count * (heads if each_chooses else 1)), np.int64)
     layer = LayerBlocks(kept, kept, scales, scales)
-    more = {"heads": heads, "turned": 0, "context": 300, "pool": POOLS[threads]}
-    choose = bind_choice(q, np.ascontiguousarray(k), weights, layer, chosen, spans, 0, **more)
+    more = {"heads": heads, "turned": 0, "context": 300, "pool": POOLS[threads], "block": block, "latest": latest}
+    by = None if each_chooses else weights
+    choose = bind_choice(q, np.ascontiguousarray(k), by, layer, chosen, spans, 0, **more)
 
     def result() -> npt.NDArray[np.float32]:
         chosen[:] = 0
@@ -138,7 +161,46 @@ def test_what_is_chosen_is_seen_as_if_there_were_nothing_else(
     assert_same(attended(q, short, tokens, format, unused, len(short)), expected)
 
 
-@pytest.mark.parametrize("picked", [[1, 1, 3], [2, 1, 3], [-1, 1, 3], [1, 2, 10]])
+@pytest.mark.parametrize("format", FORMATS)
+def test_each_kv_head_sees_what_is_chosen_for_it(format: Format) -> None:
+    """As many as there are before -1, as if the others were not there; keys and values apart."""
+    random = np.random.default_rng(5)
+    kv_heads, group, size, choices, position = 2, 3, 40, 150, 379
+    rows = normal(random, kv_heads, position + 1, size)
+    q, lists = normal(random, kv_heads * group * size), np.full((kv_heads, choices), -1)
+    for own, count in zip(lists, (130, 150), strict=True):
+        own[:count] = np.sort(random.permutation(position + 1)[:count])
+    of_heads = [blocks_of(each, 16, format) for each in rows]
+    table = of_heads[0][1]
+    kept: Any = [np.concatenate([own.keys for own, _ in of_heads], axis=1), np.ones((len(table), kv_heads, 16), "f4")]
+    if format is np.int8:
+        kept[1] = np.concatenate([own.key_scales for own, _ in of_heads], axis=1)
+    values = [each[:, ::-1].copy() for each in kept]  # the other head's, but for what the row writes itself
+    for own, other in zip(values, kept, strict=True):
+        own[table[position // 16], :, position % 16] = other[table[position // 16], :, position % 16]
+    qkv = np.concatenate([q, *[rows[:, -1].ravel()] * 2])[None]
+    bound: Any = {"scale": size**-0.5, "window": 0, "context": 400, "turned": 0, "pool": POOLS[2]}
+    if format is np.int8:
+        bound |= {"key_scales": kept[1], "value_scales": values[1]}
+
+    def see(chosen: I64) -> npt.NDArray[np.float32]:
+        spans, y = Spans(1, 1), np.full((1, q.size), np.nan, np.float32)
+        spans.set([SpanRows(0, 1, position, table, [(NOTHING, NOTHING)])])
+        more = bound | {"heads": kv_heads * group, "kv_heads": kv_heads, "chosen": chosen.reshape(1, -1)}
+        bind_attention(qkv, kept[0], values[0], y, spans, 0, **more)()
+        return y
+
+    got = at_all_levels(lambda: see(lists)).reshape(kv_heads, -1)
+    for head, own in enumerate(lists):
+        seen = own[own >= 0]
+        assert_same(got[head], see(np.tile(seen, (kv_heads, 1))).reshape(kv_heads, -1)[head])
+        at = table[seen // 16], head, seen % 16
+        keys, numbers = (numbers[at] * scales[at][:, None].astype(float) for numbers, scales in (kept, values))
+        odds = np.exp(q.reshape(kv_heads, group, size)[head] @ keys.T * size**-0.5)
+        np.testing.assert_allclose(got[head], (odds @ numbers / odds.sum(axis=1, keepdims=True)).ravel(), atol=1e-5)
+
+
+@pytest.mark.parametrize("picked", [[1, 1, 3], [2, 1, 3], [-1, 1, 3], [1, 2, 10], [1, -1, 3], [1, 2, -2], [-1, -1, -1]])
 def test_a_choice_that_cannot_be_is_refused(picked: list[int]) -> None:
     rows = normal(np.random.default_rng(0), 10, 8)
     with pytest.raises(IndexError, match="3 positions are chosen"):

@@ -122,9 +122,9 @@ def test_quantised_against_float64_at_any_split(case: Case, quantisation: str, c
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("name", ["deepseek-v32", "hy-v4"])
-def test_what_rows_see_depends_on_no_chunk_and_on_no_company(name: str, tmp_path: Path) -> None:
-    """To the bit, where positions are chosen and matrices are quantised."""
+@pytest.mark.parametrize("name", ["deepseek-v32", "hy-v4", "minimax-m3"])
+def test_what_rows_see_depends_on_no_chunk_no_company_and_no_guess(name: str, tmp_path: Path) -> None:
+    """To the bit, where positions are chosen and matrices are quantised; prefixes are those of another sequence."""
     case = golden_case(name)
     tokens = case.tokens[:-1]
     with session(case, tmp_path, quantisation="int8") as ranks:
@@ -139,6 +139,10 @@ def test_what_rows_see_depends_on_no_chunk_and_on_no_company(name: str, tmp_path
         ]
         beside = ranks.run(spans, [*tokens[30:44], *tokens[:40]])
         assert np.array_equal(beside, np.concatenate([whole[30:44], whole[:40]]))
+        ranks.sequences.tables[3] = ranks.sequences.tables[1][:3]
+        ranks.step(tokens[:9], 24, sequence=3)  # guesses that are wrong
+        assert np.array_equal(ranks.step(tokens[24:28], 24, sequence=3), whole[24:28])
+        assert np.array_equal(ranks.step(tokens[28:], 28, sequence=3), whole[28:])
 
 
 def test_a_step_whose_rows_see_everything_makes_nothing_to_choose_by(tmp_path: Path) -> None:

@@ -77,7 +77,12 @@ def is_unknown(case: Case) -> bool:
     if "sparse mixer" in routes:
         return True
     unknown = (attend.v is None or attend.chunked or attend.warmth or attend.gains for attend in case.attentions)
-    return any(unknown) or any(layer.recurrence for layer in case.model.layers) or case.model.beside is not None
+    return (
+        any(unknown)
+        or case.chooses
+        or any(layer.recurrence for layer in case.model.layers)
+        or case.model.beside is not None
+    )
 
 
 def ways() -> list[Any]:
@@ -122,6 +127,7 @@ def test_stages_of_other_engines(tmp_path: Path) -> None:
         ("gemma4-given-rows", "rows beside the residual"),
         ("hunyuan-dense", "motley.CachedAttentionWithGains"),
         ("llama4", "motley.CachedAttentionInChunks, motley.CachedAttentionWarmed"),
+        ("minimax-m3", "motley.CachedAttentionToChosen, motley.ChosenBlocks"),
         ("ministral3", "motley.CachedAttentionWarmed"),
         ("phimoe", "motley.SparseMixer"),
         ("qwen3-5", "motley.GatedDelta"),

@@ -1,16 +1,17 @@
 """MiniMax M3's text model: MLPs and experts with gpt-oss' activation, gains of norms that are stored less 1.
 
-In most layers each row sees so many blocks of positions as an indexer chooses. Up to that many it chooses all, and this
-is what is computed here: the context ends there, and the tensors of the indexers are not used.
+In most layers each KV head of a row sees so many blocks of positions as an indexer chooses for it.
 """
 
 from __future__ import annotations
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
+from motley.daemon.models.blocks.indexer import BlockIndexer
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, fused_names, gated_mlp, mlp_axis, usual_names
-from motley.daemon.models.blocks.shape import read_shape
+from motley.daemon.models.blocks.shape import Shape, read_shape
+from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
@@ -23,6 +24,8 @@ from motley.daemon.models.rope_keys import read_rope
 from motley.daemon.weights.places import Part
 
 INDEXED = "minimax_m3_sparse"
+NAMES = {f"self_attn.indexer.{own}": f"self_attn.index_{own}" for own in ("q_proj.", "k_proj.", "q_norm.", "k_norm.")}
+"""What published files call tensors of a layer."""
 DEFAULTS = {"head_dim": 128, "max_position_embeddings": 524288, "routed_scaling_factor": 2.0}
 """What transformers takes where a config is silent."""
 ONLY = {
@@ -49,7 +52,7 @@ def minimax_m3(keys: Keys) -> Model:
     rope, context = read_rope(keys, shape.heads.size, 5e6, turned / shape.heads.size)
     if rope.size != turned:
         raise keys.refusal("rotary_dim", f"only what partial_rotary_factor makes of a head, {rope.size}")
-    context = min(context, _chosen(keys, shape.layers) or context)
+    indexed, indexer = _indexer(keys, shape, turned)
     count, columns = expert_count(keys, "num_local_experts"), keys.size("intermediate_size")
     beside, chosen = keys.size("shared_intermediate_size", 3072), keys.size("num_experts_per_tok")
     plain, sparse = mlp_axis(keys.size("dense_intermediate_size", 12288)), sparse_by_numbers(keys, shape.layers, 0)
@@ -81,7 +84,14 @@ def minimax_m3(keys: Keys) -> Model:
         return pre_norm_layer(
             shape,
             number,
-            lambda writer, x: attention(writer, shape, number, x, qk_norm=True),
+            lambda writer, x: attention(
+                writer,
+                shape,
+                number,
+                x,
+                qk_norm=True,
+                chosen=indexer.choose(writer, shape, number, x, "main") if indexed[number] else None,
+            ),
             lambda writer, x: (
                 mixture(writer, number, x)
                 if sparse[number]
@@ -89,19 +99,32 @@ def minimax_m3(keys: Keys) -> Model:
             ),
         )
 
-    indexers = [f"model.layers.{number}.self_attn.index" for number in range(shape.layers)]
-    return model("minimax_m3", shape, layer, {"main": rope}, context, ignored=[*indexers, "mtp.", "model.mtp."])
+    described = model("minimax_m3", shape, layer, {"main": rope}, context, ignored=["mtp.", "model.mtp."])
+    return also_spelled(described, {}, NAMES)
 
 
-def _chosen(keys: Keys, layers: int) -> int:
-    """How many positions indexers choose, in whole blocks; 0: there are none."""
+def _indexer(keys: Keys, shape: Shape, turned: int) -> tuple[list[bool], BlockIndexer]:
+    """Which layers have an indexer, and what these are like."""
     older = keys.inner("sparse_attention_config")
-    listed = of_layers(older, "sparse_attention_freq", layers) or [False] * layers
+    listed = of_layers(older, "sparse_attention_freq", shape.layers) or [False] * shape.layers
     kinds = keys.get("layer_types") or [INDEXED if each else FULL for each in listed]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {INDEXED, FULL}:
-        raise keys.refusal("layer_types", f"a list of {layers} times {INDEXED} or {FULL}")
-    block = older.size("sparse_block_size", keys.size("index_block_size", 128))
-    return block * older.size("sparse_topk_blocks", keys.size("index_topk_blocks", 16)) if INDEXED in kinds else 0
+    if not isinstance(kinds, list) or len(kinds) != shape.layers or not set(kinds) <= {INDEXED, FULL}:
+        raise keys.refusal("layer_types", f"a list of {shape.layers} times {INDEXED} or {FULL}")
+    indexed = [kind == INDEXED for kind in kinds]
+
+    def size(key: str, own: str, default: int, least: int = 1, most: int | None = None) -> int:
+        return older.size(own, keys.size(key, default, least=least, most=most), least=least, most=most)
+
+    blocks = size("index_topk_blocks", "sparse_topk_blocks", 16)
+    indexer = BlockIndexer(
+        size=size("index_head_dim", "sparse_index_dim", 128, least=turned),
+        blocks=blocks,
+        block=size("index_block_size", "sparse_block_size", 128),
+        latest=size("index_local_blocks", "sparse_local_block", 1, least=0, most=blocks),
+    )
+    if any(indexed) and size("index_n_heads", "sparse_num_index_heads", 4) != shape.heads.keys:
+        raise keys.refusal("index_n_heads", f"only as many as KV heads, {shape.heads.keys}")
+    return indexed, indexer
 
 
 def _shared_names(number: int, hidden: int, columns: int) -> MlpNames:
