@@ -15,8 +15,8 @@ COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
 SPARSE_MIXER, XIELU = "SparseMixer", "Xielu"
 """Functions of domain ``motley``: by which a row chooses two experts, and an activation."""
-CHOSEN_POSITIONS, CHOSEN_BLOCKS = "ChosenPositions", "ChosenBlocks"
-CHOSEN = (CHOSEN_POSITIONS, CHOSEN_BLOCKS)
+CHOSEN_POSITIONS, CHOSEN_BLOCKS, CHOSEN_POOLS = "ChosenPositions", "ChosenBlocks", "ChosenPools"
+CHOSEN = (CHOSEN_POSITIONS, CHOSEN_BLOCKS, CHOSEN_POOLS)
 """The functions of domain ``motley`` that say which positions rows see, or which each KV head of theirs."""
 CHOICE = "ChoiceOfSlots"
 """What some engines compute in its place, see `motley.plugins.segments`."""

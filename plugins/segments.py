@@ -31,7 +31,7 @@ ROWS = "rows"
 #                   ``motley.CachedAttention`` has; attribute choices:
 #                   how many positions ``chosen`` has, or 0
 # `CHOICE`          q, k, weights unless each head chooses, and what else   chosen and the cache
-#                   ``motley.ChosenPositions`` or ``ChosenBlocks`` has
+#                   ``motley.ChosenPositions`` or its kin has
 # `ATTEND`          queries, turned, f32[T, heads * d], and the rest; the   y
 #                   rows' keys and values are in the caches
 # `NORM`            x f32[T, D], skip f32[T, D], gain and bias f32[D]       norm of x * factor + skip; that sum itself;

@@ -17,7 +17,7 @@ from motley.plugins.cuda.experts import unknown_in
 from motley.plugins.cuda.kernels import GATES
 from motley.plugins.engine import DOMAIN
 from motley.plugins.known_nodes import ANY, KNOWN, check_attributes, is_number, is_stored, numbers_of, refuse
-from motley.plugins.nodes import CHOSEN_BLOCKS, CHOSEN_POSITIONS, SPARSE_MIXER, XIELU
+from motley.plugins.nodes import CHOSEN_BLOCKS, CHOSEN_POOLS, CHOSEN_POSITIONS, SPARSE_MIXER, XIELU
 from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
@@ -60,6 +60,7 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (DOMAIN, "CachedAttentionWithGains"): _ATTENTION,
     (DOMAIN, "CachedAttentionWithSinks"): _ATTENTION,
     (DOMAIN, CHOSEN_BLOCKS): dict.fromkeys((*_CHOICE, "block", "blocks", "latest"), ANY),
+    (DOMAIN, CHOSEN_POOLS): dict.fromkeys(("heads", "head_dim", "count", "block", "blocks"), ANY),
     (DOMAIN, CHOSEN_POSITIONS): dict.fromkeys(_CHOICE, ANY),
     (DOMAIN, "Experts"): {"experts": ANY},
     (DOMAIN, "HeadProducts"): {"heads": ANY, "first": ANY, "last": ANY, "width": ANY},

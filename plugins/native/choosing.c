@@ -8,6 +8,10 @@
  * of INT8 without the key's scale. Head by head a position's score becomes fma(weight, product or 0, score), from 0 on;
  * of INT8 it is multiplied by the key's scale in the end. Where each head chooses, that product is the score. A block of
  * positions has the largest score of those up to the row's own. Of equal scores the earlier one is chosen.
+ *
+ * Where keys are pooled, an element of a block's key is the sum of e * k by fma, position by position, divided by the sum
+ * of e, with e = exp(gate - the block's largest gate) (floats.h), and k and gates as they are cached, but for those of the
+ * block's last position, which are not rounded. A gate is that of a row plus `pooling`.
  */
 #include "choosing.h"
 
@@ -73,6 +77,7 @@ static void score(const void *job, int64_t stretch) { kernels->score_index(job, 
 
 /* From the scores of positions to those of blocks, in place; how many blocks there are. */
 static int64_t score_blocks(const struct choice *c, float *scores, int64_t positions) {
+    if (c->pooling) return keys_of(c, positions);
     const int64_t blocks = divide_up(positions, c->block);
     for (int64_t b = 0; b < blocks; b++) {
         float best = scores[b * c->block];
@@ -83,12 +88,15 @@ static int64_t score_blocks(const struct choice *c, float *scores, int64_t posit
     return blocks;
 }
 
-/* From chosen blocks to their positions up to a row's own, in place. */
-static void spread(const struct choice *c, int64_t positions, int64_t *chosen) {
-    for (int64_t n = c->count / c->block - 1; n >= 0; n--) {
+/* From chosen ones of so many blocks to their positions up to a row's own, in place, and those behind all blocks. */
+static void spread(const struct choice *c, int64_t blocks, int64_t positions, int64_t *chosen) {
+    const int64_t most = c->count / c->block;
+    for (int64_t n = most - 1; n >= 0; n--) {
         const int64_t first = chosen[n] * c->block;
         for (int64_t i = 0; i < c->block; i++) chosen[n * c->block + i] = first + i < positions ? first + i : -1;
     }
+    for (int64_t i = most * c->block, next = blocks * c->block; i < c->count; i++, next++)
+        chosen[i] = next < positions ? next : -1;
 }
 
 static void choose_of_list(const void *job, int64_t list) {
@@ -97,8 +105,9 @@ static void choose_of_list(const void *job, int64_t list) {
     const int64_t lists = lists_of(c), positions = now->piece.position + list / lists + 1;
     int64_t *chosen = c->chosen + (now->piece.row * lists + list) * c->count;
     float *scores = now->totals + list * now->piece.stretches * SIGHT;
-    choose_best(scores, score_blocks(c, scores, positions), c->count / c->block, chosen);
-    spread(c, positions, chosen);
+    const int64_t blocks = score_blocks(c, scores, positions);
+    choose_best(scores, blocks, c->count / c->block, chosen);
+    spread(c, blocks, positions, chosen);
 }
 
 /* Do work(now, chunk) for all chunks, on several threads if it is enough for them. */
@@ -143,7 +152,7 @@ EXPORT int32_t motley_choose(const struct choice *c) {
                     .row = span->row + done,
                     .rows = rows,
                     .position = position,
-                    .stretches = divide_up(position + rows, SIGHT),
+                    .stretches = divide_up(keys_of(c, position + rows), SIGHT),
                 },
             };
             lay_out(&now, scratch);

@@ -3,17 +3,26 @@
 #define MOTLEY_CHOOSING_H
 #include "attention.h"
 
-/* SHARED with library.py. The index keys of one layer, and rows that choose by them. */
+/* SHARED with library.py. The index keys of one layer, and rows that choose by them. With `pooling`, a cached row is a key
+ * and its gates, and the row of the last position of a block is the block's key and zeros. */
 struct choice {
     struct attention attention; /* spans and caches, of one head of keys alone; its qkv, y and what follows are not used */
-    const float *q;             /* [rows, heads * size] */
+    const float *q;             /* [rows, heads * query_size()] */
     const float *k;             /* [rows, size] */
     const float *weights;       /* [rows, heads]; or NULL: each head chooses */
+    const float *pooling;       /* [block, size / 2], what is added to gates; or NULL: keys are not pooled */
     int64_t *chosen;            /* [rows, lists, count]: positions, ascending, then -1 */
-    int64_t count;              /* whole blocks */
+    int64_t count;              /* of whole blocks, and where keys are pooled of block - 1 positions behind them */
     int64_t block;              /* positions that are chosen together, from a multiple of it on */
     int64_t latest;             /* blocks up to a row's own that are always chosen */
 };
+
+static inline int64_t query_size(const struct choice *c) { return c->attention.size / (c->pooling ? 2 : 1); }
+
+/* How many keys are scored of so many positions. */
+static inline int64_t keys_of(const struct choice *c, int64_t positions) {
+    return c->pooling ? positions / c->block : positions;
+}
 
 /* How many lists are chosen for a row: one, or one for each head. */
 static inline int64_t lists_of(const struct choice *c) { return c->weights ? 1 : c->attention.heads; }
@@ -21,7 +30,7 @@ static inline int64_t lists_of(const struct choice *c) { return c->weights ? 1 :
 /* At most ABREAST rows of one span that choose, under way. Query r * heads + h is head h of row r. */
 struct choosing {
     const struct choice *c;
-    struct piece piece; /* whose stretches are all from position 0 on */
+    struct piece piece; /* whose stretches are all from position 0 on; of pooled keys they are of blocks */
     float *totals;      /* scores: [rows, lists, stretches * SIGHT] */
 };
 #endif

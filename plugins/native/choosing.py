@@ -33,23 +33,26 @@ def bind_choice(
     far: LayerBlocks | None = None,
     block: int = 1,
     latest: int = 0,
+    pooling: F32 | None = None,
 ) -> Action:
-    """The choice of all spans of a step, in one layer; ``motley.ChosenPositions`` and ``motley.ChosenBlocks`` say what
-    is chosen.
+    """The choice of all spans of a step, in one layer; ``motley.ChosenPositions``, ``motley.ChosenBlocks`` and
+    ``motley.ChosenPools`` say what is chosen.
 
     A call first writes the keys of all rows, turned, to their blocks. Rows of M that no span has are left alone. It
     raises `IndexError` as a call of `motley.plugins.native.attention.bind_attention` does.
 
     Args:
         q: f32[M, heads * d]; not read of rows that see no more positions than are chosen, nor are `weights`.
-        k: f32[M, d].
+        k: f32[M, d]; where keys are pooled f32[M, 2 * d], keys and their gates.
         weights: f32[M, heads]; None: each head chooses.
-        near: the blocks of this layer, whose keys [N, 1, tokens, d] are written to; the values are the keys.
+        near: the blocks of this layer, whose keys [N, 1, tokens, d], or 2 * d, are written to; the values are the keys.
         chosen: i64[M, count], or [M, heads * count] where each head chooses, overwritten: positions, ascending, then
             -1.
         spans, rope, turned, context, pool, far: as of an attention.
-        block: positions that are chosen together, from a multiple of it on; `count` is a multiple of it.
+        block: positions that are chosen together, from a multiple of it on; `count` is a multiple of it, and where keys
+            are pooled ``block - 1`` more.
         latest: so many blocks up to a row's own are always chosen.
+        pooling: f32[block, d], what is added to gates; None: keys are not pooled.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -68,7 +71,8 @@ def bind_choice(
         raise ValueError(f"rope must be one of the {spans.struct.ropes} tables that spans have, not number {rope}")
     rows, lists = len(chosen), heads if weights is None else 1
     count = chosen.shape[1] // lists
-    if block < 1 or not count or count % block or not 0 <= latest <= count // block:
+    behind = 0 if pooling is None else block - 1
+    if block < 1 or count < block or count % block != behind or not 0 <= latest <= count // block:
         raise ValueError(f"{count} positions in blocks of {block}, {latest} of them the latest, cannot be chosen")
     numbers = keys.dtype, 1, tokens, size
     choice = Choice(
@@ -89,9 +93,10 @@ def bind_choice(
             keys_alone=1,
             await_told=AWAIT(),
         ),
-        q=address("q", q, np.float32, rows, heads * size),
+        q=address("q", q, np.float32, rows, heads * size // (1 if pooling is None else 2)),
         k=address("k", k, np.float32, rows, size),
         weights=None if weights is None else address("weights", weights, np.float32, rows, heads),
+        pooling=None if pooling is None else address("pooling", pooling, np.float32, block, size // 2),
         chosen=place("chosen", chosen, np.int64, rows, lists * count),
         count=count,
         block=block,
@@ -99,5 +104,5 @@ def bind_choice(
     )
     if not library().motley_prepare_choice(choice):
         raise MemoryError(f"no memory to choose from {context} positions with {heads} heads of {size}")
-    choice.kept = (q, k, weights, near, chosen, spans, far, pool)
+    choice.kept = (q, k, weights, pooling, near, chosen, spans, far, pool)
     return partial(library().motley_choose, ctypes.byref(choice))

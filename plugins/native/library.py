@@ -298,6 +298,7 @@ class Choice(ctypes.Structure):
         ("q", c_void_p),
         ("k", c_void_p),
         ("weights", c_void_p),
+        ("pooling", c_void_p),
         ("chosen", c_void_p),
         ("count", c_int64),
         ("block", c_int64),
@@ -419,7 +420,7 @@ STRUCTS = (
     *(RecurrentSpan, RecurrentSpanList, Recurrent),
     *(Encoding, Draw, Masses),
 )
-INTERFACE = (22, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (23, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 

@@ -229,12 +229,14 @@ def attention(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[A
     return Attend(bind, (cosines, sines), keys, layer), {qkv: in_row * width, y: heads * width}
 
 
-def choice(then: Kernel, pool: Pool, context: int) -> tuple[Attend, dict[str, int]]:
+def choice(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[Attend, dict[str, int]]:
     """What computes the choice of a `Kernel`, as `attention`; how many positions are chosen the graph declares."""
     attributes = attributes_of(then.node)
-    heads, size, turned = (attributes[name] for name in ("heads", "head_dim", "rotary_dim"))
+    heads, size = attributes["heads"], attributes["head_dim"]
     (q, k, *weights), (chosen,) = then.operands, then.results
-    keys, _, cosines, sines = then.node.input[len(then.operands) :]
+    keys, _, cosines, sines, *others = then.node.input[len(then.operands) :]
+    pooling = weight(others[0]) if others else None
+    row = size if pooling is None else 2 * size
 
     def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Action:
         scales = places.get(f"{keys}{SCALES}")
@@ -247,18 +249,19 @@ def choice(then: Kernel, pool: Pool, context: int) -> tuple[Attend, dict[str, in
             spans,
             rope,
             heads=heads,
-            turned=turned // 2,
+            turned=attributes.get("rotary_dim", 0) // 2,
             context=context,
             pool=pool,
             far=_far(places, keys, ""),
+            pooling=pooling,
             block=attributes.get("block", 1),
             latest=attributes.get("latest", 0),
         )
 
-    layer = HeldLayer(heads, 1, size, 0, 0.0, False)
+    layer = HeldLayer(heads, 1, row, 0, 0.0, False)
     return Attend(bind, (cosines, sines), keys, layer), {
         q: heads * size,
-        k: size,
+        k: row,
         **dict.fromkeys(weights, heads),
     }
 

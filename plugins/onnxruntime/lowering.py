@@ -6,7 +6,7 @@ in the graph                                    in the runtime (domain ``com.mic
 ``DequantizeLinear`` -> ``Gemm(transB=1)``      `motley.plugins.segments.PRODUCT`, not for the runtime: its
                                                 ``MatMulNBits`` reads int4 at half the speed of the memory
 ``Split`` -> ``CachedAttention``                `motley.plugins.segments.ATTENTION` on packed QKV
-``ChosenPositions``, ``ChosenBlocks``           `motley.plugins.segments.CHOICE`
+``ChosenPositions`` and its kin                 `motley.plugins.segments.CHOICE`
 ``DequantizeLinear`` -> ``HeadProducts``        `motley.plugins.segments.HEAD_PRODUCT`; of floats it is inlined
 ``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
 ``Split`` -> ``StateSpace``                     `motley.plugins.segments.SPACE` on packed XZ and BC

@@ -251,7 +251,7 @@ class Workshop:
             part = Part(segment, run, attend=attend)
         elif segment.then.node.op_type == CHOICE:
             assert isinstance(self._graph, RankGraph)
-            attend, widths = choice(segment.then, self._threads.pool, self._graph.context)
+            attend, widths = choice(segment.then, self._weight, self._threads.pool, self._graph.context)
             part = Part(segment, run, attend=attend)
         elif is_adapted(segment.then.node):
             added, widths = adapt(segment.then, self._graph.adapters, self._threads.pool)

@@ -221,18 +221,30 @@ class _Book:
         q, k = (self._rotated(values[each.name], choose) for each in (choose.q, choose.k))
         heads, lists = choose.heads.queries, choose.heads.queries if choose.weights is None else 1
         chosen = np.full((len(q), lists, choose.y.axis.size // lists), -1)
+        if choose.pooling is not None:
+            k = self._pooled(k, choose)
         for row in range(len(q)):
-            scores = q[row].reshape(heads, -1) @ k[: row + 1].T
+            scores = q[row].reshape(heads, -1) @ k[: row + 1 if choose.pooling is None else (row + 1) // choose.block].T
             if choose.weights is not None:
                 scores = values[choose.weights.name][row][None] @ np.maximum(scores, 0)
             for own, of_list in zip(scores, chosen[row], strict=True):
-                starts = range(0, row + 1, choose.block)
-                of_blocks = np.array([own[start : start + choose.block].max() for start in starts])
-                of_blocks[max(0, len(starts) - choose.latest) :] = np.inf
-                best = np.argsort(-of_blocks, kind="stable")[: len(of_list) // choose.block]
+                if choose.pooling is None:
+                    starts = range(0, row + 1, choose.block)
+                    own = np.array([own[start : start + choose.block].max() for start in starts])
+                    own[max(0, len(starts) - choose.latest) :] = np.inf
+                best = np.argsort(-own, kind="stable")[: len(of_list) // choose.block]
                 seen = [at for block in best for at in range(row + 1)[block * choose.block :][: choose.block]]
+                seen += range(len(own) * choose.block, row + 1)
                 of_list[: len(seen)] = seen
         return chosen
+
+    def _pooled(self, k: F64, choose: Choose) -> F64:
+        """The keys of whole blocks, of those of rows with their gates behind them."""
+        assert choose.pooling is not None
+        whole = len(k) - len(k) % choose.block
+        keys, gates = np.split(k[:whole].reshape(-1, choose.block, k.shape[1]), 2, axis=2)
+        odds = np.exp(gates + self.weights[choose.pooling.name])
+        return (odds * keys).sum(axis=1) / odds.sum(axis=1)
 
     def _attend(self, attend: Attend, values: Values) -> F64:
         q, k, v = (values[(each or attend.k).name] for each in (attend.q, attend.k, attend.v))

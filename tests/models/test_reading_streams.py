@@ -49,7 +49,7 @@ def test_streams_are_between_layers_alone(config: dict[str, Any], tmp_path: Path
     assert model.layers[-1].y.axis.size == 64
     assert model.further_streams == profile(model, "fp32", 32).further_streams == 2
     kinds = [type(each) for each in model.operations]
-    assert kinds.count(SideBySide) == 1
+    assert sum(isinstance(each, SideBySide) and len({*each.xs}) == 1 for each in model.operations) == 1
     assert kinds.count(WriteStreams) == 2 * len(model.layers)
     assert kinds.count(ReadStreams) == 2 * len(model.layers) + 1
     wider = read(tmp_path, config | {"hc_mult": 4})
@@ -164,10 +164,17 @@ def test_glm_5_3_is_read_alike_in_both_spellings(tmp_path: Path) -> None:
     assert "model.layers.0.self_attn.forget_gate.A_log[:]" in places["model.layers.0.self_attn.decay"]
 
 
-def test_glm_5_3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) -> None:
-    model = read(tmp_path, GLM5_NEXT | {"index_topk": 48})
-    assert model.context == 48
-    assert "model.layers.3.self_attn.indexer." in model.ignored
+def test_rows_of_glm_5_3_see_pools_that_an_indexer_chooses_and_what_follows(tmp_path: Path) -> None:
+    model = read(tmp_path, GLM5_NEXT | {"index_topk": 48, "index_kpool": 8})
+    assert model.context == GLM5_NEXT["max_position_embeddings"]
+    (choose,) = [layer.choice for layer in model.layers if layer.choice]
+    assert (choose.layer, choose.rope, choose.block, choose.y.axis.size) == (3, None, 8, 48 + 7)
+    assert (choose.heads, choose.cached) == (Heads(32, 1, 128), 256)
+    shapes = expected_shapes(model)
+    assert shapes["model.layers.3.self_attn.indexer.index_kpool_compress_gate"] == (128, 64)
+    assert shapes["model.layers.3.self_attn.indexer.index_kpool_compress_ape"] == (8, 128)
+    listed = {"index_topk_pattern": "SSSF", "index_topk": 48, "index_kpool": 8}
+    assert read(tmp_path, GLM5_NEXT | listed | {"indexer_types": ["full"] * 4}) == model
 
 
 @pytest.mark.parametrize(
@@ -188,6 +195,8 @@ def test_glm_5_3_is_for_as_many_tokens_as_its_indexers_choose(tmp_path: Path) ->
         (GLM5_NEXT | {"qk_rope_head_dim": 8}, "qk_rope_head_dim"),
         (GLM5_NEXT | {"index_kpool_always_select_tail": False}, "index_kpool_always_select_tail"),
         (GLM5_NEXT | {"index_topk": 40}, "index_topk"),
+        (GLM5_NEXT | {"indexer_types": ["full", "full", "full", "shared"]}, "indexer_types"),
+        (GLM5_NEXT | {"index_topk_freq": 3}, "indexer_types"),
         (GLM5_NEXT | {"linear_lower_bound": 1.0}, "linear_lower_bound"),
         (GLM5_NEXT | {"linear_head_dim": 1024}, "linear_head_dim"),
         (GLM5_NEXT | {"layer_types": ["linear_attention"] * 4}, "layer_types"),

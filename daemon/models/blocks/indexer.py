@@ -6,11 +6,14 @@ one before them has chosen.
 
 The rotated elements stand first in a cached row, as those of other heads do. What published models do besides, to
 compute with FP8, turns queries and keys alike and changes no product of them.
+
+GLM-5.3 Flash's pool the keys of several neighbouring positions. MiniMax M3's choose blocks for each KV head.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis
@@ -34,6 +37,7 @@ class Indexer:
         turned_last: they stand behind the others in a checkpoint.
         neighbours: those that turn together are neighbours there; else a half lies between them.
         epsilon: of the norm of keys.
+        pool: of so many neighbouring positions keys are pooled, by gates that each row makes; 1: they are not.
     """
 
     heads: int
@@ -44,18 +48,19 @@ class Indexer:
     turned_last: bool = False
     neighbours: bool = False
     epsilon: float = 1e-6
+    pool: int = 1
 
-    def choose(self, writer: Writer, number: int, x: Value, queries: Value, rope: str) -> Value:
-        """i64[T, count]: the positions that the rows of a layer see.
+    def choose(self, writer: Writer, number: int, x: Value, queries: Value, rope: str | None) -> Value:
+        """i64[T, count + pool - 1]: the positions that the rows of a layer see.
 
         Args:
             x: the layer's normalised input.
             queries: the rows that its queries are made of.
-            rope: which of the model's rotary embeddings rotates.
+            rope: which of the model's rotary embeddings rotates; None: none.
         """
         layer = max(own for own in self.own if own <= number)
         at, module = f"layers.{layer}.attention", f"model.layers.{layer}.self_attn.indexer"
-        chosen = Value(f"{at}.chosen", Axis(Kind.PLAIN, self.count, "index_topk"))
+        chosen = Value(f"{at}.chosen", Axis(Kind.PLAIN, self.count + self.pool - 1, "index_topk"))
         if layer < number:
             return chosen
         key = Axis(Kind.PLAIN, self.size, "index_head_dim")
@@ -69,7 +74,13 @@ class Indexer:
             Heads(self.heads, 1, self.size),
         )
         (weights,) = writer.linear(f"{at}.index.weights", x, proj)
-        return writer.choose(chosen.name, number, q, k, weights, heads, self.count, rope=rope)
+        pooling = None
+        if self.pool > 1:
+            (gates,) = writer.linear(f"{at}.index.gates", x, W(f"{module}.index_kpool_compress_gate", key, x.axis))
+            k = writer.side_by_side(f"{at}.index.k.gated", k, gates)
+            places = Axis(Kind.PLAIN, self.pool, "index_kpool")
+            pooling = W(f"{module}.index_kpool_compress_ape", places, key, stays_float=True)
+        return writer.choose(chosen.name, number, q, k, weights, heads, self.count, rope=rope, pooling=pooling)
 
     def _matrix(self, module: str, name: str, out: Axis, inner: Axis) -> W:
         """A matrix that makes heads."""
@@ -151,3 +162,15 @@ def read_indexer(keys: Keys, turned: int) -> Indexer:
         own=tuple(number for number, kind in enumerate(kinds) if kind == FULL),
         turned=turned,
     )
+
+
+def indexer_types(keys: Keys) -> Any:
+    """Which layers have indexers, where the config tells it by a pattern, or by how often."""
+    pattern = keys.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        return [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
+    if pattern is not None:
+        return pattern
+    often, first = keys.size("index_topk_freq", 1), keys.size("index_skip_topk_offset", 2, least=0)
+    layers = range(keys.size("num_hidden_layers"))
+    return [SHARED if max(number - first + 1, 0) % often else FULL for number in layers]

@@ -172,7 +172,6 @@ def latent_attention(
     queries, *gates = _queries(writer, sizes, number, made_of)
     chosen = None
     if indexer is not None:
-        assert rope is not None, "indexers turn"
         chosen = indexer.choose(writer, number, x, source, rope)
     absorbed = writer.head_linear(
         f"{at}.absorbed",

@@ -95,11 +95,6 @@ def further(shape: Shape, count: int) -> list[str]:
     return [f"model.layers.{number}." for number in range(shape.layers, shape.layers + count)]
 
 
-def indexers(layers: int) -> list[str]:
-    """What names of tensors begin with of what chooses the positions that rows see, in each of so many layers."""
-    return [f"model.layers.{number}.self_attn.indexer." for number in range(layers)]
-
-
 def pre_norm_layer(
     shape: Shape,
     number: int,

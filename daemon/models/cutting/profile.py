@@ -193,7 +193,8 @@ class _Count:
         """Bytes that a token takes in the caches of a layer's attention, or of its index keys, of one KV group."""
         heads = _largest_group(operation.heads, False, self._cut.kv_groups)
         kinds = 2 if isinstance(operation, Attend) and operation.v is not None else 1
-        return kinds * heads * cached_bytes(self._cache_format, operation.heads.size)
+        size = operation.cached if isinstance(operation, Choose) else operation.heads.size
+        return kinds * heads * cached_bytes(self._cache_format, size)
 
     def _has_shared_heads(self, operation: Attend | Choose) -> bool:
         return bool(self.shared_by) and _groups_per_head(operation, self._cut) == self.shared_by

@@ -203,15 +203,21 @@ class Choose:
     position 0 on: a position's score is ``q[h] @ k`` then, a block's is the best of its positions up to the row's own,
     and the last `latest` blocks up to the row's own are always chosen.
 
+    Or the keys of such blocks are pooled: the key of a block is the sum of its positions' keys, each element weighed by
+    the softmax, over these positions, of its gates and what `pooling` adds to those of each place in a block. All heads
+    choose together among the blocks that end up to the row's own position; what follows the last of these is seen
+    besides.
+
     Attributes:
         layer: whose cache has the index keys.
         q: the row's index queries, the heads side by side; sharded by KV heads where each head chooses.
-        k: its index key, which all heads share.
+        k: its index key, which all heads share; where keys are pooled, its gates behind it.
         weights: a number for each head; None: each head chooses.
         y: i64[T, count]: positions up to the row's own, the best `count` of them or all, and -1 in the place of more;
             as many for each KV head, side by side, where each head chooses.
         heads: of the queries.
-        rope: which of `Model.ropes` rotates.
+        rope: which of `Model.ropes` rotates; None: no rotation.
+        pooling: f32[block, elements of a key]; None: keys are not pooled.
     """
 
     layer: int
@@ -220,9 +226,15 @@ class Choose:
     weights: Value | None
     y: Value
     heads: Heads
-    rope: str
+    rope: str | None
     block: int = 1
     latest: int = 0
+    pooling: W | None = None
+
+    @property
+    def cached(self) -> int:
+        """Elements of a row of the cache: of a key, and of its gates if it has any."""
+        return self.heads.size * (1 if self.pooling is None else 2)
 
 
 @dataclass(frozen=True)
@@ -607,6 +619,8 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return (w,)
         case Attend(sinks=sinks, gains=gains):
             return (*([] if sinks is None else [sinks]), *(gains or ()))
+        case Choose(pooling=pooling) if pooling is not None:
+            return (pooling,)
         case DeltaRule(filters=filters, decay=decay, bias=bias, gain=gain):
             return (*filters, decay, bias, gain)
         case StateSpace(filters=filters, filter_biases=biases, decay=decay, bias=bias, skip=skip):

@@ -272,16 +272,30 @@ class Writer:
         return self._made(Clip(x, Value(f"{x.name}.clipped", x.axis, x.placement), -limit, limit))
 
     def choose(
-        self, name: str, layer: int, q: Value, k: Value, weights: Value, heads: Heads, count: int, *, rope: str
+        self,
+        name: str,
+        layer: int,
+        q: Value,
+        k: Value,
+        weights: Value,
+        heads: Heads,
+        count: int,
+        *,
+        rope: str | None,
+        pooling: W | None = None,
     ) -> Value:
-        """Which `count` positions each row sees, i64[T, count], see `Choose`."""
-        widths = (heads.queries * heads.size, heads.size, heads.queries)
+        """Which `count` positions each row sees, i64[T, count], see `Choose`; where index keys are pooled, those of
+        whole blocks, and all but one of a block besides."""
+        widths = (heads.queries * heads.size, heads.size * (1 if pooling is None else 2), heads.queries)
         for value, width in zip((q, k, weights), widths, strict=True):
             if value.axis.size != width or value.axis.cut:
                 raise ShardingError(f"{name}: {value.name} is not made of {heads.queries} heads of {heads.size}")
             self._wants(value, Placement.REPLICATED, name)
-        y = Value(name, Axis(Kind.PLAIN, count, "index_topk"))
-        return self._made(Choose(layer, q, k, weights, y, heads, rope))
+        block = 1 if pooling is None else pooling.shape[0]
+        if pooling is not None and (pooling.shape[1:] != (heads.size,) or count % block):
+            raise ShardingError(f"{name}: {pooling.name} pools no {count} positions of heads of {heads.size}")
+        y = Value(name, Axis(Kind.PLAIN, count + block - 1, "index_topk"))
+        return self._made(Choose(layer, q, k, weights, y, heads, rope, block, pooling=pooling))
 
     def choose_blocks(
         self,

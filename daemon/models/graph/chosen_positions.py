@@ -1,5 +1,5 @@
-"""``motley.ChosenPositions`` and ``motley.ChosenBlocks`` in standard ONNX operators: which positions the rows of one
-sequence see.
+"""``motley.ChosenPositions``, ``motley.ChosenBlocks`` and ``motley.ChosenPools`` in standard ONNX operators: which
+positions the rows of one sequence see.
 
 Engines that have a kernel for the whole recognise the nodes; others inline the functions.
 """
@@ -16,7 +16,7 @@ _BEGIN = (
  doc_string: "Turns T rows, writes their index keys into the cache at `position`, and chooses the best positions.">
 %s => (chosen, index_cache_out)
 {
-    # q: f32[T, heads * head_dim], k: f32[T, head_dim], weights: f32[T, heads], cache: f32[1, 1, C, head_dim]
+    # q: f32[T, heads * head_dim], k: f32[T, E], weights: f32[T, heads], cache: f32[1, 1, C, E]
 """
     + ROW_POSITIONS
     + """
@@ -27,42 +27,64 @@ _BEGIN = (
     width = Constant <value_int: int = @head_dim> ()
     widths = Reshape (width, vector)
     q_shape = Concat <axis: int = 0> (all_rows, head_counts, widths)
-    k_shape = Concat <axis: int = 0> (all_rows, vector, widths)
     q_rows = Reshape (q, q_shape)
-    k_rows = Reshape (k, k_shape)
     q_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (q_rows)
-    k_heads_apart = Transpose <perm: ints = [0, 2, 1, 3]> (k_rows)
+    head_axes = Constant <value_ints: ints = [0, 1]> ()
+    k_heads_apart = Unsqueeze (k, head_axes)
+
+    # A row chooses of the positions up to its own.
+    capacity = Shape <start: int = 2, end: int = 3> (index_cache)
+    row_column = Unsqueeze (row_positions, second_axis)
+    nothing = Constant <value_float: float = -3.4e38> ()
+    choices = Constant <value_int: int = @count> ()
+    counts = Reshape (choices, vector)
+    none = Constant <value_int: int = -1> ()
+    rest = Constant <value_ints: ints = [-1]> ()
+    third_axis = Constant <value_ints: ints = [2]> ()
+"""
+)
+_TURNED = """
     q_rotated = RotaryEmbedding <rotary_embedding_dim: int = @rotary_dim>
         (q_heads_apart, cos_cache, sin_cache, position_ids)
     k_rotated = RotaryEmbedding <rotary_embedding_dim: int = @rotary_dim>
         (k_heads_apart, cos_cache, sin_cache, position_ids)
     index_cache_out = TensorScatter <axis: int = 2> (index_cache, k_rotated, position)
-
     keys_turned = Transpose <perm: ints = [0, 1, 3, 2]> (index_cache_out)
     products = MatMul (q_rotated, keys_turned)
-
-    # A row chooses of the positions up to its own.
-    capacity = Shape <start: int = 2, end: int = 3> (index_cache)
     key_limit = Squeeze (capacity)
     key_positions = Range (zero, key_limit, one)
-    row_column = Unsqueeze (row_positions, second_axis)
     causal = LessOrEqual (key_positions, row_column)
-    nothing = Constant <value_float: float = -3.4e38> ()
-    choices = Constant <value_int: int = @count> ()
-    counts = Reshape (choices, vector)
-    none = Constant <value_int: int = -1> ()
-
 """
-)
-_POSITIONS = """    # What the heads find of each position, weighed: [T, C].
+_POOLED = """
+    # Keys of whole blocks: [blocks, block, 2 * head_dim] -> [blocks, head_dim].
+    index_cache_out = TensorScatter <axis: int = 2> (index_cache, k_heads_apart, position)
+    block = Constant <value_int: int = @block> ()
+    block_size = Reshape (block, vector)
+    over = Mod (capacity, block_size)
+    whole = Sub (capacity, over)
+    of_blocks = Slice (index_cache_out, first_axis, whole, third_axis)
+    both_widths = Add (widths, widths)
+    blocks_shape = Concat <axis: int = 0> (rest, block_size, both_widths)
+    in_blocks = Reshape (of_blocks, blocks_shape)
+    keys = Slice (in_blocks, first_axis, widths, third_axis)
+    gates = Slice (in_blocks, widths, both_widths, third_axis)
+    logits = Add (gates, pooling)
+    shares = Softmax <axis: int = 1> (logits)
+    parts = Mul (shares, keys)
+    pooled = ReduceSum <keepdims: int = 0> (parts, second_axis)
+    keys_turned = Transpose <perm: ints = [1, 0]> (pooled)
+    products = MatMul (q_heads_apart, keys_turned)
+"""
+_WEIGHED = """
+    # What the heads find of each key, weighed: [T, keys].
     found = Relu (products)
     weights_of_heads = Transpose <perm: ints = [1, 0]> (weights)
     outer_axes = Constant <value_ints: ints = [0, 3]> ()
     weight_columns = Unsqueeze (weights_of_heads, outer_axes)
     weighed = Mul (found, weight_columns)
-    head_axes = Constant <value_ints: ints = [0, 1]> ()
     sums = ReduceSum <keepdims: int = 0> (weighed, head_axes)
-
+"""
+_POSITIONS = """
     # The best. There are columns enough to choose from; what is no position becomes -1.
     scores = Where (causal, sums, nothing)
     beyond_shape = Concat <axis: int = 0> (row_count, counts)
@@ -73,7 +95,49 @@ _POSITIONS = """    # What the heads find of each position, weighed: [T, C].
     chosen = Where (is_position, places, none)
 }
 """
-_BLOCKS = """    # The best of each block of positions, of more blocks than are chosen: [1, heads, T, blocks].
+_POOLS = """
+    # The best of the blocks that end up to a row, [T, blocks]. There are columns enough to choose from.
+    most = Constant <value_int: int = @blocks> ()
+    most_blocks = Reshape (most, vector)
+    beyond_shape = Concat <axis: int = 0> (row_count, most_blocks)
+    beyond = Expand (nothing, beyond_shape)
+    all_sums = Concat <axis: int = 1> (sums, beyond)
+    block_count = Shape <start: int = 1, end: int = 2> (all_sums)
+    block_limit = Squeeze (block_count)
+    numbers = Range (zero, block_limit, one)
+    starts = Mul (numbers, block)
+    stops = Add (starts, block)
+    row_stops = Add (row_column, one)
+    is_whole = LessOrEqual (stops, row_stops)
+    candidates = Where (is_whole, all_sums, nothing)
+    best, places = TopK <axis: int = -1, largest: int = 1, sorted: int = 1> (candidates, most_blocks)
+
+    # Their positions: [T, blocks, block] -> [T, blocks * block]; what is none becomes -1.
+    within = Range (zero, block, one)
+    start_column = Unsqueeze (starts, second_axis)
+    positions = Add (start_column, within)
+    is_whole_column = Unsqueeze (is_whole, third_axis)
+    seen = Where (is_whole_column, positions, none)
+    place_column = Unsqueeze (places, third_axis)
+    places_shape = Concat <axis: int = 0> (row_count, most_blocks, block_size)
+    places_of_each = Expand (place_column, places_shape)
+    chosen_blocks = GatherElements <axis: int = 1> (seen, places_of_each)
+    rows_shape = Concat <axis: int = 0> (row_count, rest)
+    of_whole_blocks = Reshape (chosen_blocks, rows_shape)
+
+    # And what follows the last whole block.
+    place = Mod (row_stops, block)
+    last_stop = Sub (row_stops, place)
+    all_but_one = Sub (block, one)
+    within_last = Range (zero, all_but_one, one)
+    last_positions = Add (last_stop, within_last)
+    is_seen = LessOrEqual (last_positions, row_column)
+    after = Where (is_seen, last_positions, none)
+    chosen = Concat <axis: int = 1> (of_whole_blocks, after)
+}
+"""
+_BLOCKS = """
+    # The best of each block of positions, of more blocks than are chosen: [1, heads, T, blocks].
     scores = Where (causal, products, nothing)
     block = Constant <value_int: int = @block> ()
     block_size = Reshape (block, vector)
@@ -83,7 +147,6 @@ _BLOCKS = """    # The best of each block of positions, of more blocks than are 
     beyond_shape = Concat <axis: int = 0> (vector, head_counts, row_count, more)
     beyond = Expand (nothing, beyond_shape)
     all_scores = Concat <axis: int = 3> (scores, beyond)
-    rest = Constant <value_ints: ints = [-1]> ()
     blocks_shape = Concat <axis: int = 0> (vector, head_counts, row_count, rest, block_size)
     in_blocks = Reshape (all_scores, blocks_shape)
     last_axis = Constant <value_ints: ints = [4]> ()
@@ -109,7 +172,6 @@ _BLOCKS = """    # The best of each block of positions, of more blocks than are 
     within = Range (zero, block, one)
     start_column = Unsqueeze (starts, second_axis)
     positions = Add (start_column, within)
-    third_axis = Constant <value_ints: ints = [2]> ()
     row_of_each = Unsqueeze (row_column, third_axis)
     is_seen = LessOrEqual (positions, row_of_each)
     seen = Where (is_seen, positions, none)
@@ -132,6 +194,8 @@ CHOSEN_POSITIONS = onnx.parser.parse_function(
     _BEGIN
     % """ChosenPositions <heads, head_dim, rotary_dim, count>
     (q, k, weights, index_cache, position, cos_cache, sin_cache)"""
+    + _TURNED
+    + _WEIGHED
     + _POSITIONS
 )
 """Index keys are cached as keys are; `motley.daemon.models.description.operations.Choose` states what is chosen.
@@ -143,6 +207,18 @@ CHOSEN_BLOCKS = onnx.parser.parse_function(
     _BEGIN
     % """ChosenBlocks <heads, head_dim, rotary_dim, count, block, blocks, latest>
     (q, k, index_cache, position, cos_cache, sin_cache)"""
+    + _TURNED
     + _BLOCKS
 )
 """The same, where each head chooses ``blocks`` of ``block`` positions: ``chosen`` is i64[T, heads * count]."""
+
+CHOSEN_POOLS = onnx.parser.parse_function(
+    _BEGIN
+    % """ChosenPools <heads, head_dim, count, block, blocks>
+    (q, k, weights, index_cache, position, cos_cache, sin_cache, pooling)"""
+    + _POOLED
+    + _WEIGHED
+    + _POOLS
+)
+"""The same of ``blocks`` of ``block`` positions, whose keys are pooled by the gates behind them, f32[T, 2 * head_dim],
+and ``pooling`` f32[block, head_dim]. Nothing is turned. ``count`` is ``blocks * block + block - 1``."""

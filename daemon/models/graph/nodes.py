@@ -54,7 +54,7 @@ from motley.daemon.models.description.operations import (
 )
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import attention_of
-from motley.daemon.models.graph.chosen_positions import CHOSEN_BLOCKS, CHOSEN_POSITIONS
+from motley.daemon.models.graph.chosen_positions import CHOSEN_BLOCKS, CHOSEN_POOLS, CHOSEN_POSITIONS
 from motley.daemon.models.graph.emitter import LARGEST, Emitter
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.recurrence import lower_head_parts
@@ -395,25 +395,31 @@ class Nodes(Emitter):
 
     def _choose(self, choose: Choose) -> None:
         cache, width, heads = f"index_cache.{choose.layer}", self.width(choose.y.axis), choose.heads.queries
-        rows, function, more = [choose.q, choose.k], CHOSEN_POSITIONS, {"count": width}
+        rows, function, rope = [choose.q, choose.k], CHOSEN_POSITIONS, choose.rope or "none"
+        more, pooling = {"count": width, "rotary_dim": self.rotary_size(choose)}, []
         if choose.weights is not None:
             rows.append(choose.weights)
         else:
             heads, function = self.width(choose.q.axis) // choose.heads.size, CHOSEN_BLOCKS
-            count = width // heads
-            more = {"count": count, "block": choose.block, "blocks": count // choose.block, "latest": choose.latest}
+            more |= {"count": width // heads, "latest": choose.latest}
+        if choose.pooling is not None:
+            assert choose.rope is None, "pooled keys are not turned"
+            function = CHOSEN_POOLS
+            pooling.append(self.matrix(f"{choose.y.name}.pooling", self._rows_of(choose.pooling), floats=True))
+            del more["rotary_dim"]
+        if choose.block > 1:
+            more |= {"block": choose.block, "blocks": more["count"] // choose.block}
         operands = [*map(self.read, rows), cache, "position"]
         self.functions[function.name] = function
         self.crosses(choose.y.name, width, TensorProto.INT64)
         self.node(
             function.name,
-            [*operands, f"cos_cache.{choose.rope}", f"sin_cache.{choose.rope}"],
+            [*operands, f"cos_cache.{rope}", f"sin_cache.{rope}", *pooling],
             choose.y.name,
             f"{cache}.out",
             domain=DOMAIN,
             heads=heads,
             head_dim=choose.heads.size,
-            rotary_dim=self.rotary_size(choose),
             **more,
         )
         self.given(choose.y)
@@ -424,8 +430,8 @@ class Nodes(Emitter):
         rope = "none" if attend.rope is None else attend.rope
         chosen = [] if attend.chosen is None else [attend.chosen]
         operands = [*map(self.read, (attend.q, attend.k, *values, *chosen)), *caches, "position"]
-        if attend.borrowed:
-            for value in (attend.k, *values):
+        if attend.borrowed or chosen:  # they are made before something else that is no part of a segment
+            for value in (attend.q, attend.k, *values):
                 self.crosses(self.read(value), self.width(value.axis))
         made = f"{self.named(attend.y.name)}.borrowed" if attend.borrowed else ""
         operands += [f"cos_cache.{rope}", f"sin_cache.{rope}"]

@@ -324,7 +324,7 @@ class _RankNodes(RankSums):
         size = attend.heads.size
         yield CacheSpec(attend.layer, self.width(attend.k.axis) // size, size, attend.window, attend.v is None)
         if choose is not None and not _sees_all(attend, context):
-            yield CacheSpec(choose.layer, choose.heads.keys, choose.heads.size, keys_alone=True, index=True)
+            yield CacheSpec(choose.layer, choose.heads.keys, choose.cached, keys_alone=True, index=True)
 
     def rotary_size(self, operation: Attend | Choose) -> int:
         """How many elements of each head are rotated."""

@@ -6,6 +6,8 @@
 // scale. Without weights each head chooses, and such a product is a score. So bits depend on a row and a position alone. A
 // block of positions has the largest score of those up to a row's own. Of equal scores the earlier one is chosen.
 //
+// Where keys are pooled, the last position of a block has the block's key, and blocks have scores by these.
+//
 // What is chosen for a row, or for a KV head of it, is told as the blocks of one position each of a sequence that has no
 // others, ascending: rows attend to those as to any. Where a row sees no more than may be chosen, these are all that it
 // sees, and no score is read.
@@ -19,21 +21,91 @@ struct ScoringMemory {
     float totals[SCORING_WARPS][SCORED];
 };
 
-// scores: f32[rows, lists, room], of the positions up to a row's own; a list is of all heads, or of each.
+// Rows of positions that end a block of `pool` get the block's key, f32[width] and as many zeros, in the place of their own key
+// and gates. An element is the mean of those of the block, weighed with exp(gate - the largest gate), as they are cached but
+// for the row's own; `pooling`, f32[pool, width], is added to gates. A warp per row.
+template <class Format>
+__device__ void pool_index(const float* k, int k_stride, const float* pooling, const Place* places, void* keys,
+                           float* key_scales, int tokens, int rows, int width, int pool) {
+    typedef typename Format::Number Number;
+    const i64 row = warp_number();
+    const int lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const Place place = places[row];
+    const int first = int(place.position) + 1 - pool;
+    const bool ends = (first + pool) % pool == 0;
+    const float* own = k + row * k_stride;
+    Number* kept = static_cast<Number*>(keys);
+    const auto element = [&](int n, int column) {
+        if (n == pool - 1) return own[column];
+        const i64 cached = place.cached(first + n, 0, tokens, 0, 1);
+        const float number = Format::read(kept[cached * 2 * width + column]);
+        return Format::SCALED ? number * key_scales[cached] : number;
+    };
+    const auto gate = [&](int n, int column) { return element(n, width + column) + pooling[n * width + column]; };
+    float pooled[INDEX_WIDTH / WARP];
+    u32 largest = 0;  // as bits, see Int8Scale
+    for (int p = 0; p < INDEX_WIDTH / WARP; ++p) {
+        const int column = p * WARP + lane;
+        if (!ends || column >= width) break;
+        float most = gate(0, column), key = 0, total = 0;
+        for (int n = 1; n < pool; ++n) most = fmaxf(most, gate(n, column));
+        for (int n = 0; n < pool; ++n) {
+            const float weight = expf(gate(n, column) - most);
+            key = fmaf(weight, element(n, column), key), total += weight;
+        }
+        pooled[p] = key / total;
+        const u32 bits = __float_as_uint(pooled[p]) & 0x7FFFFFFF;
+        largest = largest > bits ? largest : bits;
+    }
+    const i64 cached = place.cached(first + pool - 1, 0, tokens, 0, 1);
+    bool finite = true;
+    float inverse = 1;
+    if (Format::SCALED) {  // of all rows, as the first ones tell the tests' host whether threads meet
+        for (int distance = WARP / 2; distance; distance /= 2) {
+            const float seen = __shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance);
+            largest = largest > __float_as_uint(seen) ? largest : __float_as_uint(seen);
+        }
+        const Int8Scale by(largest);
+        finite = by.finite, inverse = by.inverse;
+        if (ends && lane == 0) key_scales[cached] = by.scale;
+    }
+    for (int p = 0; p < INDEX_WIDTH / WARP; ++p) {
+        const int column = p * WARP + lane;
+        if (!ends || column >= width) break;
+        Number* to = kept + cached * 2 * width + column;
+        to[0] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? pooled[p] : 0, inverse) : pooled[p]);
+        to[width] = Format::rounded(0);
+    }
+}
+
+#define POOL_INDEX(name, Format)                                                                                       \
+    extern "C" __global__ void name(const float* k, int k_stride, const float* pooling, const Place* places,           \
+                                    void* keys, float* key_scales, int tokens, int rows, int width, int pool) {        \
+        wait_for_previous();                                                                                           \
+        pool_index<Format>(k, k_stride, pooling, places, keys, key_scales, tokens, rows, width, pool);                 \
+    }
+
+POOL_INDEX(pool_index_fp32, Fp32Kept)
+POOL_INDEX(pool_index_fp16, Fp16Kept)
+POOL_INDEX(pool_index_int8, Int8Kept)
+
+// scores: f32[rows, lists, room], of the positions up to a row's own, or of the blocks of `pool` that end up to it; a list is of
+// all heads, or of each.
 template <class Format>
 __device__ void score_index(const float* q, int q_stride, const float* weights, int weights_stride, const Place* places,
                             const void* keys, const float* key_scales, int tokens, float* scores, int heads, int width,
-                            int count, int room) {
+                            int count, int room, int pool) {
     ScoringMemory& memory = shared_memory<ScoringMemory>();
     const int chunks = (room + SCORED - 1) / SCORED, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const i64 row = blockIdx.x / chunks;
     const int first = int(blockIdx.x % chunks) * SCORED, at = first + lane;
     const Place place = places[row];
-    const int last = int(place.position);
-    const bool is_scored = last >= count && first <= last;
-    const int cached = int(place.cached(at < last ? at : last, 0, tokens, 0, 1));
+    const int last = (int(place.position) + 1) / pool - 1, kept = pool > 1 ? 2 * width : width;
+    const bool is_scored = place.position >= count && first <= last;
+    const int cached = is_scored ? int(place.cached((at < last ? at : last) * pool + pool - 1, 0, tokens, 0, 1)) : 0;
     for (int position = warp; is_scored && position < SCORED; position += SCORING_WARPS) {
-        const auto* from = static_cast<const typename Format::Number*>(keys) + i64(of_lane(cached, position)) * width;
+        const auto* from = static_cast<const typename Format::Number*>(keys) + i64(of_lane(cached, position)) * kept;
         for (int column = lane; column < width; column += WARP) memory.keys[column][position] = Format::read(from[column]);
     }
     __syncthreads();
@@ -60,10 +132,10 @@ __device__ void score_index(const float* q, int q_stride, const float* weights, 
 #define SCORE_INDEX(name, Format)                                                                                      \
     extern "C" __global__ void name(const float* q, int q_stride, const float* weights, int weights_stride,            \
                                     const Place* places, const void* keys, const float* key_scales, int tokens,        \
-                                    float* scores, int heads, int width, int count, int room) {                        \
+                                    float* scores, int heads, int width, int count, int room, int pool) {              \
         wait_for_previous();                                                                                           \
         score_index<Format>(q, q_stride, weights, weights_stride, places, keys, key_scales, tokens, scores, heads,     \
-                            width, count, room);                                                                       \
+                            width, count, room, pool);                                                                 \
     }
 
 SCORE_INDEX(score_index_fp32, Fp32Kept)
@@ -95,11 +167,13 @@ __device__ inline int count_of_block(ChoosingMemory& memory, int own) {
     return int(total);
 }
 
-// scores: where those of a list are, which is a KV head's; each is of blocks of `together` positions afterwards.
+// scores: where those of a list are, which is a KV head's; each is of blocks of `together` positions afterwards. Where keys are
+// `pooled`, it was before; only whole blocks are chosen from, and what follows the last of these is seen besides.
 // slots: i32[rows, count], the address of where the chosen positions' keys are among all; `chosen`: rows that have these as
 // their blocks. A block of threads per row.
 extern "C" __global__ void choose_positions(float* scores, int scores_stride, const Place* places, int tokens, int kv_head,
-                                            int kv_heads, u64 slots, Place* chosen, int count, int together, int latest) {
+                                            int kv_heads, u64 slots, Place* chosen, int count, int together, int latest,
+                                            int pooled) {
     wait_for_previous();
     ChoosingMemory& memory = shared_memory<ChoosingMemory>();
     const int thread = threadIdx.x;
@@ -120,25 +194,30 @@ extern "C" __global__ void choose_positions(float* scores, int scores_stride, co
         for (int at = thread; at < positions; at += CHOOSING) to[at] = int(place.cached(at, 0, tokens, kv_head, kv_heads));
         return;
     }
-    const int blocks = (positions + together - 1) / together, most = count / together;
+    const int blocks = (positions + (pooled ? 0 : together - 1)) / together, most = count / together;
+    const int apart = pooled ? 1 : together;  // of scores of blocks
     float* from = scores + row * scores_stride;
-    for (int at = thread; together > 1 && at < blocks; at += CHOOSING) {
+    for (int at = thread; apart > 1 && at < blocks; at += CHOOSING) {
         float* first = from + at * together;
         for (int i = 1; i < together && at * together + i < positions; ++i) *first = fmaxf(*first, first[i]);
         if (at >= blocks - latest) *first = LARGEST;
     }
     __syncthreads();
+    const int behind = pooled ? positions - blocks * together : 0;
+    for (int at = thread; at < behind; at += CHOOSING)
+        to[most * together + at] = int(place.cached(blocks * together + at, 0, tokens, kv_head, kv_heads));
+    if (pooled && thread == 0) chosen[row].position = most * together + behind - 1;
     u32 least = 0;  // that is chosen, bit by bit
     for (u32 bit = 0x80000000; bit; bit >>= 1) {
         int enough = 0;
-        for (int at = thread; at < blocks; at += CHOOSING) enough += ordered(from[at * together]) >= (least | bit);
+        for (int at = thread; at < blocks; at += CHOOSING) enough += ordered(from[at * apart]) >= (least | bit);
         if (count_of_block(memory, enough) >= most) least |= bit;
     }
     const int each = (blocks + CHOOSING - 1) / CHOOSING, begin = thread * each;
     const int end = begin + each < blocks ? begin + each : blocks;
     int larger = 0, equal = 0;
     for (int at = begin; at < end; ++at) {
-        const u32 score = ordered(from[at * together]);
+        const u32 score = ordered(from[at * apart]);
         larger += score > least, equal += score == least;
     }
     memory.larger[thread] = larger, memory.equal[thread] = equal;
@@ -151,7 +230,7 @@ extern "C" __global__ void choose_positions(float* scores, int scores_stride, co
     const int most_equal = most - of_all;
     to += (before + (equal_before < most_equal ? equal_before : most_equal)) * together;
     for (int at = begin; at < end; ++at) {
-        const u32 score = ordered(from[at * together]);
+        const u32 score = ordered(from[at * apart]);
         if (!(score > least || (score == least && equal_before++ < most_equal))) continue;
         const int first = at * together, last = first + together < positions ? first + together : positions;
         for (int own = first; own < last; ++own) *to++ = int(place.cached(own, 0, tokens, kv_head, kv_heads));

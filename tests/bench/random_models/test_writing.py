@@ -98,9 +98,8 @@ PARAMETERS = {  # as the models' authors count them, in millions
     "mistral-small-4-119b": 118973,
     "iquest-coder-40b": 39794,
     "minicpm3-4b": 4074,
-    # Without what predicts further ahead, and what sees, and the former without indexers; with them their authors count
-    # 321 and 780 B.
-    "glm-5.3-flash": 313245,
+    # Without what predicts further ahead, and what sees; with them their authors count 321 and 780 B.
+    "glm-5.3-flash": 313327,
     "hy4-preview": 769907,
     "muse-glimmer-30b": 27855,  # without what sees
 }

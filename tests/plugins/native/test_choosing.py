@@ -3,7 +3,7 @@ level and pool, any blocks, and rows in any company."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,62 @@ def test_the_best_blocks_of_positions_are_chosen_the_earlier_of_equal_ones(
 
     at_all_levels(result)
     assert chosen.tolist() == expected
+
+
+@given(
+    format=st.sampled_from(FORMATS),
+    size=st.sampled_from([4, 20, 64]),
+    block=st.sampled_from([2, 5, 16]),
+    tokens=st.sampled_from([1, 16, 24]),
+    cuts=st.lists(st.integers(1, 149), max_size=4, unique=True).map(sorted),
+    guessed=st.integers(0, 20),
+)
+def test_pooled_keys_do_not_depend_on_chunks_and_the_best_blocks_are_chosen(
+    format: Format, size: int, block: int, tokens: int, cuts: list[int], guessed: int
+) -> None:
+    """Nor on guesses that were wrong before a chunk; and what follows the last whole block is seen besides."""
+    random, end, heads, blocks = np.random.default_rng([size, block, tokens]), 150, 6, 2
+    count = blocks * block + block - 1
+    keys, q, weights = normal(random, end, 2 * size), normal(random, end, heads * size), normal(random, end, heads)
+    pooling, table = normal(random, block, size), random.permutation(-(-end // tokens)).astype(np.int32)
+
+    def chosen_in(cuts: list[int], guessed: int) -> tuple[I64, Any, Any]:
+        kept: Any = np.zeros((len(table), 1, tokens, 2 * size), format)
+        scales = np.ones(kept.shape[:3], np.float32) if format is np.int8 else None
+        chosen = np.zeros((end, count), np.int64)
+
+        def act(k: Any, own: I64, start: int) -> None:
+            spans, rows = Spans(1, 1), slice(start, start + len(k))
+            spans.set([SpanRows(0, len(k), start, table, [(NOTHING, NOTHING)])])
+            layer = LayerBlocks(kept, kept, scales, scales)
+            more = {"heads": heads, "turned": 0, "context": end, "pool": POOLS[2], "block": block, "pooling": pooling}
+            bind_choice(q[rows], k, weights[rows], layer, own, spans, 0, **more)()
+
+        for start, stop in pairwise([0, *cuts, end]):
+            if wrong := min(guessed, end - start):
+                act(-keys[start : start + wrong], np.zeros((wrong, count), np.int64), start)
+            act(keys[start:stop], chosen[start:stop], start)
+        return chosen, kept, scales
+
+    chosen, kept, scales = at_first = chosen_in([], 0)
+    at_all_levels(lambda: chosen_in([], 0)[0].astype(np.float32))
+    for own, other in zip(at_first, chosen_in(cuts, guessed), strict=True):
+        np.testing.assert_array_equal(own, other)
+    positions = np.arange(end)
+    rows = kept[table[positions // tokens], 0, positions % tokens].astype(float)
+    if scales is not None:
+        rows *= scales[table[positions // tokens], 0, positions % tokens][:, None]
+    of_blocks, whole = rows[block - 1 :: block, :size], end // block * block
+    apart = keys[:whole].reshape(-1, block, 2 * size).astype(float)
+    odds = np.exp(apart[..., size:] + pooling)
+    pooled = (odds * apart[..., :size]).sum(axis=1) / odds.sum(axis=1)
+    np.testing.assert_allclose(of_blocks, pooled, atol={np.float32: 1e-5, np.float16: 4e-3, np.int8: 5e-2}[format])
+    for row in range(end):
+        seen = (row + 1) // block
+        scores = weights[row] @ np.maximum(q[row].reshape(heads, size) @ of_blocks[:seen].T, 0)
+        picked = np.sort(np.argsort(-scores, kind="stable")[:blocks])
+        expected = [*(picked[:, None] * block + np.arange(block)).ravel(), *range(seen * block, row + 1)]
+        assert chosen[row].tolist() == [*expected, *[-1] * (count - len(expected))]
 
 
 def attended(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from motley.daemon.models.blocks.indexer import FULL, SHARED, Indexer, read_indexer
+from motley.daemon.models.blocks.indexer import Indexer, indexer_types, read_indexer
 from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.latent.deepseek_v3 import latent_experts
@@ -23,7 +22,7 @@ def glm_moe_dsa(keys: Keys) -> Model:
     """Describe a model of type ``glm_moe_dsa``: elements that turn together are neighbours in its indexers, too, and
     several layers may share one."""
     keys.only("rope_interleave", True)
-    keys = keys.filled({"index_n_heads": 32, "indexer_types": _indexer_types(keys)})
+    keys = keys.filled({"index_n_heads": 32, "indexer_types": indexer_types(keys)})
     indexer = replace(read_indexer(keys, keys.size("qk_rope_head_dim")), neighbours=True)
     return _indexed("glm_moe_dsa", keys, indexer, epsilon=1e-5)
 
@@ -32,15 +31,3 @@ def _indexed(family: str, keys: Keys, indexer: Indexer, epsilon: float) -> Model
     keys = keys.filled({"first_k_dense_replace": 3})
     keys.size("q_lora_rank")  # which the queries of indexers are made of, too
     return latent_experts(family, keys, layers_with_experts(keys), epsilon, indexer=indexer)
-
-
-def _indexer_types(keys: Keys) -> Any:
-    """Which layers have indexers, where the config tells it by a pattern, or by how often."""
-    pattern = keys.get("index_topk_pattern")
-    if isinstance(pattern, str):
-        return [{"F": FULL, "S": SHARED}.get(letter, letter) for letter in pattern]
-    if pattern is not None:
-        return pattern
-    often, first = keys.size("index_topk_freq", 1), keys.size("index_skip_topk_offset", 2, least=0)
-    layers = range(keys.layers())
-    return [SHARED if max(number - first + 1, 0) % often else FULL for number in layers]

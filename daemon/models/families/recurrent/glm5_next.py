@@ -1,17 +1,19 @@
 """GLM-5.3 Flash's text model: residual streams that blocks read, write to and mix, gated DeltaNets whose states decay
 row by row, latent attention that does not rotate, and experts with limits.
 
-Each row of a layer with attention sees so many positions as an indexer chooses. Up to that many it chooses all, and
-this is what is computed here: the context ends there, and the tensors of the indexers are not used.
+Each row of a layer with attention sees so many pools of neighbouring positions as an indexer chooses, and what follows
+the last whole pool.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from motley.daemon.models.blocks.indexer import FULL as OWN
+from motley.daemon.models.blocks.indexer import Indexer, indexer_types, read_indexer
 from motley.daemon.models.blocks.latent import latent_attention, read_latent_sizes
 from motley.daemon.models.blocks.layer_kinds import LINEAR, attending_layers, layers_with_experts
-from motley.daemon.models.blocks.layers import further, indexers, model
+from motley.daemon.models.blocks.layers import further, model
 from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.streams import read_streams, streamed_layer
 from motley.daemon.models.blocks.windows import FULL, INDEXED
@@ -25,7 +27,7 @@ from motley.plugins.recurrent import WIDEST_HEAD
 
 DEFAULTS = {
     "max_position_embeddings": 1048576,
-    "index_topk": 2048,
+    "index_n_heads": 32,
     "index_kpool": 16,
     "q_lora_rank": 1536,
     "n_routed_experts": 288,
@@ -51,14 +53,13 @@ def glm5_next(keys: Keys) -> Model:
     keys = keys.filled(DEFAULTS)
     for key, value in ONLY.items():
         keys.only(key, value)
-    if keys.size("index_topk") % keys.size("index_kpool"):
-        raise keys.refusal("index_topk", f"a multiple of index_kpool = {keys.size('index_kpool')}")
     shape, sizes = read_latent_sizes(keys, 1e-5, turns=False)
     sizes = replace(sizes, neighbours=False, epsilon=shape.epsilon)
     streams = read_streams(keys, shape, 2.0, mixed=True)
     limit = keys.number("swiglu_limit")
     mixture = corrected_experts(keys, shape, layers_with_experts(keys), (limit, limit), (limit, limit))
     attends = _attending(keys, shape.layers)
+    indexer = _indexer(keys, attends)
     of = keys.inner(OF)
     count = of.size("num_heads", keys.size("linear_num_heads", 64))
     size = of.size("head_dim", keys.size("linear_head_dim", 128, most=WIDEST_HEAD), most=WIDEST_HEAD)
@@ -74,14 +75,24 @@ def glm5_next(keys: Keys) -> Model:
     def layer(number: int) -> Layer:
         def mix(writer: Writer, x: Value) -> Value:
             if attends[number]:
-                return latent_attention(writer, shape, sizes, number, x, rope=None)
+                return latent_attention(writer, shape, sizes, number, x, rope=None, indexer=indexer)
             return kimi_delta_attention(writer, shape, number, x, heads, reach, floor)
 
         return streamed_layer(shape, streams, number, mix, lambda writer, x: mixture(writer, number, x), end)
 
-    ignored = [*indexers(shape.layers), *further(shape, keys.size(NEXTN, 1, least=0))]
-    most = min(keys.size("max_position_embeddings"), keys.size("index_topk"))
-    return also_spelled(model("glm5_next", shape, layer, {}, most, ignored=ignored), {}, NAMES)
+    ignored, context = further(shape, keys.size(NEXTN, 1, least=0)), keys.size("max_position_embeddings")
+    return also_spelled(model("glm5_next", shape, layer, {}, context, ignored=ignored), {}, NAMES)
+
+
+def _indexer(keys: Keys, attends: list[bool]) -> Indexer:
+    """The indexers of the layers that attend, each of which has one."""
+    keys = keys.filled({"indexer_types": indexer_types(keys)})
+    indexer, pool = read_indexer(keys, 0), keys.size("index_kpool")
+    if not {number for number, own in enumerate(attends) if own} <= {*indexer.own}:
+        raise keys.refusal("indexer_types", f"{OWN} for each layer that attends")
+    if indexer.count % pool:
+        raise keys.refusal("index_topk", f"a multiple of index_kpool = {pool}")
+    return replace(indexer, pool=pool)
 
 
 def _attending(keys: Keys, layers: int) -> list[bool]:
