@@ -150,10 +150,17 @@ def check_holder(graph: RankGraph) -> None:
     Raises:
         EngineError: it cannot.
     """
-    if graph.holder is not None and any(spec.keys_alone for spec in graph.caches):
+    if graph.holder is None:
+        return
+    if any(spec.keys_alone and not spec.index for spec in graph.caches):
         raise EngineError(
             "engine 'onnxruntime' cannot have blocks of latent caches on another node: what is told of a block is as"
             " much as the block; ask for none there"
+        )
+    if any(spec.index for spec in graph.caches):
+        raise EngineError(
+            "engine 'onnxruntime' cannot have blocks on another node of a model whose rows see the positions that are"
+            " chosen for them; ask for none there, or for a context of no more"
         )
 
 

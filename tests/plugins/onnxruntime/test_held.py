@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, cast
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 from motley.plugins.block_holder import Array, Asked, HeldLayer
+from motley.plugins.engine import CacheBlocks, CacheSpec, EngineError, RankGraph
 from motley.plugins.native.attention import FORMATS, SIGHT, Spans
 from motley.plugins.native.library import F32
 from motley.plugins.native.matmul import Pool
 from motley.plugins.native.summaries import Layer, Summaries
 from motley.plugins.onnxruntime import held
-from motley.plugins.onnxruntime.held import HeldAttention
+from motley.plugins.onnxruntime.held import HeldAttention, check_holder
 from tests.plugins.native.native_levels import assert_same
 from tests.plugins.native.test_attention import Blocks, Case, Format
 
@@ -98,3 +101,18 @@ def test_what_goes_wrong_while_it_waits_is_raised(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Holder, "failing", KeyError("no daemon"))
     with closing(Pool(1)) as pool, pytest.raises(KeyError, match="no daemon"):
         attend(case, pool, 1, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("caches", "complaint"),
+    [
+        ([CacheSpec(0, 2, 16)], ""),
+        ([CacheSpec(0, 1, 40, keys_alone=True)], "latent caches"),
+        ([CacheSpec(0, 2, 16), CacheSpec(0, 1, 16, keys_alone=True, index=True)], "positions that are chosen for them"),
+    ],
+)
+def test_blocks_that_a_holder_cannot_answer_for_are_refused(caches: list[CacheSpec], complaint: str) -> None:
+    blocks, nothing = CacheBlocks(2, SIGHT, far=2, held=2), cast(Summaries, None)
+    graph = RankGraph(ModelProto(), Path(), lambda _: {}, 0, caches, blocks, 8, 8, 600, holder=Holder(nothing))
+    with pytest.raises(EngineError, match=complaint) if complaint else nullcontext():
+        check_holder(graph)
