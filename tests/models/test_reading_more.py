@@ -166,7 +166,8 @@ def test_experts_of_deepseek_v2_are_chosen_by_a_softmax(tmp_path: Path) -> None:
 def test_kv_heads_of_minimax_m3_see_blocks_that_an_indexer_chooses(tmp_path: Path) -> None:
     """In both spellings."""
     freq = {"sparse_attention_freq": [0, 1, 1], "sparse_block_size": 16, "sparse_topk_blocks": 4}
-    freq |= {"sparse_num_index_heads": 2, "sparse_index_dim": 24, "sparse_local_block": 2}
+    freq |= {"sparse_num_index_heads": 2, "sparse_index_dim": 24, "sparse_local_block": 2, "sparse_init_block": 0}
+    freq |= {"sparse_score_type": "max", "use_sparse_attention": True, "sparse_disable_index_value": [0, 1, 1]}
     published = read(tmp_path, MINIMAX_M3 | {"hidden_act": "swigluoai", "sparse_attention_config": freq})
     kinds = ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"]
     today = without(MINIMAX_M3, "moe_layer_freq") | {"mlp_layer_types": ["dense", "sparse", "sparse"]}
@@ -381,6 +382,14 @@ def test_stablelm_has_blocks_one_after_another_or_side_by_side(tmp_path: Path) -
         (MINIMAX_M3 | {"swiglu_limit": 10.0}, "swiglu_limit"),
         (MINIMAX_M3 | {"layer_types": ["minimax_m3_sparse"] * 3, "index_n_heads": 4}, "index_n_heads"),
         (MINIMAX_M3 | {"index_local_blocks": 17}, "index_local_blocks"),
+        (MINIMAX_M3 | {"sparse_attention_config": {"sparse_init_block": 1}}, "sparse_init_block"),
+        (MINIMAX_M3 | {"sparse_attention_config": {"sparse_score_type": "mean"}}, "sparse_score_type"),
+        (
+            MINIMAX_M3
+            | {"layer_types": ["minimax_m3_sparse"] * 3, "index_n_heads": 2}
+            | {"sparse_attention_config": {"sparse_disable_index_value": [1, 1, 0]}},
+            "sparse_disable_index_value",
+        ),
         (MINIMAX_M3 | {"sparse_attention_config": {"sparse_index_dim": 4}}, "sparse_index_dim"),
         (MINIMAX_M3 | {"moe_layer_freq": [0, 1]}, "moe_layer_freq"),
         (INTERNLM3 | {"qkv_bias": True, "bias": False}, "bias"),

@@ -39,6 +39,8 @@ ONLY = {
     "n_shared_experts": 1,
     "attention_output_gate": False,
 }
+ONLY_SPARSE = {"use_sparse_attention": True, "sparse_score_type": "max", "sparse_init_block": 0}
+"""The same of what published configs say of indexers alone."""
 
 
 def minimax_m3(keys: Keys) -> Model:
@@ -111,6 +113,11 @@ def _indexer(keys: Keys, shape: Shape, turned: int) -> tuple[list[bool], BlockIn
     if not isinstance(kinds, list) or len(kinds) != shape.layers or not set(kinds) <= {INDEXED, FULL}:
         raise keys.refusal("layer_types", f"a list of {shape.layers} times {INDEXED} or {FULL}")
     indexed = [kind == INDEXED for kind in kinds]
+    for key, value in ONLY_SPARSE.items():
+        older.only(key, value)
+    without_values = of_layers(older, "sparse_disable_index_value", shape.layers) or indexed
+    if any(own and not without for own, without in zip(indexed, without_values, strict=True)):
+        raise older.refusal("sparse_disable_index_value", "1 for each layer that has an indexer")
 
     def size(key: str, own: str, default: int, least: int = 1, most: int | None = None) -> int:
         return older.size(own, keys.size(key, default, least=least, most=most), least=least, most=most)
