@@ -172,5 +172,5 @@ def indexer_types(keys: Keys) -> Any:
     if pattern is not None:
         return pattern
     often, first = keys.size("index_topk_freq", 1), keys.size("index_skip_topk_offset", 2, least=0)
-    layers = range(keys.size("num_hidden_layers"))
+    layers = range(keys.layers())
     return [SHARED if max(number - first + 1, 0) % often else FULL for number in layers]
