@@ -11,7 +11,7 @@ import numpy.typing as npt
 from motley.daemon.adapters.config import CONFIG
 from motley.daemon.adapters.reading import WEIGHTS
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Linear
+from motley.daemon.models.description.operations.rows import Linear
 from motley.training.tensors import write_tensors
 
 SPREAD = 0.01

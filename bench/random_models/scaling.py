@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from motley.daemon.models.description.model import Layer, Model, parameters
-from motley.daemon.models.description.operations import Attend, weights_of
+from motley.daemon.models.description.operations import weights_of
+from motley.daemon.models.description.operations.attention import Attend
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe
 

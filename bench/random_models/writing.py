@@ -26,7 +26,9 @@ import numpy.typing as npt
 
 from motley.daemon.models.description.axes import Kind
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
-from motley.daemon.models.description.operations import Attend, Linear, Norm, weights_of
+from motley.daemon.models.description.operations import weights_of
+from motley.daemon.models.description.operations.attention import Attend
+from motley.daemon.models.description.operations.rows import Linear, Norm
 from motley.daemon.models.families import AHEAD
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe

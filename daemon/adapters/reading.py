@@ -28,7 +28,8 @@ from motley.daemon.adapters.stacked_experts import experts_apart
 from motley.daemon.adapters.whole_tables import Tables, whole_tables
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import HEAD, Model
-from motley.daemon.models.description.operations import Experts, HeadLinear, Linear
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.rows import HeadLinear, Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError, refuse_all
 from motley.daemon.weights.places import Tensor
 from motley.daemon.weights.spec import Piece

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from motley.daemon.adapters.config import BASE_LAYER, PREFIX, Sides
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Experts, Linear
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.rows import Linear
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 
 _EACH = "[{expert}]"

@@ -11,7 +11,7 @@ import numpy as np
 from motley.daemon.adapters.config import BASE_LAYER, CONFIG, PREFIX, AdapterConfig, Whole
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import HEAD, Model
-from motley.daemon.models.description.operations import Linear
+from motley.daemon.models.description.operations.rows import Linear
 from motley.daemon.weights.checkpoints.checkpoint import refuse_all
 from motley.plugins.adapted_engine import Factor
 

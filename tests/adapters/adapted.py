@@ -19,7 +19,8 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import W
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Experts, Linear
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.rows import Linear
 from motley.daemon.models.files import OpenModel, open_model
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.rank.adapters.beginnings import Beginnings, beginnings

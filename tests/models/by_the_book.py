@@ -14,39 +14,31 @@ import numpy.typing as npt
 from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.description.axes import Value, W
 from motley.daemon.models.description.model import EMBEDDED, Model
-from motley.daemon.models.description.operations import (
+from motley.daemon.models.description.operations import Operation
+from motley.daemon.models.description.operations.attention import Attend, Choose
+from motley.daemon.models.description.operations.experts import Experts, Route, Routing
+from motley.daemon.models.description.operations.recurrence import DeltaRule, HeadParts, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.rows import (
     Activation,
     Add,
     AsLarge,
-    Attend,
-    Choose,
     Clip,
-    DeltaRule,
-    Experts,
     Gated,
     HeadLinear,
-    HeadParts,
     Join,
     Linear,
     Norm,
-    Operation,
-    ReadStreams,
-    Route,
-    Routing,
     Scale,
     ScaleRows,
-    ShortConvolution,
     SideBySide,
     SoftCap,
-    StateSpace,
     StatisticalTopK,
-    StreamGates,
     Sum,
     Times,
     WholeNorm,
-    WriteStreams,
     Xielu,
 )
+from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
 from motley.daemon.models.description.rope import rotary_tables
 from motley.daemon.weights.places import numbered
 

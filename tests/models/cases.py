@@ -24,7 +24,8 @@ from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Attend, StatisticalTopK, Sum, WholeNorm
+from motley.daemon.models.description.operations.attention import Attend
+from motley.daemon.models.description.operations.rows import StatisticalTopK, Sum, WholeNorm
 from motley.daemon.models.files import OpenModel, open_model, open_weights
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import Keys

@@ -14,7 +14,8 @@ from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, mlp_axis, usual
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.operations.experts import Routing
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.rope import LinearScaling, Rope
 from motley.daemon.models.description.writing import Writer
 

@@ -11,7 +11,8 @@ from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
-from motley.daemon.models.description.operations import Attend, Experts
+from motley.daemon.models.description.operations.attention import Attend
+from motley.daemon.models.description.operations.experts import Experts
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import ShardingError, Writer
 from motley.daemon.models.files import open_weights

@@ -13,7 +13,8 @@ from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import RecurrentHeads
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
-from motley.daemon.models.description.operations import Activation, DeltaRule, Gated
+from motley.daemon.models.description.operations.recurrence import DeltaRule
+from motley.daemon.models.description.operations.rows import Activation, Gated
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError

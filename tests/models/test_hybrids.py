@@ -18,7 +18,8 @@ from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import RecurrentHeads
 from motley.daemon.models.description.model import tensors
-from motley.daemon.models.description.operations import Gated, Norm, ShortConvolution, StateSpace, Sum, WholeNorm
+from motley.daemon.models.description.operations.recurrence import ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.rows import Gated, Norm, Sum, WholeNorm
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError

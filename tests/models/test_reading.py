@@ -12,16 +12,15 @@ import pytest
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.description.axes import Heads, Kind, Value
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
-from motley.daemon.models.description.operations import (
+from motley.daemon.models.description.operations.attention import Attend
+from motley.daemon.models.description.operations.experts import Route, Routing
+from motley.daemon.models.description.operations.rows import (
     Activation,
     Add,
-    Attend,
     Clip,
     Gated,
     Linear,
     Norm,
-    Route,
-    Routing,
     Scale,
     Sum,
     WholeNorm,

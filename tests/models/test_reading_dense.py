@@ -10,7 +10,7 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
-from motley.daemon.models.description.operations import Norm, Scale, SoftCap
+from motley.daemon.models.description.operations.rows import Norm, Scale, SoftCap
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import (

@@ -11,7 +11,8 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, tensors
-from motley.daemon.models.description.operations import Activation, Gated, Join, Norm, Route, Routing
+from motley.daemon.models.description.operations.experts import Route, Routing
+from motley.daemon.models.description.operations.rows import Activation, Gated, Join, Norm
 from motley.daemon.models.description.rope import Llama3Scaling, Rope
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import (

@@ -11,7 +11,9 @@ import pytest
 
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes, parameters, tensors
-from motley.daemon.models.description.operations import Route, Routing, Scale, Warmth
+from motley.daemon.models.description.operations.attention import Warmth
+from motley.daemon.models.description.operations.experts import Route, Routing
+from motley.daemon.models.description.operations.rows import Scale
 from motley.daemon.models.description.rope import Rope, YarnScaling
 from motley.daemon.models.keys import ConfigError
 from motley.orchestrator.known_models.shapes import SHAPES

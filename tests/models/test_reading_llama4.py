@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from motley.daemon.models.description.axes import Heads
-from motley.daemon.models.description.operations import Warmth
+from motley.daemon.models.description.operations.attention import Warmth
 from motley.daemon.models.keys import ConfigError
 from tests.models.configs import DEEPSEEK_V3, LLAMA, MISTRAL, read
 

@@ -11,18 +11,9 @@ import pytest
 from motley.daemon.models.cutting.profile import activations, profile
 from motley.daemon.models.description.axes import Heads, RecurrentHeads
 from motley.daemon.models.description.model import Model, expected_shapes, parameters, tensors
-from motley.daemon.models.description.operations import (
-    DeltaRule,
-    Gated,
-    Norm,
-    ReadStreams,
-    SideBySide,
-    SoftCap,
-    StatisticalTopK,
-    StreamGates,
-    Times,
-    WriteStreams,
-)
+from motley.daemon.models.description.operations.recurrence import DeltaRule
+from motley.daemon.models.description.operations.rows import Gated, Norm, SideBySide, SoftCap, StatisticalTopK, Times
+from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import ConfigError
 from motley.orchestrator.known_models.shapes import SHAPES

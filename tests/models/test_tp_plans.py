@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from motley.daemon.models.description.axes import W
-from motley.daemon.models.description.operations import Experts, Operation, weights_of
+from motley.daemon.models.description.operations import Operation, weights_of
+from motley.daemon.models.description.operations.experts import Experts
 from tests.models.cases import Case, golden_cases
 
 PLANS: Mapping[str, Mapping[str, str]] = json.loads(

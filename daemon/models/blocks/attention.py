@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
-from motley.daemon.models.description.operations import Activation, Warmth
+from motley.daemon.models.description.operations.attention import Warmth
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.weights.places import WHOLE, Part
 

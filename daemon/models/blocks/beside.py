@@ -10,7 +10,7 @@ from motley.daemon.models.blocks.layers import norm
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import EMBEDDED
-from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.places import Part

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from motley.daemon.models.blocks.mlp import Limits, MlpNames, expert_axis, gated_mlp, shared_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
-from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.operations.experts import Routing
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.places import Part

@@ -18,7 +18,8 @@ from motley.daemon.models.blocks.attention import as_often
 from motley.daemon.models.blocks.indexer import Indexer
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
-from motley.daemon.models.description.operations import Activation, Warmth
+from motley.daemon.models.description.operations.attention import Warmth
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys

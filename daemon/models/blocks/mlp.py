@@ -8,7 +8,7 @@ from math import exp
 from statistics import NormalDist
 
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
-from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.weights.places import Part
 

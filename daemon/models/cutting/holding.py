@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Linear
+from motley.daemon.models.description.operations.rows import Linear
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Encoding
 from motley.daemon.weights.stored import Format

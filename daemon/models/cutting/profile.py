@@ -12,16 +12,11 @@ from motley.daemon.models.cutting.states import state_spec
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Model, parameters
-from motley.daemon.models.description.operations import (
-    Attend,
-    Choose,
-    Experts,
-    HeadLinear,
-    Linear,
-    Operation,
-    Recurrence,
-    weights_of,
-)
+from motley.daemon.models.description.operations import Operation, weights_of
+from motley.daemon.models.description.operations.attention import Attend, Choose
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.recurrence import Recurrence
+from motley.daemon.models.description.operations.rows import HeadLinear, Linear
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
 from motley.daemon.weights.stored import Format

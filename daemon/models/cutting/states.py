@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from motley.daemon.models.description.axes import Axis, W
-from motley.daemon.models.description.operations import DeltaRule, Recurrence, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.recurrence import DeltaRule, Recurrence, ShortConvolution, StateSpace
 from motley.plugins.recurrent import StateSpec
 
 

@@ -34,7 +34,9 @@ from motley.daemon.models.cutting.holding import (
 from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.description.axes import Axis, Heads, Kind
 from motley.daemon.models.description.model import Model, products
-from motley.daemon.models.description.operations import Attend, DeltaRule, Linear, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.attention import Attend
+from motley.daemon.models.description.operations.recurrence import DeltaRule, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.rows import Linear
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.stored import Format

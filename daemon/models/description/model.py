@@ -17,17 +17,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from motley.daemon.models.description.axes import Value, W
-from motley.daemon.models.description.operations import (
-    Attend,
-    Choose,
-    Experts,
-    HeadLinear,
-    Linear,
-    Norm,
-    Operation,
-    Recurrence,
-    weights_of,
-)
+from motley.daemon.models.description.operations import Operation, weights_of
+from motley.daemon.models.description.operations.attention import Attend, Choose
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.recurrence import Recurrence
+from motley.daemon.models.description.operations.rows import HeadLinear, Linear, Norm
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.weights.places import Part, Tensor, numbered
 

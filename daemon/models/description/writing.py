@@ -23,40 +23,31 @@ from motley.daemon.models.description.axes import (
     query_axis,
 )
 from motley.daemon.models.description.model import Layer
-from motley.daemon.models.description.operations import (
+from motley.daemon.models.description.operations import Operation
+from motley.daemon.models.description.operations.attention import Attend, Choose, Warmth
+from motley.daemon.models.description.operations.experts import Experts, Route, Routing
+from motley.daemon.models.description.operations.recurrence import DeltaRule, HeadParts, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.rows import (
     Activation,
     Add,
     AsLarge,
-    Attend,
-    Choose,
     Clip,
-    DeltaRule,
-    Experts,
     Gated,
     HeadLinear,
-    HeadParts,
     Join,
     Linear,
     Norm,
-    Operation,
-    ReadStreams,
-    Route,
-    Routing,
     Scale,
     ScaleRows,
-    ShortConvolution,
     SideBySide,
     SoftCap,
-    StateSpace,
     StatisticalTopK,
-    StreamGates,
     Sum,
     Times,
-    Warmth,
     WholeNorm,
-    WriteStreams,
     Xielu,
 )
+from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
 from motley.daemon.models.keys import ConfigError
 
 OfOneValue = (

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx.parser
 
-from motley.daemon.models.description.operations import Attend
+from motley.daemon.models.description.operations.attention import Attend
 from motley.daemon.models.keys import ConfigError
 
 ROW_POSITIONS = """    zero = Constant <value_int: int = 0> ()

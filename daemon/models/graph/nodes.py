@@ -19,39 +19,37 @@ from onnx import TensorProto
 
 from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.description.axes import Axis, Kind, Placement, Value, W
-from motley.daemon.models.description.operations import (
+from motley.daemon.models.description.operations import Operation
+from motley.daemon.models.description.operations.attention import Attend, Choose
+from motley.daemon.models.description.operations.experts import Experts, Route
+from motley.daemon.models.description.operations.recurrence import (
+    DeltaRule,
+    HeadParts,
+    Recurrence,
+    ShortConvolution,
+    StateSpace,
+)
+from motley.daemon.models.description.operations.rows import (
     Activation,
     Add,
     AsLarge,
-    Attend,
-    Choose,
     Clip,
-    DeltaRule,
-    Experts,
     Gated,
     HeadLinear,
-    HeadParts,
     Join,
     Linear,
     Norm,
-    Operation,
-    ReadStreams,
-    Recurrence,
-    Route,
     Scale,
     ScaleRows,
-    ShortConvolution,
     SideBySide,
     SoftCap,
-    StateSpace,
     StatisticalTopK,
-    StreamGates,
     Sum,
     Times,
     WholeNorm,
-    WriteStreams,
     Xielu,
 )
+from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import attention_of
 from motley.daemon.models.graph.chosen_positions import CHOSEN_BLOCKS, CHOSEN_POOLS, CHOSEN_POSITIONS

@@ -40,16 +40,10 @@ from motley.daemon.models.cutting.states import state_spec
 from motley.daemon.models.cutting.units import Units, units
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import EMBEDDED, Layer, Model
-from motley.daemon.models.description.operations import (
-    Attend,
-    Choose,
-    Experts,
-    Linear,
-    Recurrence,
-    SoftCap,
-    StatisticalTopK,
-    WholeNorm,
-)
+from motley.daemon.models.description.operations.attention import Attend, Choose
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.recurrence import Recurrence
+from motley.daemon.models.description.operations.rows import Linear, SoftCap, StatisticalTopK, WholeNorm
 from motley.daemon.models.description.rope import Rope, rotary_tables
 from motley.daemon.models.graph.nodes import Nodes
 from motley.daemon.models.graph.protos import declared_value, whole_model

@@ -7,7 +7,7 @@ from onnx import numpy_helper
 
 from motley.daemon.models.cutting.share import kv_heads
 from motley.daemon.models.description.axes import Axis, Kind, query_axis
-from motley.daemon.models.description.operations import Linear, WholeNorm
+from motley.daemon.models.description.operations.rows import Linear, WholeNorm
 from motley.daemon.models.graph.nodes import Holding
 from motley.daemon.models.graph.rank_sums import RankSums
 from motley.daemon.weights.spec import Piece, Weight

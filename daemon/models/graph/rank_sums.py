@@ -18,7 +18,9 @@ from motley.daemon.models.cutting.tree import fold, subtrees
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Axis, Placement
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Add, Experts, Linear, Operation, Scale, ScaleRows, Sum
+from motley.daemon.models.description.operations import Operation
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.rows import Add, Linear, Scale, ScaleRows, Sum
 from motley.daemon.models.graph.nodes import Nodes, Terms
 from motley.daemon.models.graph.protos import declared_value
 from motley.daemon.models.graph.rank_holding import RankHolding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.description.operations import Linear, StatisticalTopK
+from motley.daemon.models.description.operations.rows import Linear, StatisticalTopK
 from motley.daemon.models.graph.emitter import LARGEST
 from motley.daemon.models.graph.rank_sums import RankSums
 

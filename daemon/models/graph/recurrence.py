@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from motley.daemon.models.description.axes import Value, W
-from motley.daemon.models.description.operations import (
+from motley.daemon.models.description.operations.recurrence import (
     DeltaRule,
     HeadParts,
     Recurrence,

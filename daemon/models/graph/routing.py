@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from motley.daemon.models.description.operations import Route, Routing
+from motley.daemon.models.description.operations.experts import Route, Routing
 from motley.daemon.models.graph.emitter import Emitter
 from motley.daemon.models.graph.sparse_mixer import SPARSE_MIXER
 from motley.daemon.weights.spec import Piece, Weight

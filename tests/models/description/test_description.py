@@ -8,7 +8,9 @@ from dataclasses import MISSING, fields
 import pytest
 
 from motley.daemon.models.description.model import Model, expected_shapes, parameters, tensors
-from motley.daemon.models.description.operations import Attend, Experts, Gated, Route
+from motley.daemon.models.description.operations.attention import Attend
+from motley.daemon.models.description.operations.experts import Experts, Route
+from motley.daemon.models.description.operations.rows import Gated
 from motley.daemon.models.files import open_model
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.safetensors_checkpoint import SafetensorsCheckpoint

@@ -11,7 +11,8 @@ from motley.daemon.models.blocks.layers import begin, model
 from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
 from motley.daemon.models.description.model import Layer
-from motley.daemon.models.description.operations import Activation, Add, Routing, Sum, WholeNorm
+from motley.daemon.models.description.operations.experts import Routing
+from motley.daemon.models.description.operations.rows import Activation, Add, Sum, WholeNorm
 from motley.daemon.models.description.writing import ShardingError, Writer
 from motley.daemon.models.keys import ConfigError
 from tests.models.hand_made import SHAPE

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from motley.daemon.models.cutting.units import units
-from motley.daemon.models.description.operations import Warmth
+from motley.daemon.models.description.operations.attention import Warmth
 from motley.daemon.models.description.rope import YarnScaling
 from motley.daemon.models.files import read_model
 from motley.daemon.models.keys import ConfigError

@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Type
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import expected_shapes
-from motley.daemon.models.description.operations import Route, Routing
+from motley.daemon.models.description.operations.experts import Route, Routing
 from motley.daemon.models.description.rope import (
     FactorScaling,
     LinearScaling,

@@ -18,19 +18,10 @@ from motley.daemon.models.cutting.share import Share, ShareError
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
-from motley.daemon.models.description.operations import (
-    Add,
-    Experts,
-    Gated,
-    HeadLinear,
-    Linear,
-    Norm,
-    Operation,
-    StreamGates,
-    Sum,
-    Times,
-    weights_of,
-)
+from motley.daemon.models.description.operations import Operation, weights_of
+from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.rows import Add, Gated, HeadLinear, Linear, Norm, Sum, Times
+from motley.daemon.models.description.operations.streams import StreamGates
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model

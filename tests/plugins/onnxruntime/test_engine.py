@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import motley.cli
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import Model, expected_shapes
-from motley.daemon.models.description.operations import Route
+from motley.daemon.models.description.operations.experts import Route
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.models.reading import read_model
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions, Span

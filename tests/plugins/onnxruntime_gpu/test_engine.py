@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from motley.daemon.models.cutting.units import units
-from motley.daemon.models.description.operations import Route
+from motley.daemon.models.description.operations.experts import Route
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.blocks.window_blocks import WindowBlocks
 from motley.plugins.engine import F32, CacheBlocks, EngineError, EngineFactory, EngineOptions

@@ -14,7 +14,7 @@ from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 

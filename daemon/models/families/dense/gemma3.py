@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_keys_of_both_kinds, rope_of

@@ -19,7 +19,7 @@ from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import listed_windows, period_kinds
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.dense.gemma3 import ropes_by_windows
 from motley.daemon.models.keys import Keys

@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import windows_everywhere
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Warmth
+from motley.daemon.models.description.operations.attention import Warmth
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 

@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.windows import listed_windows, period_kinds
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.dense.cohere import (
     DEFAULTS,

@@ -17,7 +17,8 @@ from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.operations.experts import Routing
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys

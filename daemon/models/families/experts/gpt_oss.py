@@ -9,7 +9,8 @@ from motley.daemon.models.blocks.mlp import MlpNames
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import FULL, SLIDING, listed_windows
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.operations.experts import Routing
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_of
 from motley.daemon.weights.places import Part

@@ -10,7 +10,7 @@ from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, shared_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.dense.granite import granite_like
 from motley.daemon.models.keys import Keys

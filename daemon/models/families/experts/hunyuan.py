@@ -12,7 +12,7 @@ from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys

@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import period_kinds
 from motley.daemon.models.description.axes import Axis, Kind, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.families.dense.exaone4 import exaone4_attention
 from motley.daemon.models.families.dense.glm4 import NORMS
 from motley.daemon.models.keys import Keys

@@ -14,7 +14,8 @@ from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.windows import FULL, listed_windows, read_window
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.operations.experts import Routing
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import rope_keys_of_both_kinds, rope_of

@@ -13,7 +13,8 @@ from motley.daemon.models.blocks.rotated import rotated_layers
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing, Warmth
+from motley.daemon.models.description.operations.attention import Warmth
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
 

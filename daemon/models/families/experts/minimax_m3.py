@@ -15,7 +15,8 @@ from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation, Routing
+from motley.daemon.models.description.operations.experts import Routing
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.mimo_v2_flash import of_layers, sparse_by_numbers
 from motley.daemon.models.families.experts.mixtral import mixtral_names

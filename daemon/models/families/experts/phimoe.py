@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.windows import windows_everywhere
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.families.experts.mixtral import mixtral_experts
 from motley.daemon.models.keys import Keys

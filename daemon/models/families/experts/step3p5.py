@@ -14,7 +14,7 @@ from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.blocks.windows import FULL, listed_windows, read_window
 from motley.daemon.models.description.axes import Axis, Kind, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.families.experts.step3p5_keys import (
     AHEAD,
     heads_of_windows,

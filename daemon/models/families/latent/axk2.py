@@ -11,7 +11,7 @@ from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Activation
+from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.families.experts.glm4_moe import corrected_experts
 from motley.daemon.models.keys import Keys

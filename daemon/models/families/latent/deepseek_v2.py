@@ -7,7 +7,7 @@ from motley.daemon.models.blocks.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.keys import Keys
 
 

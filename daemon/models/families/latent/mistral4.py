@@ -7,7 +7,7 @@ from dataclasses import replace
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Warmth
+from motley.daemon.models.description.operations.attention import Warmth
 from motley.daemon.models.families.experts.glm4_moe import grouped_routing, routed_experts
 from motley.daemon.models.keys import Keys
 

@@ -17,7 +17,7 @@ from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope

@@ -7,7 +7,7 @@ from motley.daemon.models.blocks.experts import SharedExpert, expert_count, expe
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.keys import Keys
 
 

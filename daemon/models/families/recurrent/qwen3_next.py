@@ -8,7 +8,7 @@ from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Model
-from motley.daemon.models.description.operations import Routing
+from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 

@@ -24,7 +24,7 @@ from motley.bench.measurements.accuracy.drift import (
 )
 from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.model import EMBEDDING, Model
-from motley.daemon.models.description.operations import Linear, Norm, Scale, SoftCap
+from motley.daemon.models.description.operations.rows import Linear, Norm, Scale, SoftCap
 from motley.daemon.models.files import open_model
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.weights.spec import Piece
