@@ -104,6 +104,14 @@ def blocks_of(caches: Caches, profile: ModelProfile, setups: Collection[Setup]) 
     return replace(blocks, slots=min(caches.sequences, MOST_STATES)) if profile.state_bytes else blocks
 
 
+def with_tables(profile: ModelProfile, context: int) -> ModelProfile:
+    """A model's costs with the rotary tables that every rank has for sequences of so many tokens."""
+    costs = ModelProfile()
+    costs.CopyFrom(profile)
+    costs.fixed_bytes += profile.position_bytes * context
+    return costs
+
+
 def with_blocks(profile: ModelProfile, blocks: Blocks) -> ModelProfile:
     """A model's costs with these blocks, as if all layers had all of them: a token takes less if layers with a window
     have fewer. Its recurrent states are those of all slots, and those that are kept."""

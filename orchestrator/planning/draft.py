@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from motley.orchestrator.planning.caches import Blocks, Caches
+from motley.orchestrator.planning.caches import Blocks, Caches, with_tables
 from motley.orchestrator.planning.cutting.shares import Candidate, RankPlan, plan_shares
 from motley.orchestrator.planning.setup import Setup
 from motley.protocol.mesh_pb2 import Assignment, Loan, ModelProfile, ModelSpec
@@ -62,5 +62,5 @@ def plan_draft(spec: ModelSpec, profile: ModelProfile, setup: Setup, caches: Cac
     context = min(caches.context, profile.context_length)
     blocks = Caches(context, max(context, caches.tokens)).blocks(setup.has_whole_caches)
     plenty = Candidate("", speed=1.0, memory=1 << 62)  # whether its node has it is seen when the ranks are planned
-    (plan,) = plan_shares([profile], [plenty], blocks.room)
+    (plan,) = plan_shares([with_tables(profile, context)], [plenty], blocks.room)
     return Draft(spec, profile, setup, plan, context, blocks)

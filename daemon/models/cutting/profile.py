@@ -101,6 +101,7 @@ def profile(
         expert_weight_bytes=expert,
         trunk_mlp_unit_bytes=count.mlp,
         trunk_fixed_bytes=trunk_fixed,
+        position_bytes=4 * sum(size for _, size in model.rotations(model.layers).values()),
         host_fixed_bytes=RUNTIME_BYTES + 4 * activations(model),
         adapter_elements=adapter_elements(model),
         layer_costs=[] if model.whole else _costs(each),  # without them nobody plans stages

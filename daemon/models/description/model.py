@@ -12,7 +12,7 @@ their types.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -156,6 +156,16 @@ class Model:
     def expert_layers(self) -> list[int]:
         """The layers that have experts."""
         return [number for number, layer in enumerate(self.layers) if layer.experts]
+
+    def rotations(self, layers: Sequence[Layer]) -> dict[str, tuple[Rope | None, int]]:
+        """The rotary embeddings that the attention of some layers asks for, by name, and how many elements of a head
+        each turns: graphs have a table of cosines and one of sines for each, f32[context, elements / 2]."""
+        found: dict[str, tuple[Rope | None, int]] = {}
+        for layer in layers:
+            if (attend := layer.attention) is not None:
+                rope = None if attend.rope is None else self.ropes[attend.rope]
+                found[attend.rope or "none"] = (rope, rope.size if rope else attend.heads.size)
+        return found
 
     def experts_of(self, layer: int) -> Experts | None:
         """The experts of a layer; None: it has none, or there is no such layer."""

@@ -212,7 +212,7 @@ class _RankNodes(RankSums):
         placed, share_bytes = lay_out(self.weights)
         recurrences = [each for layer in self.layers if (each := layer.recurrence) is not None]
         caches = [spec for layer in self.layers for spec in self._caches(layer, context)]
-        ropes = _tables_of(model, self.layers) if caches else {}
+        ropes = model.rotations(self.layers) if caches else {}
         graph = helper.make_graph(
             self.nodes,
             f"{model.family} rank {self.rank} of {self.size}",
@@ -409,17 +409,6 @@ def expert_body(nodes: Nodes, operation: Experts) -> onnx.GraphProto:
         [declared_value(x, "N", hidden)],
         [declared_value(result, "N", hidden) for result in results],
     )
-
-
-def _tables_of(model: Model, layers: Sequence[Layer]) -> dict[str, tuple[Rope | None, int]]:
-    """The rotary embeddings that the attention of some layers asks for, by name, and how many elements of a head each
-    turns."""
-    found: dict[str, tuple[Rope | None, int]] = {}
-    for layer in layers:
-        if (attend := layer.attention) is not None:
-            rope = None if attend.rope is None else model.ropes[attend.rope]
-            found[attend.rope or "none"] = (rope, rope.size if rope else attend.heads.size)
-    return found
 
 
 def _constants(ropes: Mapping[str, tuple[Rope | None, int]], context: int) -> Callable[[int], Mapping[str, F32]]:

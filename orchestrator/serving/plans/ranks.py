@@ -11,7 +11,7 @@ from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.adapters import with_adapters
-from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks
+from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks, with_tables
 from motley.orchestrator.planning.choosing.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
 from motley.orchestrator.planning.cutting.shares import (
@@ -146,9 +146,7 @@ def team_of(
         PlanError: no node has room for any rank.
         ServingError: the draft model does not fit beside any rank, or nobody knows how fast a GPU is.
     """
-    each = [
-        with_adapters(profiles[one.setup.quantisation], request.adapters, request.adapter_rank) for one in participants
-    ]
+    each = [_costs(profiles[one.setup.quantisation], request, caches) for one in participants]
     if draft is not None:
         _check_draft(draft, participants[0], each[0], memory)
     candidates = _candidates(participants, each, memory, request.shares, draft)
@@ -169,6 +167,11 @@ def team_of(
     blocks = blocks_of(caches, each[0], [one.setup for one in participants])
     each = [with_blocks(profile, blocks) for profile in each]
     return Team(list(participants), each, candidates, blocks.room)
+
+
+def _costs(profile: ModelProfile, request: SessionRequest, caches: Caches) -> ModelProfile:
+    """A model's costs with what every rank has of its own besides: slots for adapters, and rotary tables."""
+    return with_adapters(with_tables(profile, caches.context), request.adapters, request.adapter_rank)
 
 
 def _check_draft(draft: Draft, first: Participant, profile: ModelProfile, memory: Memory) -> None:
@@ -229,10 +232,7 @@ async def plan_trunks(
     refusals = []
     for first in range(len(others) - more + 1 if more else 1):
         chosen = own + others[first : first + more]
-        each = [
-            with_adapters(trunk_profile(profiles[one.setup.quantisation]), request.adapters, request.adapter_rank)
-            for one in chosen
-        ]
+        each = [_costs(trunk_profile(profiles[one.setup.quantisation]), request, caches) for one in chosen]
         try:
             candidates = _candidates(chosen, each, memory)
             blocks = blocks_of(caches, each[0], [one.setup for one in chosen])

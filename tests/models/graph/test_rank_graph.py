@@ -162,6 +162,14 @@ def _read(node: onnx.NodeProto) -> dict[str, object]:
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
 
 
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_what_is_planned_for_rotary_tables_is_what_they_take(name: str) -> None:
+    model = golden_case(name).model
+    declared = build_rank_graph(model, [whole_share(units(model, "fp32", 32))], 0, "fp32", 32, 64)
+    tables = sum(table.nbytes for table in declared.constants(0).values())
+    assert profile(model, "fp32", 32).position_bytes * 64 == tables
+
+
 @pytest.mark.parametrize("quantisation", ["fp32", "int4"])
 def test_initializers_are_where_the_weights_will_be(quantisation: str) -> None:
     declared = declare(golden_case("llama-mha"), 2, 0, quantisation)

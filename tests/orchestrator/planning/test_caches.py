@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from motley.orchestrator.planning.caches import Blocks, Caches, blocks_of, with_blocks
+from motley.orchestrator.planning.caches import Blocks, Caches, blocks_of, with_blocks, with_tables
 from motley.orchestrator.planning.setup import Setup
 from motley.protocol import SNAPSHOTS
 from motley.protocol.mesh_pb2 import ModelProfile
@@ -65,6 +65,13 @@ def test_a_token_costs_less_where_layers_with_a_window_have_fewer_blocks() -> No
     assert with_blocks(profile, Blocks(1024, 32, windowed=256, window=512)).cache_bytes_per_token == 10 + 13
     assert with_blocks(profile, Blocks(1024, 32)) is profile
     assert profile.cache_bytes_per_token == 60
+
+
+def test_rotary_tables_are_as_long_as_the_context() -> None:
+    """Of a million positions, and heads of 128, they are half a gigabyte on every rank."""
+    profile = ModelProfile(fixed_bytes=1000, position_bytes=512)
+    assert with_tables(profile, 1 << 20).fixed_bytes == 1000 + (512 << 20)
+    assert profile.fixed_bytes == 1000
 
 
 def test_states_are_as_many_as_sequences_or_eight() -> None:
