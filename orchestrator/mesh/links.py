@@ -6,7 +6,8 @@ reaches others and is not reached. A pair is of use to a session only if both ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import NamedTuple
@@ -53,61 +54,119 @@ Place = tuple[str, str]
 """A node's name and address, by which it is known when it comes back."""
 
 
+class _Pairs:
+    """A set of pairs in which those among a few nodes are found without a look at all others."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, set[str]] = {}
+        """Of every dialler that has any."""
+
+    def add(self, pair: Pair) -> None:
+        self._listeners.setdefault(pair.dialler, set()).add(pair.listener)
+
+    def discard(self, pair: Pair) -> None:
+        if (listeners := self._listeners.get(pair.dialler)) is not None:
+            listeners.discard(pair.listener)
+            if not listeners:
+                del self._listeners[pair.dialler]
+
+    def among(self, node_ids: Collection[str]) -> Iterator[Pair]:
+        """The pairs of which both are among some nodes, in the order of those."""
+        for dialler in node_ids:
+            if listeners := self._listeners.get(dialler):
+                yield from (Pair(dialler, listener) for listener in node_ids if listener in listeners)
+
+
 class LinkTable:
-    """All links that were measured between nodes that are there."""
+    """All links that were measured between nodes that are there, and those that are to be."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._nodes: dict[str, Node] = {}
         self._links: dict[Pair, Link] = {}
+        self._unknown: set[Pair] = set()
+        """Pairs of which nothing is known."""
+        self._waiting = _Pairs()
+        """Pairs that are to be measured, ..."""
+        self._old = _Pairs()
+        """... and those that are as soon as neither serves."""
+        self._successes: deque[tuple[float, Pair]] = deque()
+        """When pairs were measured that are not old yet; what was measured again since stands here twice, ..."""
+        self._failures: deque[tuple[float, Pair]] = deque()
+        """... and when pairs have failed that are not tried again yet."""
         self._before: dict[tuple[Place, Place], Link] = {}
         """Good links of nodes that have gone: of the dialler and the listener."""
 
     def measured(self, pair: Pair, latency_s: float, bandwidth: float) -> None:
         """The dialler of a pair has reached the other."""
-        self._links[pair] = Link(latency_s, bandwidth, measured=self._clock())
+        self._note(pair, Link(latency_s, bandwidth, measured=self._clock()))
 
     def failed(self, pair: Pair, why: str) -> None:
         """The dialler of a pair has not."""
-        self._links[pair] = Link(failure=why, measured=self._clock())
+        self._note(pair, Link(failure=why, measured=self._clock()))
 
-    def left(self, node: Node, others: Iterable[Node]) -> None:
+    def _note(self, pair: Pair, link: Link) -> None:
+        self._links[pair] = link
+        self._unknown.discard(pair)
+        self._waiting.discard(pair)
+        self._old.discard(pair)
+        (self._failures if link.failure else self._successes).append((link.measured, pair))
+
+    def left(self, node: Node) -> None:
         """A node is gone. What was measured between it and others is kept for when it comes back."""
         oldest = self._clock() - AGAIN_S
         self._before = {places: link for places, link in self._before.items() if link.measured > oldest}
-        for other in others:
-            for pair in permutations((node, other)):
-                if (link := self.of(*pair)) is not None and not link.failure:
-                    self._before[_place(pair[0]), _place(pair[1])] = link
-        self._links = {pair: link for pair, link in self._links.items() if node.id not in pair}
-
-    def back(self, node: Node, others: Iterable[Node]) -> None:
-        """A node has joined. If it was there before, its links count as they were until they are measured anew: else it
-        would be planned for by guess, and again a moment later."""
-        oldest = self._clock() - AGAIN_S
-        for other in others:
+        self._nodes.pop(node.id, None)
+        for other in self._nodes.values():
             for dialler, listener in permutations((node, other)):
+                pair = Pair(dialler.id, listener.id)
+                link = self._links.pop(pair, None)
+                if link is not None and not link.failure:
+                    self._before[_place(dialler), _place(listener)] = link
+                self._unknown.discard(pair)
+                self._waiting.discard(pair)
+                self._old.discard(pair)
+
+    def joined(self, node: Node) -> None:
+        """A node is there. If it was before, its links count as they were until they are measured anew: else it would
+        be planned for by guess, and again a moment later."""
+        oldest = self._clock() - AGAIN_S
+        for other in self._nodes.values():
+            for dialler, listener in permutations((node, other)):
+                pair = Pair(dialler.id, listener.id)
                 link = self._before.pop((_place(dialler), _place(listener)), None)
                 if link is not None and link.measured > oldest:
-                    self._links[Pair(dialler.id, listener.id)] = replace(link, before=True)
+                    self._links[pair] = replace(link, before=True)
+                else:
+                    self._unknown.add(pair)
+                self._waiting.add(pair)
+        self._nodes[node.id] = node
 
     def of(self, dialler: Node, listener: Node) -> Link | None:
         """What is known of the way from one node to another; None: it was not measured."""
         return self._links.get(Pair(dialler.id, listener.id))
 
-    def due(self, nodes: Sequence[Node], idle: Callable[[Node], bool]) -> Iterator[Pair]:
-        """Pairs that are to be measured now: those that were not since both are there, those that failed, and old ones
-        of idle nodes."""
-        pairs = [Pair(one.id, other.id) for one, other in permutations(nodes, 2)]
-        yield from (pair for pair in pairs if pair not in self._links or self._links[pair].before)
-        resting = {node.id for node in nodes if idle(node)}
+    def due(self, free: Collection[str], resting: Collection[str]) -> Iterator[Pair]:
+        """Pairs of nodes that are to be measured now: those that were not since both are there, those that failed a
+        while ago, and old ones.
+
+        Args:
+            free: ids of the nodes that may measure now, ...
+            resting: ... and of those that serve nothing as well, so that old links are measured again.
+        """
+        self._age(self._failures, RETRY_S, self._waiting)
+        self._age(self._successes, AGAIN_S, self._old)
+        yield from self._waiting.among(free)
+        yield from self._old.among(resting)
+
+    def _age(self, latest: deque[tuple[float, Pair]], after_s: float, pairs: _Pairs) -> None:
+        """Move what was found more than so long ago, and not again since, to some pairs."""
         now = self._clock()
-        for pair in pairs:
+        while latest and now - latest[0][0] > after_s:
+            measured, pair = latest.popleft()
             link = self._links.get(pair)
-            if link is None or link.before:
-                continue
-            age = now - link.measured
-            if (link.failure and age > RETRY_S) or (age > AGAIN_S and set(pair) <= resting):
-                yield pair
+            if link is not None and link.measured == measured and not link.before:
+                pairs.add(pair)
 
     def broken(self, nodes: Sequence[Node]) -> list[str]:
         """Tell which of some nodes cannot reach which, each pair as a sentence without its full stop; but for those for
@@ -132,7 +191,7 @@ class LinkTable:
         """The id of the node by which two that are apart meet soonest: it is known to reach both, and to be reached;
         None: there is none."""
         ways = {}
-        for third in {node for pair in self._links for node in pair} - {one.id, other.id}:
+        for third in self._nodes.keys() - {one.id, other.id}:
             legs = [self._leg(one.id, third), self._leg(other.id, third)]
             if all(legs):
                 ways[third] = sum(latency for latency, _ in filter(None, legs))
@@ -148,7 +207,10 @@ class LinkTable:
 
     def all_known(self, nodes: Sequence[Node]) -> bool:
         """Whether every pair of some nodes was measured, in both directions."""
-        return all(self.of(one, other) is not None for one, other in permutations(nodes, 2) if one.id != other.id)
+        ids = {node.id for node in nodes}
+        if len(ids) > 1 and not ids <= self._nodes.keys():
+            return False
+        return not any(pair.dialler in ids and pair.listener in ids for pair in self._unknown)
 
     def between(self, one: Node, other: Node) -> tuple[float, float]:
         """Latency (s, one way) and bandwidth (bytes/s) between two ranks on some nodes, as the slower direction has it,

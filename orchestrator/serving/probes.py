@@ -62,8 +62,11 @@ class Probes:
                 del self._attempts[number]
                 self._silent.add(attempt.pair)
         busy = {node for attempt in self._attempts.values() for node in attempt.pair}
-        alive = [node for node in self._nodes if node.alive]
-        for pair in self._links.due(alive, self._is_idle):
+        free = [node.id for node in self._nodes if node.alive and node.id not in busy]
+        if len(free) < 2:
+            return
+        serving = {worker.node_id for session in self._sessions for worker in session.workers if not worker.gone}
+        for pair in self._links.due(free, [node_id for node_id in free if node_id not in serving]):
             if pair not in self._silent and not busy & set(pair):
                 busy.update(pair)
                 self._begin(pair)
@@ -96,7 +99,7 @@ class Probes:
 
     def on_joined(self, node: Node) -> None:
         """A node is there, perhaps again."""
-        self._links.back(node, self._others(node))
+        self._links.joined(node)
 
     def on_lost(self, node: Node) -> None:
         """A node is gone, and with it what is known of its links, until it is back."""
@@ -104,7 +107,7 @@ class Probes:
         self._silent, self._doubted = (
             {pair for pair in pairs if node.id not in pair} for pairs in (self._silent, self._doubted)
         )
-        self._links.left(node, self._others(node))
+        self._links.left(node)
 
     def _begin(self, pair: Pair) -> None:
         number = f"probe-{secrets.token_hex(8)}"
@@ -117,10 +120,3 @@ class Probes:
         tls = attempt.credentials[rank]
         probe = Probe(id=number, address=address, secret=attempt.secret, tls=tls, seconds=CONNECT_S)
         self._control.send(node_id, OrchestratorMessage(probe=probe))
-
-    def _others(self, node: Node) -> list[Node]:
-        return [other for other in self._nodes if other.id != node.id and other.alive]
-
-    def _is_idle(self, node: Node) -> bool:
-        workers = (worker for session in self._sessions for worker in session.workers)
-        return not any(worker.node_id == node.id and not worker.gone for worker in workers)

@@ -35,6 +35,8 @@ class House:
         ]
         self.links = LinkTable(self.clock)
         self.probes = Probes(table, self.links, SessionTable(), self.post, self.clock)
+        for node in self.nodes:
+            self.probes.on_joined(node)
 
     def named(self, node_id: str) -> Node:
         return next(node for node in self.nodes if node.id == node_id)
