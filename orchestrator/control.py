@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """What is called with everything that nodes say."""
 
-    def on_message(self, node: Node, message: NodeMessage) -> None:
-        """A node says something that is not about its being there."""
+    def on_message(self, node: Node, kind: str | None, message: NodeMessage) -> None:
+        """A node says something that is not about its being there; `kind`: which of its bodies the message has."""
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         """A node is there, with ranks that it has kept since it was there before."""
@@ -78,9 +78,9 @@ class Listeners:
     def __init__(self, *listeners: Listener) -> None:
         self._listeners = listeners
 
-    def on_message(self, node: Node, message: NodeMessage) -> None:
+    def on_message(self, node: Node, kind: str | None, message: NodeMessage) -> None:
         for each in self._listeners:
-            each.on_message(node, message)
+            each.on_message(node, kind, message)
 
     def on_joined(self, node: Node, held: Sequence[HeldRank]) -> None:
         for each in self._listeners:
@@ -396,7 +396,8 @@ class Control(MeshServicer):
                     self._hear(node, stream, each)
 
     def _hear(self, node: Node, stream: _Stream, message: NodeMessage) -> None:
-        match message.WhichOneof("body"):
+        kind = message.WhichOneof("body")
+        match kind:
             case "hello":
                 stream.end("it said Hello twice")
             case "leaving":
@@ -412,7 +413,7 @@ class Control(MeshServicer):
                 self._nodes.offer(node.id, message.budget)
                 self.listener.on_offer(node)
             case _:
-                self.listener.on_message(node, message)
+                self.listener.on_message(node, kind, message)
 
 
 async def _next(context: Context) -> NodeMessage | None:

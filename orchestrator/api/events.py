@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from aiohttp import web
 
@@ -14,6 +15,9 @@ COMMENT_S = 10.0
 """A stream on which nothing was written for so long gets a comment, so that no proxy takes it for dead."""
 AT_ONCE_BYTES = 1 << 14
 """Events do not wait for others to be written with them that have so many bytes together."""
+
+as_json = json.JSONEncoder(ensure_ascii=False).encode
+"""What an event tells, as one line. (`json.dumps` would make an encoder each time.)"""
 
 
 class EventStream:

@@ -119,8 +119,8 @@ class Jobs:
         if job.runs:
             self._carry_out(job, job.stop(self._clock()))
 
-    def on_message(self, node: Node, message: NodeMessage) -> None:
-        if message.WhichOneof("body") != "job":
+    def on_message(self, node: Node, kind: str | None, message: NodeMessage) -> None:
+        if kind != "job":
             return
         event = message.job
         job = self._jobs.get(event.job)

@@ -101,14 +101,14 @@ class Serving:
         self._making_way = MakingWay(nodes, self.sessions, self.forecasts, self._recovery, self._carrier, clock)
         self._probes = Probes(nodes, self.links, self.sessions, control, clock)
 
-    def on_message(self, node: Node, message: NodeMessage) -> None:
-        match message.WhichOneof("body"):
+    def on_message(self, node: Node, kind: str | None, message: NodeMessage) -> None:
+        match kind:
+            case "delta":
+                self._on_delta(node, message.delta)
             case "described":
                 self._descriptions.on_described(node, message.described)
             case "rank":
                 self._on_rank_event(node, message.rank)
-            case "delta":
-                self._on_delta(node, message.delta)
             case "lent":
                 self.lending.on_lent(node, message.lent)
             case "probed":

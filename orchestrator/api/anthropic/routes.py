@@ -13,7 +13,7 @@ from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES, generat
 from motley.orchestrator.api.anthropic.schema import MessagesRequest
 from motley.orchestrator.api.asking import Asking, Given, next_delta
 from motley.orchestrator.api.errors import ANTHROPIC, ApiError
-from motley.orchestrator.api.events import EventStream
+from motley.orchestrator.api.events import EventStream, as_json
 from motley.orchestrator.api.schema import read, read_json
 from motley.orchestrator.serving.errors import ServingError
 from motley.protocol.mesh_pb2 import CallPiece, Delta
@@ -209,4 +209,4 @@ async def _write(stream: EventStream, asked: MessagesRequest, given: Given) -> N
 
 
 def _event(stream: EventStream, event: dict[str, Any]) -> None:
-    stream.event(json.dumps(event, ensure_ascii=False), event["type"])
+    stream.event(as_json(event), event["type"])

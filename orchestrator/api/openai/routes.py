@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from aiohttp import web
 from motley.orchestrator.api.access.slow_clients import Patience, give
 from motley.orchestrator.api.asking import Asking, Served, next_delta
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.events import EventStream
+from motley.orchestrator.api.events import EventStream, as_json
 from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.serving.answering.requests import Answers
@@ -265,7 +264,7 @@ async def _stream(
         except ServingError as error:
             if not stream.begun:
                 raise
-            stream.event(json.dumps(ApiError.of(error).body, ensure_ascii=False))
+            stream.event(as_json(ApiError.of(error).body))
         await stream.end()
     return stream.response
 
@@ -278,11 +277,12 @@ async def _write_answers(
     answers: Answers,
 ) -> None:
     """Write answers as they come, up to ``[DONE]``; errors as `EventStream.next`."""
+    head = as_json({**envelope, "object": choices[0].form.chunk_object}).removesuffix("}")  # the same for each token
 
     def chunk(told: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
         tail = {"usage": usage} if asked.include_usage else {}
-        event = {**envelope, "object": choices[0].form.chunk_object, "choices": told, **tail, **more}
-        stream.event(json.dumps(event, ensure_ascii=False))
+        rest = as_json({"choices": told, **tail, **more}).removeprefix("{")
+        stream.event(f"{head}, {rest}")
 
     while not answers.ended:
         came = await stream.next(answers)

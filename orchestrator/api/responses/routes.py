@@ -12,7 +12,7 @@ from aiohttp import web
 from motley.orchestrator.api.access.slow_clients import Patience, give
 from motley.orchestrator.api.asking import Asking, Given, next_delta
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.events import EventStream
+from motley.orchestrator.api.events import EventStream, as_json
 from motley.orchestrator.api.openai.routes import chat_logprobs
 from motley.orchestrator.api.responses.generates import RESPONSE, generate_of
 from motley.orchestrator.api.responses.schema import ResponseRequest
@@ -232,4 +232,4 @@ class _Numbered:
         """Write the next one."""
         numbered = {**event, "sequence_number": self.number}
         self.number += 1
-        self.events.event(json.dumps(numbered, ensure_ascii=False), event["type"])
+        self.events.event(as_json(numbered), event["type"])

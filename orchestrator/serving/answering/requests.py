@@ -78,7 +78,7 @@ class _Request:
     heard: float
     token_at: float
     number: int
-    deltas: asyncio.Queue[tuple[_Request, Delta]] = field(repr=False)
+    deltas: asyncio.Queue[_Told] = field(repr=False)
     kept: KeptAnswer | None = field(default=None, repr=False)
     answered: bool = False
     first_s: float = 0.0
@@ -118,8 +118,9 @@ class _Request:
 
     def tell(self, delta: Delta) -> None:
         """Have a delta wait for the client."""
-        self.deltas.put_nowait((self, delta))
-        self.untaken += delta.ByteSize()
+        size = delta.ByteSize()
+        self.untaken += size
+        self.deltas.put_nowait((self, delta, size))
 
     def count(self, now: float) -> None:
         """Tokens of it have come at `now` seconds."""
@@ -128,6 +129,10 @@ class _Request:
             self.first_s = now - self.began
         (self.tally.gap_s if self.answered else self.tally.first_s).add(now - self.token_at)
         self.answered, self.token_at = True, now
+
+
+_Told = tuple["_Request", Delta, int]
+"""A delta that waits for its client, with its request and its size in bytes."""
 
 
 class UnderWay(NamedTuple):
@@ -183,7 +188,7 @@ class Requests:
             tally.ended[Outcome.TOO_MANY] += count
             raise self._busy(session, places)
         now = self._clock()
-        deltas: asyncio.Queue[tuple[_Request, Delta]] = asyncio.Queue()
+        deltas: asyncio.Queue[_Told] = asyncio.Queue()
         requests: list[_Request] = []
         beside = self.adapter_tally(session, adapter) if adapter else None
         for number, generate in enumerate(generates):
@@ -384,7 +389,7 @@ class Answers:
     def __init__(
         self,
         requests: Sequence[_Request],
-        deltas: asyncio.Queue[tuple[_Request, Delta]],
+        deltas: asyncio.Queue[_Told],
         clock: Callable[[], float],
         taken: Callable[[_Request], None],
         before: Sequence[tuple[int, Delta]],
@@ -465,8 +470,8 @@ class Answers:
         """
         if self._deltas.empty():
             async with asyncio.timeout(within_s):
-                request, delta = await self._deltas.get()
+                request, delta, size = await self._deltas.get()
         else:
-            request, delta = self._deltas.get_nowait()
-        request.untaken -= delta.ByteSize()
+            request, delta, size = self._deltas.get_nowait()
+        request.untaken -= size
         return request, delta

@@ -102,7 +102,10 @@ async def test_a_chat_stream(mesh: Any, bard: Any) -> None:
     *chunks, done = await events(mesh, "/v1/chat/completions", CHAT)
     assert done == "[DONE]"
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-    assert len({chunk["id"] for chunk in chunks}) == 1
+    (envelope,) = {
+        (*chunk, *(chunk[key] for key in ("id", "created", "model", "system_fingerprint"))) for chunk in chunks[:-1]
+    }
+    assert envelope[:6] == ("id", "created", "model", "system_fingerprint", "object", "choices")
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
         {"role": "assistant", "content": ""},
         {"content": "Hello"},
