@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,8 @@ from motley.training.mesh.talk import (
 )
 from motley.training.mesh.ticket import Ticket
 from motley.training.settings import How, Settings
-from motley.transport import Messenger
+from motley.training.training import Data
+from motley.transport import Message, Messenger
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 1 << 40), st.integers(-100, 1 << 40)), min_size=1), max_size=8))
@@ -96,18 +98,29 @@ def test_a_report_is_an_object_with_losses_that_are_numbers() -> None:
 
 
 class Scripted:
-    """A messenger that sends nothing, and tells who was dropped."""
+    """A messenger that nobody answers; it tells what was sent, and who was dropped."""
 
     def __init__(self) -> None:
         self.connected: set[int] = set()
         self.dropped: list[int] = []
+        self.sent: list[tuple[int, bytes]] = []
+
+    def send(self, peer: int, parts: Sequence[bytes | memoryview]) -> None:
+        self.sent.append((peer, b"".join(parts)))
 
     def drop(self, peer: int, reason: str) -> None:
         self.dropped.append(peer)
 
 
 class Said:
-    def say(self, **body: object) -> None: ...
+    def __init__(self) -> None:
+        self.said: list[object] = []
+
+    def say(self, **body: object) -> None:
+        self.said.extend(body.values())
+
+    def told(self) -> list[object]:
+        return []
 
 
 def owner_of(folder: Path, names: str) -> tuple[owner._Owner, Scripted]:
@@ -149,6 +162,50 @@ def test_a_peer_that_sends_nonsense_is_left_out_and_no_other(told: list[memoryvi
     other.folder = tmp_path
     made._hear_of(2, other, message(do="hello"))
     assert (other.out, messenger.dropped) == ("", [2]), "its adapter has come, and counts"
+
+
+def test_examples_are_packed_once_for_all_stretches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packs: list[int] = []
+    monkeypatch.setattr(owner, "STRETCH", 64)
+    monkeypatch.setattr(owner, "pack_examples", lambda given: packs.append(len(given)) or pack_examples(given))
+    made, messenger = owner_of(tmp_path, "a")
+    made._learnt = [Example(np.arange(40, dtype=np.int64), np.arange(40, dtype=np.int64))]
+    made._data = cast(Data, SimpleNamespace(evaluated=[]))
+    messenger.connected.add(1)
+    came = b""
+    while len(came) < len(pack_examples(made._learnt)):
+        made._hear_of(1, made._peers[1], message(do="want", at=len(came)))
+        came += heard(memoryview(messenger.sent[-1][1]))[1]
+    assert came == pack_examples(made._learnt)
+    assert len(messenger.sent) == 11
+    assert packs == [1]
+    assert not made._peers[1].packed, "while it trains, they only take memory"
+    made._hear_of(1, made._peers[1], message(do="want", at=0))
+    assert heard(memoryview(messenger.sent[-1][1]))[1] == came[:64], "it begins anew"
+
+
+def test_who_weighs_and_never_says_what_it_found_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, messenger = owner_of(tmp_path, "a")
+    peer, now, looks = made._peers[1], [0.0], 0
+    monkeypatch.setattr(owner, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def receive(_: float) -> list[Message]:
+        nonlocal looks
+        looks += 1
+        assert looks < 10, "it is waited for"
+        now[0] += owner.WEIGH_S / 2
+        return [Message(1, message(do="want", at=0))] if looks == 1 else []
+
+    monkeypatch.setattr(messenger, "receive", receive, raising=False)
+    messenger.connected.add(1)
+    peer.folder, peer.report = tmp_path, {"held_out": [2.0, 1.0]}
+    for name in (CONFIG, WEIGHTS):
+        (tmp_path / name).write_bytes(b"x")
+    assert made.weigh(tmp_path) is None
+    assert looks == 4, "its time begins anew with what it says"
+    assert "a has said nothing for 3600 s" in str(cast(Said, made._pipe).said[-1])
 
 
 def test_an_adapter_lies_under_its_members_number(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ LOOK_S = 0.5
 DIAL_S = 30.0
 AGAIN_S = 2.0
 """A worker that could not be reached is dialled again after this."""
+WEIGH_S = 3600.0
+"""A worker that weighs the merged adapter, and has said nothing for so long, is not waited for. It loads the model and
+goes through what is held out once; its training did so twice, and learnt besides."""
 DEALT = "dealt.json"
 
 
@@ -56,6 +59,7 @@ class _Peer:
         address: where it is; empty: nowhere now.
         share: the examples that it learns, by number.
         away_since: since when there is no link to it; None: there is one.
+        packed: its examples, as long as it fetches them.
         parcel: of its adapter, what has come.
         out: why it is left out; empty: it is not.
     """
@@ -66,6 +70,7 @@ class _Peer:
     dialling: bool = False
     again_at: float = 0.0
     away_since: float | None = None
+    packed: bytes = b""
     parcel: bytearray = field(default_factory=bytearray)
     size: int = 0
     report: dict[str, Any] = field(default_factory=dict)
@@ -115,6 +120,8 @@ class _Owner:
         mixed = np.random.default_rng([ticket.settings.seed, 1 << 33]).permutation(len(data.learnt))
         self._learnt: list[Example] = [data.learnt[index] for index in mixed]
         self._weighing = b""
+        self._weighed_at = 0.0
+        """When who weighs has last said something."""
         self._loss: float | None = None
 
     @property
@@ -151,14 +158,19 @@ class _Owner:
 
     def weigh(self, adapter: Path) -> tuple[float, float] | None:
         """Have a worker evaluate the merged adapter: the perplexity of what is held out before and after; None: nobody
-        can any more, or nothing is held out."""
+        can any more, or does within `WEIGH_S`, or nothing is held out."""
         measured = [peer.report["held_out"] for peer in self._peers.values() if peer.report.get("held_out")]
         keeper = next((member for member, peer in self._peers.items() if self._is_there(member, peer)), None)
         if not measured or keeper is None:
             return None
         self._weighing = pack_files([adapter / CONFIG, adapter / WEIGHTS])
+        self._weighed_at = time.monotonic()
         say(self._messenger, keeper, {"do": "weigh", "size": len(self._weighing)})
         while self._loss is None and self._is_there(keeper, self._peers[keeper]):
+            if time.monotonic() - self._weighed_at > WEIGH_S:
+                silent = f"{self._peers[keeper].node} has said nothing for {WEIGH_S:.0f} s"
+                self._pipe.say(says=f"how good the merged adapter is stays unknown: {silent}")
+                break
             self._go_on()
         return None if self._loss is None else (exp(measured[0][0]), exp(self._loss))
 
@@ -257,8 +269,11 @@ class _Owner:
                 self._greet(member, peer, told)
             case "want":
                 at = size_of(told["at"])
+                self._weighed_at = time.monotonic()
                 data = self._weighing or self._data_for(peer)
                 say(self._messenger, member, {"do": "data", "at": at}, memoryview(data)[at : at + STRETCH])
+                if at + STRETCH >= len(data):
+                    peer.packed = b""
             case "made" if peer.pending:
                 peer.report, peer.size, peer.parcel = report_of(told), size_of(told["size"]), bytearray()
                 say(self._messenger, member, {"do": "want", "at": 0})
@@ -292,8 +307,10 @@ class _Owner:
         return max(1, round(self._ticket.settings.steps * len(peer.share) * len(shares) / sum(shares)))
 
     def _data_for(self, peer: _Peer) -> bytes:
-        learnt = self._learnt[peer.share.start : peer.share.stop]
-        return pack_examples([*learnt, *self._data.evaluated])
+        if not peer.packed:
+            learnt = self._learnt[peer.share.start : peer.share.stop]
+            peer.packed = pack_examples([*learnt, *self._data.evaluated])
+        return peer.packed
 
     def _keep(self, member: int, peer: _Peer) -> None:
         """Write down an adapter that has come; its worker may end, unless it is the last, which is to evaluate."""
