@@ -36,7 +36,7 @@ Embeddings = Literal["", "mean", "last"]
 Block = Literal[16, 32, 64, 128, 256]
 CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
 AUTO = "auto"
-"""Stands for an engine where each node has the best one: see `motley.orchestrator.serving.plans.engines`."""
+"""Stands for an engine where each node has the best one: see `motley.orchestrator.serving.plans.taking_part`."""
 ON_PROCESSOR = "onnxruntime"
 """The engine that ``auto`` means on a processor, and of experts on nodes of their own."""
 ON_GPU = ("cuda", "webgpu")

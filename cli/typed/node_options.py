@@ -126,8 +126,6 @@ def daemon_config(
     cache: Path | None,
     cache_limit: str,
     zone: str = "",
-    orchestrator: str = "",
-    token: str = "",
     advertise: str = "",
     keep: str = "1h",
     data_ports: str = "",
@@ -136,7 +134,8 @@ def daemon_config(
     lease_limit: str = "2h",
     yield_to: str = "",
 ) -> DaemonConfig:
-    """Make a daemon's configuration from what was typed, fitted to this machine.
+    """Make a daemon's configuration from what was typed, fitted to this machine; its orchestrator and token
+    are empty, as they are found later.
 
     Raises:
         CliError: `name` is blank, `zone` is long or not printable, `memory` or `cache_limit` is no size, `memory`
@@ -170,8 +169,8 @@ def daemon_config(
         raise CliError(f"--yield-to: {error}") from None
     return fit_to_machine(
         DaemonConfig(
-            orchestrator=orchestrator,
-            token=token,
+            orchestrator="",
+            token="",
             name=name or "",
             advertise=advertise,
             zone=zone,

@@ -39,12 +39,13 @@ _ACTIVITY = {
     "accepted_drafts": "Tokens that were guessed rightly.",
     "adapter_loads": "How often an adapter was loaded into a slot.",
 }
+"""What a session's leader adds up, by the names of `motley.protocol.mesh_pb2.Activity`."""
 _FAR_BLOCKS = {
     "far_blocks": "Blocks of the caches that are on disks, or on other nodes.",
     "far_blocks_used": "Those of them that hold anything.",
     "blocks_on_disk": "Blocks that every rank keeps on its disk for the next start.",
 }
-"""What a session's leader adds up, by the names of `motley.protocol.mesh_pb2.Activity`."""
+"""What a session's leader tells of its blocks as they are now, likewise."""
 
 
 class OperatorsApi:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sqlalchemy import delete, insert
@@ -35,14 +35,13 @@ class Member:
 class Members:
     """All members, whether their machines are on or not."""
 
-    def __init__(self, store: Store, tokens: Tokens, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, tokens: Tokens) -> None:
         """
         Raises:
             StoreError: they cannot be read.
         """
         self._store = store
         self._tokens = tokens
-        self._clock = clock
         self._members = {row["digest"]: Member(**row) for row in store.rows(MEMBERS)}
 
     def __iter__(self) -> Iterator[Member]:
@@ -63,7 +62,7 @@ class Members:
         if len(self._members) >= MOST:
             raise StoreError(f"this mesh has {MOST} members; revoke some (`motley nodes revoke`)")
         secret = new_secret()
-        member = Member(name, digest(secret), token.id, self._clock())
+        member = Member(name, digest(secret), token.id, time.time())
         used = self._tokens.take(token)
         try:
             await self._store.write(

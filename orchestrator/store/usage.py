@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -45,20 +45,19 @@ class Used:
 class Usage:
     """Counts in memory, and adds that to the database."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store) -> None:
         """
         Raises:
             StoreError: what is too old cannot be removed.
         """
         self._store = store
-        self._clock = clock
         self._waiting: dict[tuple[str, str, str], Used] = {}
         """By day, caller and model."""
-        store.write_now(delete(USAGE).where(USAGE.c.day < _day(clock() - KEEP_S)))
+        store.write_now(delete(USAGE).where(USAGE.c.day < _day(time.time() - KEEP_S)))
 
     def count(self, caller: str, model: str, used: Used) -> None:
         """Count what a request took, whether it was answered whole or broke off."""
-        key = _day(self._clock()), caller[:100], model[:300]
+        key = _day(time.time()), caller[:100], model[:300]
         if key in self._waiting or len(self._waiting) < MOST:
             self._waiting.setdefault(key, Used()).add(used)
 
