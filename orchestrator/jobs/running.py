@@ -14,7 +14,7 @@ from motley.orchestrator.jobs.files import JobFileError, pack, read
 from motley.orchestrator.jobs.job import Job, Mode, Order, Papers, Place, Request
 from motley.orchestrator.mesh.nodes import Node, NodeTable, what_became
 from motley.orchestrator.serving.adapters import Adapters
-from motley.orchestrator.serving.errors import ServingError, refusal
+from motley.orchestrator.serving.errors import ServingError, refusal, unknown_node
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.trust.certificates import issue_credentials
@@ -185,8 +185,7 @@ class Jobs:
         """
         node = self._nodes.named(name)
         if node is None:
-            there = ", ".join(sorted(each.name for each in self._nodes if each.alive)) or "none"
-            raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
+            raise unknown_node(name, self._nodes, "nodes")
         if not trains(node.protocol):
             why = "its Motley is older than trainings on the mesh: `motley update` says how to update it"
             raise refusal("cannot_train", f"node {name!r} cannot train: {why}", "nodes")

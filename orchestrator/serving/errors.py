@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.sessions.facts import State
 from motley.orchestrator.sessions.session import Session
 from motley.protocol.mesh_pb2 import Failure
@@ -32,6 +35,17 @@ class DescriptionError(ServingError):
 def refusal(code: str, message: str, param: str = "") -> ServingError:
     """An error to raise; `param` is the field of the request that is to blame, if one is."""
     return ServingError(Failure(code=code, message=message, param=param))
+
+
+def unknown_node(name: str, nodes: Iterable[Node], param: str) -> ServingError:
+    """The error to raise where no live node has a name.
+
+    Args:
+        nodes: all that are known.
+        param: the field of the request that has the name.
+    """
+    there = ", ".join(sorted(node.name for node in nodes if node.alive)) or "none"
+    return refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", param)
 
 
 def unready(session: Session) -> ServingError:

@@ -6,7 +6,7 @@ import secrets
 
 from motley.orchestrator.control import Control
 from motley.orchestrator.mesh.nodes import Node, NodeTable
-from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.serving.errors import refusal, unknown_node
 from motley.orchestrator.serving.node_questions import NodeQuestions, Unanswered
 from motley.protocol.mesh_pb2 import BudgetOrder, Done, LeaseOrder, OrchestratorMessage
 
@@ -43,8 +43,7 @@ class Orders:
     async def _send(self, name: str, number: str, message: OrchestratorMessage) -> Node:
         node = self._nodes.named(name)
         if node is None:
-            there = ", ".join(sorted(node.name for node in self._nodes if node.alive)) or "none"
-            raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "node")
+            raise unknown_node(name, self._nodes, "node")
         try:
             done = await self._questions.ask(node, number, message, ANSWER_S)
         except Unanswered as unanswered:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from motley.orchestrator.mesh.nodes import Node, what_became
 from motley.orchestrator.planning.setup import HANDS, Setup, SetupError, lacking_skill, setup_of
-from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.serving.errors import refusal, unknown_node
 from motley.orchestrator.serving.plans.taking_part import (
     OLDER,
     Participant,
@@ -36,8 +36,7 @@ def choose_participants(request: SessionRequest, nodes: Iterable[Node]) -> list[
     if request.nodes:
         for name, _ in request.places:
             if name not in alive:
-                there = ", ".join(sorted(alive)) or "none"
-                raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "nodes")
+                raise unknown_node(name, alive.values(), "nodes")
         chosen = [alive[place.node] for place in request.places]
     else:
         lent = {name: taken_back(request, node) for name, node in alive.items()}

@@ -15,7 +15,7 @@ from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.serving.carrier import Carrier
-from motley.orchestrator.serving.errors import refusal
+from motley.orchestrator.serving.errors import refusal, unknown_node
 from motley.orchestrator.serving.plans.forecasts import Forecasts, forecast_of
 from motley.orchestrator.serving.plans.participants import taken_back
 from motley.orchestrator.serving.replanning.recovery import Recovery
@@ -79,8 +79,7 @@ class Rearranging:
         """
         node = self._nodes.named(name)
         if node is None:
-            there = ", ".join(sorted(node.name for node in self._nodes if node.alive)) or "none"
-            raise refusal("unknown_node", f"no live node is named {name!r}; live nodes: {there}", "node")
+            raise unknown_node(name, self._nodes, "node")
         concerned = [session for session in self._sessions if session.alive and _is_on(session, node)]
         for session in concerned:
             _check_movable(session)
