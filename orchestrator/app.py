@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +59,7 @@ from motley.orchestrator.trust.limits import SHAKE_HANDS_S, Limits, limits
 from motley.orchestrator.trust.pairings import Pairing, Pairings
 from motley.protocol import MESSAGE_BYTES
 from motley.protocol.address import JOIN_PORT, is_loopback, join_address
+from motley.protocol.clock import elapsed
 from motley.protocol.mesh_pb2_grpc import add_MeshServicer_to_server
 from motley.transport.certificates import names_in_certificates
 
@@ -75,14 +75,6 @@ STOP_S = 1.0
 
 _EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """What binds to every address, and the one of them for this machine itself."""
-
-if sys.platform == "linux":
-
-    def _elapsed() -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:
-    _elapsed = time.monotonic
 
 _log = logging.getLogger(__name__)
 _access_log = logging.getLogger("motley.orchestrator.access")
@@ -211,7 +203,7 @@ class Orchestrator:
             stack.push_async_callback(known.usage.flush_or_tell)
             certificate = self._certificate = self._make_certificate(identity)
             self.join_token = identity.join_token(await _start_token(known.tokens))
-            nodes = NodeTable(time.monotonic, _elapsed)
+            nodes = NodeTable(time.monotonic, elapsed)
             told = ForNodes(identity.join_token, self._address_here, self._url_for_nodes, lambda: certificate.given)
             pairings = Pairings(time.monotonic)
             control = Control(

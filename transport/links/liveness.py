@@ -19,12 +19,13 @@ or a rank that does not read because it computes, is never taken for a dead conn
 from __future__ import annotations
 
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
+
+from motley.protocol.clock import elapsed
 
 from ..errors import PeerLost
 from .knocks import Knocks
@@ -42,16 +43,6 @@ JOIN_S = 5.0
 """How long closing waits for the thread that beats to end."""
 SUSPENDED_S = 2.0
 """If nobody looked for so long, this rank was suspended or busy with its bootstrap: the silence was its own."""
-
-
-if sys.platform == "linux":
-
-    def clock() -> float:
-        """Seconds of a monotonic clock that goes on while the machine sleeps."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:
-    clock = time.monotonic
 
 
 class Watch:
@@ -249,9 +240,9 @@ def listen(watch: Watch, link: Link) -> None:
     except BlockingIOError:
         return
     except OSError as error:
-        watch.end(link.rank, str(error), clock())
+        watch.end(link.rank, str(error), elapsed())
     else:
-        watch.receive(link.rank, data, clock())
+        watch.receive(link.rank, data, elapsed())
 
 
 class Pulse:
@@ -336,10 +327,10 @@ class Pulse:
                 self._theirs.send(b"\0")
 
     def _watch_over(self) -> None:
-        watch, knocks, next_beat, known = self._watch, self._knocks, clock(), 0
+        watch, knocks, next_beat, known = self._watch, self._knocks, elapsed(), 0
         data = tuple(self._data.items())
         while not self._closing:
-            now = clock()
+            now = elapsed()
             if now >= next_beat:
                 self._beat()
                 next_beat = now + BEAT_S
@@ -362,7 +353,7 @@ class Pulse:
                     listen(watch, link)
             if knocks is not None:
                 for rank, frame in knocks.step(ready, self._pack):
-                    watch.knocked(rank, frame, clock())
+                    watch.knocked(rank, frame, elapsed())
 
     def _pack(self, rank: int) -> bytes:
         """A beat for a peer."""
