@@ -17,6 +17,8 @@ OWN_HEAD = "own"
 """The draft model that is no other model but the model's own head, which some have to predict tokens further ahead."""
 WHETHER_TO_THINK = ("enable_thinking", "thinking")
 """What chat templates call it: those of Qwen 3, GLM, Gemma 4 and SmolLM3, and those of DeepSeek V3.1 and Granite."""
+LEADER = 0
+"""The member of a training job that leads it, on the node that has the data; and its rank, where the job is a chain."""
 MAX_ADAPTERS = 256
 """Of a session, at a time."""
 MAX_ADAPTER_RANK = 1024

@@ -23,9 +23,9 @@ from enum import StrEnum
 from math import isfinite
 from typing import Any, NamedTuple
 
+from motley.protocol import LEADER
 from motley.protocol.mesh_pb2 import Credentials, Empty, JobEvent, JobOrder, JobPeer, JobPeers, JobProgress, JobStart
 
-LEADER = 0
 START_S = 3600.0
 """A worker has so long to listen: it may have to fetch the model first."""
 WAIT_S = 6 * 3600.0

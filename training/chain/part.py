@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from motley.protocol import LEADER
 from motley.training.chain.crossing import InOrder, receive, send
 from motley.training.chain.cut import keep_only
 from motley.training.chain.state import names_of, restore, state_of
 from motley.training.errors import TrainingError
-
-LEADER = 0
 
 
 def serve_part(

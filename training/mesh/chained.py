@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from motley.protocol import LEADER
 from motley.training.base import load_base, save_adapter, with_adapters
 from motley.training.chain.crossing import InOrder, receive, send
 from motley.training.chain.cut import cut
@@ -28,7 +29,7 @@ from motley.training.errors import TrainingError
 from motley.training.files import CURVE, Checkpoints, Curve, Point, written_whole
 from motley.training.memory.layers import decoder_layers
 from motley.training.mesh.claim import claim
-from motley.training.mesh.order import LEADER, WorkerOrder
+from motley.training.mesh.order import WorkerOrder
 from motley.training.mesh.pipe import Pipe
 from motley.training.mesh.talk import pack_files, unpack_files
 from motley.training.mesh.ticket import Ticket, read_settings

@@ -12,8 +12,6 @@ from motley.training.errors import TrainingError
 from motley.training.mesh.ticket import Ticket
 from motley.transport import Listener, Membership, Tls
 
-LEADER = 0
-
 
 @dataclass(frozen=True)
 class WorkerOrder:

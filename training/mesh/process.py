@@ -10,8 +10,9 @@ from motley.training.mesh.pipe import Pipe
 def main() -> int:
     """Do what the order says; the exit status is 0 if that was possible, or the daemon was told why not."""
     pipe = Pipe()
+    from motley.protocol import LEADER
     from motley.training.errors import TrainingError, import_extra
-    from motley.training.mesh.order import LEADER, WorkerOrder
+    from motley.training.mesh.order import WorkerOrder
     from motley.transport import TransportError
 
     try:

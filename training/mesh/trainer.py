@@ -6,12 +6,13 @@ import threading
 from contextlib import closing
 from typing import Any
 
+from motley.protocol import LEADER
 from motley.training.adapters import CONFIG, WEIGHTS
 from motley.training.base import load_base
 from motley.training.errors import TrainingError
 from motley.training.examples import Example
 from motley.training.files import CURVE
-from motley.training.mesh.order import LEADER, WorkerOrder
+from motley.training.mesh.order import WorkerOrder
 from motley.training.mesh.pipe import Pipe
 from motley.training.mesh.talk import (
     STRETCH,

@@ -28,13 +28,13 @@ from motley.daemon.node.settings import NodeSettings
 from motley.daemon.node.workers.leasing import Leasing
 from motley.daemon.node.workers.training_worker import SilentWorker, TrainingWorker
 from motley.daemon.weights.hub import ModelNotFound, find_fetched, find_here
+from motley.protocol import LEADER
 from motley.protocol import mesh_pb2 as pb
 from motley.protocol.address import join_address
 from motley.protocol.devices import CPU
 from motley.protocol.files import write_private
 from motley.protocol.installing import how_to_install
 
-LEADER = 0
 LAST = ("failed", "died", "done", "broke")
 """What a worker ends with: fields of `JobEvent`."""
 PACKAGES = ("torch", "transformers", "peft")

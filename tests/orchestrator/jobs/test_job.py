@@ -13,7 +13,6 @@ from motley.orchestrator.jobs import files
 from motley.orchestrator.jobs.job import (
     BROKEN_S,
     DEATHS,
-    LEADER,
     POINTS,
     START_S,
     Job,
@@ -26,6 +25,7 @@ from motley.orchestrator.jobs.job import (
     State,
     Step,
 )
+from motley.protocol import LEADER
 from motley.protocol.mesh_pb2 import Credentials, JobEvent, JobProgress
 
 REQUEST = Request("letters", "model", Mode.MERGE, "a", ("a", "b", "c"), "0" * 32, patience_s=10.0)
