@@ -155,9 +155,12 @@ class SessionFacts:
     failure: Failure | None = None
     explained_late: bool = False
     """The worker to blame for its end has had its time to say why."""
-    deadline_from: float = 0.0
-    """While it starts: when a worker last showed life. Once it is ready: since when. Once it has ended, or recovers:
-    when its workers were told to stop."""
+    heard: float = 0.0
+    """When a worker last showed life on its way up, ..."""
+    ready_since: float = 0.0
+    """... since when the session is ready, or was the last time, ..."""
+    stopped: float = 0.0
+    """... and when its workers were last told to stop, as it ended or was to be planned anew."""
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -225,7 +228,7 @@ class SessionFacts:
 
     def cleared(self, now: float) -> bool:
         """Whether the session recovers and waits for none of its old workers any more."""
-        waited = now - self.deadline_from
+        waited = now - self.stopped
         return self.state is State.RECOVERING and (waited > CLEAR_S or all(worker.gone for worker in self.workers))
 
     @property

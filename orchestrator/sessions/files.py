@@ -105,7 +105,7 @@ def read(content: bytes, away: Away) -> Session:
             known=ModelKnown(spec, profiles, copies),
             serves=True,
             forecast=Forecast(**told["forecast"]) if told["forecast"] else None,
-            deadline_from=away.since,
+            ready_since=away.since,
             ranks=[_read_rank(each, away) for each in told["ranks"]],
             holders=[_read_holder(each, away) for each in told["holders"]],
         )

@@ -102,7 +102,7 @@ class Session(SessionFacts):
         self.profile, self.ranks, self.caches, self.experts = profile, list(ranks), caches, experts
         self.holders = list(holders)
         self.without -= {worker.node_name for worker in self.workers}
-        self.state, self.deadline_from = State.STARTING, now
+        self.state, self.heard = State.STARTING, now
         self._assignments = Assignments(self.id, self.request, spec, profile, ranks, caches, experts, holders)
         return [self._assign(worker) for worker in self.workers]
 
@@ -137,7 +137,7 @@ class Session(SessionFacts):
                 worker.address = event.listening
                 return self._on_progress(worker, now)
             case "loading" if self.alive:
-                self.deadline_from = now
+                self.heard = now
                 worker.loading = event.loading
                 if isinstance(worker, Holder):
                     worker.host.heard = now
@@ -236,7 +236,7 @@ class Session(SessionFacts):
 
     def on_time(self, now: float) -> list[Command]:
         """Let deadlines pass."""
-        waited = now - self.deadline_from
+        waited = now - self.heard
         if self.state is State.STARTING and waited > LISTEN_S:
             silent = [worker for worker in self.workers if not worker.address]
             return self._lose_rank(blame.stuck(silent, "did not start", waited), now)
@@ -245,14 +245,14 @@ class Session(SessionFacts):
             unread = [w for w in unready if w.loading.done_bytes < w.loading.total_bytes]
             what = "gave no sign of life in connecting and loading"
             return self._lose_rank(blame.stuck(unread or unready, what, waited), now)
-        if self.state is State.READY and waited > PROVEN_S:
+        if self.state is State.READY and now - self.ready_since > PROVEN_S:
             self.losses.prove()
         if self.state is State.READY and (late := overdue(self.workers, self.ranks, now)) is not None:
             worker, away = late
             return self._on_node_gone(worker.node_id, away.why, now)
-        if not self.alive and waited > EXPLAIN_S:
+        if not self.alive and now - self.stopped > EXPLAIN_S:
             self.explained_late = True
-        if not self.alive and waited > RELEASE_S:
+        if not self.alive and now - self.stopped > RELEASE_S:
             for worker in self.workers:
                 worker.gone = True
         if self.state is State.READY and self.experts:
@@ -438,7 +438,7 @@ class Session(SessionFacts):
 
     def _on_progress(self, worker: Worker, now: float) -> list[Command]:
         """A worker listens or is ready. Go on if all are, or if it is a host that joins or comes back."""
-        self.deadline_from = now
+        self.heard = now
         if self.state is State.STARTING and all(worker.address for worker in self.workers):
             self.state = State.CONNECTING
             if self.experts:
@@ -456,7 +456,7 @@ class Session(SessionFacts):
         if all(worker.ready is not None for worker in self.workers):
             if self.serves and self.interruption is not None and self.interruption.lost:
                 self.recoveries += 1
-            self.state, self.serves, self.deadline_from = State.READY, True, now
+            self.state, self.serves, self.ready_since = State.READY, True, now
             return self._pin_adapters() + self._go_on(now)
         return []
 
@@ -487,7 +487,7 @@ class Session(SessionFacts):
         return self._lose_rank(failure, now) if self.alive else []
 
     def _release(self, now: float) -> list[Command]:
-        self.deadline_from = now
+        self.stopped = now
         for worker in self.workers:
             worker.gone = worker.gone or worker.away is not None  # it hears of it when it is back
         return self._stop(worker for worker in self.workers if not worker.gone)

@@ -87,7 +87,7 @@ class Improving:
     def _may_move(self, session: Session) -> bool:
         """Whether a session can be planned anew, and nobody would notice: its shares are not given by hand, say, unless
         those were lost with a node that is back."""
-        request, ready_s = session.request, self._clock() - session.deadline_from
+        request, ready_s = session.request, self._clock() - session.ready_since
         able = session.state is State.READY and session.experts is None and request.recover
         able = able and (not request.shares or bool(self._rearranging.nodes_back(session)))
         return able and ready_s >= SETTLE_S and self._is_idle(session)

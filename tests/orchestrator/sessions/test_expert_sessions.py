@@ -19,6 +19,7 @@ from motley.orchestrator.planning.setup import Setup
 from motley.orchestrator.session_request import SessionRequest
 from motley.orchestrator.sessions.assignments import model_spec
 from motley.orchestrator.sessions.facts import State
+from motley.orchestrator.sessions.losses import PROVEN_S
 from motley.orchestrator.sessions.session import PROGRESS_S, Command, Session
 from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.workers import Rank
@@ -273,6 +274,17 @@ def test_a_node_that_joins_takes_its_part_of_the_experts(session: Session) -> No
     assert session.waiting_for == []
     assert sum(len(each.ordered) for each in experts.hosts if not each.gone) == 32
     assert len(host.ordered) >= 8
+
+
+def test_a_session_has_been_ready_for_as_long_whoever_joins(session: Session) -> None:
+    serve(session)
+    session.losses.in_a_row = 3
+    host = tower(session)
+    session.grow(host, PROVEN_S - 1)
+    session.on_event("tower", event(host.index, loading=Loading(done_bytes=1, total_bytes=2)), PROVEN_S)
+    assert session.losses.in_a_row == 3
+    session.on_time(PROVEN_S + 3)
+    assert session.losses.in_a_row == 0, "it has proven itself"
 
 
 def test_its_part_is_bounded(session: Session) -> None:
