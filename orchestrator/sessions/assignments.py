@@ -10,9 +10,9 @@ from motley.orchestrator.experts.messages import to_message
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.planning.caches import Caches, blocks_of
 from motley.orchestrator.session_request import SessionRequest
-from motley.orchestrator.trust.certificates import issue_credentials
+from motley.orchestrator.trust.certificates import SessionAuthority, issue_credentials
 from motley.orchestrator.workers import CacheHolder, Rank, Worker
-from motley.protocol import MAX_RANKS, SNAPSHOTS
+from motley.protocol import SNAPSHOTS
 from motley.protocol.mesh_pb2 import Assignment, Group, ModelProfile, ModelSpec
 
 
@@ -95,8 +95,8 @@ class Assignments:
             expert_engine=request.expert_engine if experts else "",
         )
         """What the assignments of all workers have in common."""
-        self._credentials = issue_credentials(session_id, MAX_RANKS if experts else len(ranks) + len(holders))
-        """By index of the worker: of all ranks, cache holders and hosts, and of as many hosts as may still join."""
+        self._authority = SessionAuthority(session_id)
+        """Of all ranks, cache holders and hosts, by the index of the worker; also of hosts that are still to join."""
         self._groups: dict[int, Group] = {}
         """By the index of a worker of a group: its place there."""
         self._experts = experts
@@ -136,7 +136,7 @@ class Assignments:
         if isinstance(worker, Member):
             assignment.ClearField("secret")
         else:
-            assignment.tls.CopyFrom(self._credentials[worker.index])
+            assignment.tls.CopyFrom(self._authority.of(worker.index))
         if self._experts:
             assignment.hosts.extend(to_message(host.first) for host in self._experts.hosts)
         return assignment

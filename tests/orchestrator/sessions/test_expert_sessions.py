@@ -35,6 +35,7 @@ from motley.protocol.mesh_pb2 import (
     Ready,
     Starved,
 )
+from motley.transport.certificates import Authority, Papers
 
 TRUNK = "trunk"
 SETUP = Setup("onnxruntime", "stored", on_gpu=False)
@@ -61,6 +62,20 @@ def room_for(experts: int) -> Any:
     return lambda session: (
         lambda node: 1000 * (experts - sum(len(host.ordered) for host in session.experts.hosts if host.node_id == node))
     )
+
+
+@pytest.fixture
+def issued(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ranks for which a certificate was issued."""
+    ranks: list[int] = []
+    issue = Authority.issue_rank
+
+    def noted(self: Authority, rank: int, session: str) -> Papers:
+        ranks.append(rank)
+        return issue(self, rank, session)
+
+    monkeypatch.setattr(Authority, "issue_rank", noted)
+    return ranks
 
 
 @pytest.fixture
@@ -306,6 +321,13 @@ def test_every_host_that_joins_has_a_certificate_of_its_own_from_the_same_author
     assert again.assign.tls.authority == joined.assign.tls.authority
     assert again.assign.tls.certificate != joined.assign.tls.certificate
     assert again.assign.secret == joined.assign.secret
+
+
+def test_certificates_are_issued_for_those_that_are_there(issued: list[int], session: Session) -> None:
+    serve(session)
+    assert issued == [0, 1, 2, 3]
+    session.grow(tower(session), 10)
+    assert issued == [0, 1, 2, 3, 4]
 
 
 def test_what_found_no_place_goes_to_who_joins(session: Session) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from motley.orchestrator.trust.certificates import issue_credentials
+from motley.orchestrator.trust.certificates import SessionAuthority, issue_credentials
 from motley.protocol.mesh_pb2 import Credentials
+from motley.transport.certificates import Authority, Papers
 from motley.transport.links.wire import certified_name
 
 
@@ -52,6 +53,24 @@ def test_ranks_of_a_session_know_each_other_by_name(tmp_path: Path) -> None:
     zero, one, two = issue_credentials("abc", 3)
     assert shake_hands(tmp_path, two, zero) == ("rank-2.abc", "rank-0.abc")
     assert one.authority == zero.authority
+
+
+def test_a_session_that_grows_has_a_certificate_issued_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issued: list[int] = []
+    issue = Authority.issue_rank
+
+    def counted(self: Authority, rank: int, session: str) -> Papers:
+        issued.append(rank)
+        return issue(self, rank, session)
+
+    monkeypatch.setattr(Authority, "issue_rank", counted)
+    authority = SessionAuthority("abc")
+    assert issued == []
+    seven, zero = authority.of(7), authority.of(0)
+    assert (authority.of(7), issued) == (seven, [7, 0])
+    assert shake_hands(tmp_path, seven, zero) == ("rank-7.abc", "rank-0.abc")
 
 
 def test_another_session_of_the_same_name_is_a_stranger(tmp_path: Path) -> None:
