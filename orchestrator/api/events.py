@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from aiohttp import web
 
 from motley.orchestrator.api.access.slow_clients import Patience, finish
 from motley.orchestrator.serving.answering.requests import Answers
+from motley.orchestrator.serving.errors import ServingError
 from motley.protocol.mesh_pb2 import Delta
 
 COMMENT_S = 10.0
@@ -42,6 +45,11 @@ class EventStream:
         self._patience = patience
         self._clock = asyncio.get_running_loop().time
         self._written_at = self._clock()
+
+    @property
+    def number(self) -> int:
+        """How many events were told, with those that the client has."""
+        return self._number
 
     @property
     def begun(self) -> bool:
@@ -99,3 +107,32 @@ class EventStream:
         self._unwritten.clear()
         self._patience.written += len(data)
         return data
+
+
+async def stream_answer(
+    http: web.Request,
+    after: int | None,
+    write: Callable[[EventStream], Awaitable[None]],
+    fail: Callable[[EventStream, ServingError], None],
+) -> web.StreamResponse:
+    """Answer a request with a stream. The first delta is awaited before the headers go out, for as long as a stream may
+    be silent, so that an answer that fails at once has a status of its own. If the client goes, this returns.
+
+    Args:
+        after: see `EventStream`.
+        write: tells the events of the answer; errors as `EventStream.next`.
+        fail: tells, as the last event, why an answer breaks off of which the client has been told something.
+
+    Raises:
+        ServingError: the answer breaks off, and the client was told nothing.
+    """
+    with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
+        events = EventStream(http, patience, after)
+        try:
+            await write(events)
+        except ServingError as error:
+            if not events.begun:
+                raise
+            fail(events, error)
+        await events.end()
+    return events.response

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.access.slow_clients import Patience, give
+from motley.orchestrator.api.access.slow_clients import give
 from motley.orchestrator.api.anthropic.generates import COUNT, MESSAGES, generate_of, prompt_of
 from motley.orchestrator.api.anthropic.schema import MessagesRequest
 from motley.orchestrator.api.asking import Asking, Given, next_delta
 from motley.orchestrator.api.errors import ANTHROPIC, ApiError
-from motley.orchestrator.api.events import EventStream, as_json
+from motley.orchestrator.api.events import EventStream, as_json, stream_answer
 from motley.orchestrator.api.schema import read, read_json
 from motley.orchestrator.serving.errors import ServingError
 from motley.protocol.mesh_pb2 import CallPiece, Delta
@@ -174,39 +173,33 @@ async def _whole(http: web.Request, asked: MessagesRequest, given: Given) -> web
 
 
 async def _stream(http: web.Request, asked: MessagesRequest, given: Given) -> web.StreamResponse:
-    """Server-sent events. An answer that fails at once has a status of its own; one that fails later ends with an error
-    event."""
-    with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
-        stream = EventStream(http, patience, given.after)
-        try:
-            await _write(stream, asked, given)
-        except ServingError as error:
-            if not stream.begun:
-                raise
-            _event(stream, ApiError.of(error).anthropic_body)
-        await stream.end()
-    return stream.response
+    """Server-sent events, see `stream_answer`; an answer that fails later ends with an error event."""
+
+    def fail(events: EventStream, error: ServingError) -> None:
+        _tell(events, ApiError.of(error).anthropic_body)
+
+    return await stream_answer(http, given.after, lambda events: _write(events, asked, given), fail)
 
 
-async def _write(stream: EventStream, asked: MessagesRequest, given: Given) -> None:
+async def _write(events: EventStream, asked: MessagesRequest, given: Given) -> None:
     """Write an answer as it comes; errors as `EventStream.next`."""
     blocks, last, begun = _blocks_of(asked), Delta(), False
     while not given.answers.ended:
-        came = await stream.next(given.answers)
+        came = await events.next(given.answers)
         if not begun:
             begun = True
-            _event(stream, {"type": "message_start", "message": _message(given, [])})
+            _tell(events, {"type": "message_start", "message": _message(given, [])})
         if came is None:
-            _event(stream, {"type": "ping"})
+            _tell(events, {"type": "ping"})
             continue
         last = came[1]
         for event in blocks.take(last):
-            _event(stream, event)
+            _tell(events, event)
     for event in blocks.end():
-        _event(stream, event)
-    _event(stream, {"type": "message_delta", "delta": _stop(last, blocks.calls), "usage": _usage(last)})
-    _event(stream, {"type": "message_stop"})
+        _tell(events, event)
+    _tell(events, {"type": "message_delta", "delta": _stop(last, blocks.calls), "usage": _usage(last)})
+    _tell(events, {"type": "message_stop"})
 
 
-def _event(stream: EventStream, event: dict[str, Any]) -> None:
-    stream.event(as_json(event), event["type"])
+def _tell(events: EventStream, event: dict[str, Any]) -> None:
+    events.event(as_json(event), event["type"])

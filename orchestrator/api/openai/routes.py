@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.access.slow_clients import Patience, give
+from motley.orchestrator.api.access.slow_clients import give
 from motley.orchestrator.api.asking import Asking, Served, next_delta
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.events import EventStream, as_json
+from motley.orchestrator.api.events import EventStream, as_json, stream_answer
 from motley.orchestrator.api.openai.generates import Generates, chat_generates, completion_generates
 from motley.orchestrator.api.schema import read_json
 from motley.orchestrator.serving.answering.requests import Answers
@@ -254,23 +253,19 @@ async def _stream(
     answers: Answers,
     after: int | None,
 ) -> web.StreamResponse:
-    """Server-sent events. The first delta is awaited before the headers go out, for as long as a stream may be silent,
-    so that an answer that fails at once has a status of its own; one that fails later ends with an error event and
-    without ``[DONE]``."""
-    with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
-        stream = EventStream(http, patience, after)
-        try:
-            await _write_answers(stream, asked, choices, envelope, answers)
-        except ServingError as error:
-            if not stream.begun:
-                raise
-            stream.event(as_json(ApiError.of(error).body))
-        await stream.end()
-    return stream.response
+    """Server-sent events, see `stream_answer`; an answer that fails later ends with an error event and without
+    ``[DONE]``."""
+
+    def fail(events: EventStream, error: ServingError) -> None:
+        events.event(as_json(ApiError.of(error).body))
+
+    return await stream_answer(
+        http, after, lambda events: _write_answers(events, asked, choices, envelope, answers), fail
+    )
 
 
 async def _write_answers(
-    stream: EventStream,
+    events: EventStream,
     asked: Generates,
     choices: Sequence[_Choice],
     envelope: dict[str, Any],
@@ -282,12 +277,12 @@ async def _write_answers(
     def chunk(told: list[dict[str, Any]], usage: dict[str, Any] | None = None, **more: Any) -> None:
         tail = {"usage": usage} if asked.include_usage else {}
         rest = as_json({"choices": told, **tail, **more}).removeprefix("{")
-        stream.event(f"{head}, {rest}")
+        events.event(f"{head}, {rest}")
 
     while not answers.ended:
-        came = await stream.next(answers)
+        came = await events.next(answers)
         if came is None:
-            stream.comment()
+            events.comment()
             continue
         choice, delta = choices[came[0]], came[1]
         choice.last = delta
@@ -301,7 +296,7 @@ async def _write_answers(
             chunk([choice.form.piece(Delta(), delta.finish)], **_timings([choice]))
     if asked.include_usage:
         chunk([], _usage(choices, asked.n))
-    stream.event("[DONE]")
+    events.event("[DONE]")
 
 
 def _model(served: Served) -> dict[str, Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.access.slow_clients import Patience, give
+from motley.orchestrator.api.access.slow_clients import give
 from motley.orchestrator.api.asking import Asking, Given, next_delta
 from motley.orchestrator.api.errors import ApiError
-from motley.orchestrator.api.events import EventStream, as_json
+from motley.orchestrator.api.events import EventStream, as_json, stream_answer
 from motley.orchestrator.api.openai.routes import chat_logprobs
 from motley.orchestrator.api.responses.generates import RESPONSE, generate_of
 from motley.orchestrator.api.responses.schema import ResponseRequest
@@ -187,49 +186,38 @@ async def _whole(http: web.Request, asked: ResponseRequest, given: Given) -> web
 
 
 async def _stream(http: web.Request, asked: ResponseRequest, given: Given) -> web.StreamResponse:
-    """Server-sent events. An answer that fails at once has a status of its own; one that fails later ends with
-    ``response.failed``."""
-    with Patience(http) as patience, suppress(ConnectionError):  # a client has gone: leaving cancels the request
-        stream = _Numbered(EventStream(http, patience, given.after))
-        output, last = _Output(), Delta()
-        try:
-            while not given.answers.ended:
-                came = await stream.events.next(given.answers)
-                if not stream.number:
-                    for kind in ("created", "in_progress"):
-                        stream.tell(
-                            {"type": f"response.{kind}", "response": _response(asked, given, "in_progress", [])}
-                        )
-                if came is None:
-                    stream.events.comment()
-                    continue
-                last = came[1]
-                for event in output.take(last):
-                    stream.tell(event)
-            for event in output.end(_status(last)):
-                stream.tell(event)
-            body = _ended(asked, given, output, last)
-            stream.tell({"type": f"response.{body['status']}", "response": body})
-        except ServingError as error:
-            if not stream.number:
-                raise
-            told = ApiError.of(error)
-            failed = _response(asked, given, "failed", output.items)
-            failed["error"] = {"code": told.code or "server_error", "message": str(told)}
-            stream.tell({"type": "response.failed", "response": failed})
-        await stream.events.end()
-    return stream.events.response
+    """Server-sent events, see `stream_answer`; an answer that fails later ends with ``response.failed``."""
+    output = _Output()
+
+    def fail(events: EventStream, error: ServingError) -> None:
+        told = ApiError.of(error)
+        failed = _response(asked, given, "failed", output.items)
+        failed["error"] = {"code": told.code or "server_error", "message": str(told)}
+        _tell(events, {"type": "response.failed", "response": failed})
+
+    return await stream_answer(http, given.after, lambda events: _write(events, asked, given, output), fail)
 
 
-class _Numbered:
-    """A stream of events that have a number, from 0 on."""
+async def _write(events: EventStream, asked: ResponseRequest, given: Given, output: _Output) -> None:
+    """Write an answer as it comes; errors as `EventStream.next`."""
+    last = Delta()
+    while not given.answers.ended:
+        came = await events.next(given.answers)
+        if not events.number:
+            for kind in ("created", "in_progress"):
+                _tell(events, {"type": f"response.{kind}", "response": _response(asked, given, "in_progress", [])})
+        if came is None:
+            events.comment()
+            continue
+        last = came[1]
+        for event in output.take(last):
+            _tell(events, event)
+    for event in output.end(_status(last)):
+        _tell(events, event)
+    body = _ended(asked, given, output, last)
+    _tell(events, {"type": f"response.{body['status']}", "response": body})
 
-    def __init__(self, events: EventStream) -> None:
-        self.events = events
-        self.number = 0
 
-    def tell(self, event: Event) -> None:
-        """Write the next one."""
-        numbered = {**event, "sequence_number": self.number}
-        self.number += 1
-        self.events.event(as_json(numbered), event["type"])
+def _tell(events: EventStream, event: Event) -> None:
+    """Tell the next event, with its number, from 0 on."""
+    events.event(as_json({**event, "sequence_number": events.number}), event["type"])
