@@ -55,6 +55,8 @@ _STATUS = {
     "timed_out": 504,
 }
 """HTTP status by `Failure.code`."""
+UNSERVABLE = 422
+"""That of a model which a node cannot describe, for a reason that has no status of its own: see `ApiError.of`."""
 
 _ANTHROPIC_KINDS = {
     400: "invalid_request_error",

@@ -19,7 +19,7 @@ from motley.orchestrator.api.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from motley.orchestrator.api.openai.generates import least_top_p
+from motley.orchestrator.api.openai.generates import Function, least_top_p, offer
 from motley.protocol import WHETHER_TO_THINK
 from motley.protocol.mesh_pb2 import Constraint, Generate, Sampling
 
@@ -60,12 +60,7 @@ def prompt_of(asked: Prompt) -> Generate:
         generate.template_json = json.dumps(dict.fromkeys(WHETHER_TO_THINK, False))
     choice = asked.tool_choice
     if asked.tools and (choice is None or choice.type != "none"):
-        functions = [
-            {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-            for tool in asked.tools
-        ]
-        generate.tools_json = json.dumps([{"type": "function", "function": function} for function in functions])
-        generate.strict_tools.extend(tool.name for tool in asked.tools if tool.strict)
+        offer(generate, [Function(tool.name, tool.description, tool.input_schema, tool.strict) for tool in asked.tools])
         if choice is not None:
             generate.tool_choice = {"any": "required", "tool": f"={choice.name}"}.get(choice.type, "")
             generate.one_call = choice.disable_parallel_tool_use

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.errors import UNSERVABLE, ApiError
 from motley.orchestrator.api.mesh.session_parameters import session_request
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json
 from motley.orchestrator.known_models.names import KNOWN, short_name_of
@@ -24,8 +24,6 @@ from motley.orchestrator.serving.plans.forecasts import Forecasts, Planned
 from motley.orchestrator.session_request import SessionRequest
 from motley.protocol import MAX_RANKS, MAX_SEQUENCES
 
-UNSERVABLE = 422
-"""A model that a node cannot describe."""
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from motley.orchestrator.api.errors import ApiError
+from motley.orchestrator.api.errors import UNSERVABLE, ApiError
 from motley.orchestrator.api.mesh.adapters import adapters_json
 from motley.orchestrator.api.mesh.plans import forecast_json
 from motley.orchestrator.api.mesh.session_parameters import session_request
@@ -27,9 +27,6 @@ from motley.orchestrator.sessions.table import SessionTable
 from motley.orchestrator.usual_sampling import usual
 from motley.orchestrator.workers import CacheHolder, Rank, Worker, decode_steps
 from motley.protocol.mesh_pb2 import Activity, FarTier, Timing
-
-UNSERVABLE = 422
-"""A model that a node cannot describe."""
 
 
 class SessionsApi:

@@ -16,7 +16,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -146,6 +146,23 @@ def _sampling(request: Request, logprobs: bool, top_logprobs: int) -> Sampling:
         logprobs=logprobs,
         top_logprobs=top_logprobs,
     )
+
+
+class Function(NamedTuple):
+    """A tool, as an API that is not chat completions has it: `strict`, whether its arguments are always kept to the
+    schema of its parameters."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    strict: bool
+
+
+def offer(generate: Generate, functions: Sequence[Function]) -> None:
+    """Let the model call functions, which chat templates are told in the form of chat completions."""
+    told = [{"name": each.name, "description": each.description, "parameters": each.parameters} for each in functions]
+    generate.tools_json = json.dumps([{"type": "function", "function": function} for function in told])
+    generate.strict_tools.extend(each.name for each in functions if each.strict)
 
 
 def least_top_p(top_p: float | None) -> float | None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from motley.orchestrator.api.openai.generates import least_top_p
+from motley.orchestrator.api.openai.generates import Function, least_top_p, offer
+from motley.orchestrator.api.openai.schema import JsonFormat
 from motley.orchestrator.api.responses.schema import (
     LOGPROBS,
     CallItem,
-    JsonFormat,
     JsonSchemaFormat,
     MessageItem,
     NamedTool,
@@ -42,12 +42,8 @@ def generate_of(asked: ResponseRequest) -> Generate:
         ),
     )
     if asked.tools and asked.tool_choice != "none":
-        functions = [
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in asked.tools
-        ]
-        generate.tools_json = json.dumps([{"type": "function", "function": function} for function in functions])
+        offer(generate, [Function(tool.name, tool.description, tool.parameters, tool.strict) for tool in asked.tools])
         generate.one_call = not asked.parallel_tool_calls
-        generate.strict_tools.extend(tool.name for tool in asked.tools if tool.strict)
         if isinstance(asked.tool_choice, NamedTool):
             generate.tool_choice = f"={asked.tool_choice.name}"
         elif asked.tool_choice == "required":

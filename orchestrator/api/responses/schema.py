@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from motley.orchestrator.api.openai.schema import StreamOptions, TokenCount, named_choice
+from motley.orchestrator.api.openai.schema import JsonFormat, StreamOptions, TextFormat, TokenCount, named_choice
 from motley.orchestrator.api.schema import Body, Neutral, Text, refuse
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -132,18 +132,6 @@ class NamedTool(Body):
 
     type: Literal["function"]
     name: Text
-
-
-class TextFormat(Body):
-    """An answer that may be anything."""
-
-    type: Literal["text"]
-
-
-class JsonFormat(Body):
-    """An answer that is a JSON object."""
-
-    type: Literal["json_object"]
 
 
 class JsonSchemaFormat(Body):
