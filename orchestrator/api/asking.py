@@ -129,7 +129,7 @@ class Asking:
         prefix: str,
         adapter: str = "",
         *,
-        part: int = 0,
+        part: str = "",
     ) -> AsyncIterator[Given]:
         """Ask for answers. Leaving the context cancels those that are not complete.
 
@@ -137,7 +137,7 @@ class Asking:
             each: what the leader is asked, for each answer; what has been asked before by the same key counts instead.
             prefix: of the answer's id.
             adapter: see `served`.
-            part: which part of a request this is, where one is asked for in several.
+            part: names which part of a request this is, where one is asked for in several.
 
         Raises:
             ApiError: there is no such session, or it is for other answers.

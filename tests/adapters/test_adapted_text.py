@@ -67,7 +67,8 @@ def test_an_adapter_beside_the_weights_is_as_one_in_them(case: Case, engine: str
         shares = uneven_shares(units(case.model, "fp32", 32), ranks)
         with AdaptedSession(case.folder, ENGINES[engine], shares, tmp_path / str(ranks)) as session:
             session.load(1, adapter)
-            limit = 1e-5 if len(case.attentions) == len(case.model.layers) else 5e-5  # states add roundings up
+            adds_up = len(case.attentions) < len(case.model.layers) or case.model.further_streams  # roundings
+            limit = 5e-5 if adds_up else 1e-5
             assert_close(session.adapted(case.tokens, 1), expected, limit)
 
 

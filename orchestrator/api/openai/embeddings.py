@@ -15,12 +15,13 @@ from motley.orchestrator.api.access.slow_clients import give
 from motley.orchestrator.api.asking import Asking, next_delta
 from motley.orchestrator.api.openai.schema import ONE_OR_SEVERAL, TokenIds, prompt_or_list
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json, refuse
+from motley.orchestrator.serving.errors import BusyError
 from motley.protocol import mesh_pb2 as pb
 
 MAX_TEXTS = 2048
 """Of one request, as at OpenAI: clients that read whole folders send a thousand."""
 AT_ONCE = 128
-"""Texts that are under way of one request: others want places, too."""
+"""Texts that are under way of one request, at most, and half of a session's places: others want some, too."""
 
 
 def _text(text: Any) -> Any:
@@ -62,28 +63,39 @@ class EmbeddingsApi:
     async def embeddings(self, http: web.Request) -> web.StreamResponse:
         """Embed texts."""
         asked = read(EMBEDDINGS, await read_json(http))
-        session = self._asking.served(asked.model).session
+        served = self._asking.served(asked.model)
+        session = served.session
         if asked.dimensions not in (None, session.profile.hidden):
             why = f"must be {session.profile.hidden} or left out: the embeddings of {asked.model!r} cannot be cut"
             raise FieldError("dimensions", why)
         each = [_generate(text) for text in asked.input]
+        at_once = max(1, min(AT_ONCE, self._asking.places(session) // 2))
         ends: list[pb.Delta] = []
-        at_once = min(AT_ONCE, self._asking.places(session))
-        for part, begin in enumerate(range(0, len(each), at_once)):
-            some = each[begin : begin + at_once]
-            async with self._asking.answers(http, asked.model, some, "embd-", part=part) as given:
-                ends += [pb.Delta()] * given.count
-                while not given.answers.ended:
-                    number, delta = await next_delta(given.answers)
-                    ends[begin + number] = delta
+        while len(ends) < len(each):
+            some = each[len(ends) : len(ends) + at_once]
+            try:
+                ends += await self._ends(http, asked.model, some, len(ends))
+            except BusyError as busy:
+                if not ends:
+                    raise
+                await asyncio.sleep(busy.retry_after_s)  # what has been computed is not thrown away
         tokens = sum(end.prompt_tokens for end in ends)
         body = {
             "object": "list",
             "data": await asyncio.to_thread(_vectors, ends, asked.encoding_format),
-            "model": given.model,
+            "model": served.name,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
         return await give(http, body)
+
+    async def _ends(self, http: web.Request, model: str, some: Sequence[pb.Generate], begin: int) -> list[pb.Delta]:
+        """What has become of some texts of a request, from its text number `begin` on."""
+        ends = [pb.Delta()] * len(some)
+        async with self._asking.answers(http, model, some, "embd-", part=f"{begin}+{len(some)}") as given:
+            while not given.answers.ended:
+                number, delta = await next_delta(given.answers)
+                ends[number] = delta
+        return ends
 
 
 def _generate(text: str | list[int]) -> pb.Generate:

@@ -6,12 +6,14 @@ import asyncio
 import base64
 import threading
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
 from motley.orchestrator.api.openai import embeddings
+from motley.orchestrator.serving.answering.places import Places
 from motley.protocol.mesh_pb2 import Delta, Generate
 
 ASKED = {"model": "embedder", "input": "Hi"}
@@ -90,15 +92,29 @@ async def test_many_texts_are_asked_for_some_at_a_time(
 
     embedder.answer = counted
     asked = {**ASKED, "input": [[number] for number in range(20)]}
-    for _ in range(2):
+    for at_once, generated in ((8, 20), (8, 20), (16, 40), (4, 60)):  # other parts are asked for anew
+        monkeypatch.setattr(embeddings, "AT_ONCE", at_once)
         async with mesh.http.post("/v1/embeddings", json=asked, headers={"Idempotency-Key": "k1"}) as response:
             body = await response.json()
         assert response.status == 200, body
         assert [each["embedding"] for each in body["data"]] == [[1, number] for number in range(20)]
         assert [each["index"] for each in body["data"]] == list(range(20))
         assert body["usage"]["total_tokens"] == 20
+        assert len(embedder.generated) == generated
+    assert 8 <= most <= 16
+
+
+async def test_what_has_been_embedded_is_not_thrown_away_where_others_take_the_places(
+    mesh: Any, embedder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "AT_ONCE", 8)
+    monkeypatch.setattr(Places, "retry_after", lambda self, now: 0)
+    taken, take = count(), Places.take
+    monkeypatch.setattr(Places, "take", lambda self, many: next(taken) not in (1, 2) and take(self, many))
+    status, body = await mesh.call("POST", "/v1/embeddings", {**ASKED, "input": [[number] for number in range(20)]})
+    assert status == 200, body
+    assert [each["embedding"] for each in body["data"]] == [[1, number] for number in range(20)]
     assert len(embedder.generated) == 20
-    assert most == embeddings.AT_ONCE
 
 
 async def test_large_answers_are_written_beside_the_loop(
