@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 
@@ -29,6 +30,8 @@ LIFE_S = 1.0
 STUCK_S = 1800.0
 """Loading of which nothing has come for so many seconds hangs: from then on no sign of life is given."""
 
+_log = logging.getLogger(__name__)
+
 
 class Holding:
     """The experts that one worker holds, or its slices of them. One thread owns it; use as a context."""
@@ -46,8 +49,6 @@ class Holding:
         self._held: dict[ExpertKey, HeldExpert] = {}
         self._adapters: dict[bytes, int] = {}
         """The slots of adapters, by their names; the one that was used longest ago first."""
-        self._not_had = b"", ""
-        """The adapter that could not be had last, by its name, and why."""
         self._began = time.monotonic()
         self._ready = False
         self._changed = True
@@ -97,9 +98,6 @@ class Holding:
         if missing:
             reason = f"this host does not hold layer {call.layer} experts {missing}"
             return Refusal(call.number, call.layer, RefusalCode.NOT_HERE, reason)
-        adapter, why = self._not_had
-        if adapter in call.adapters:
-            return Refusal(call.number, call.layer, RefusalCode.FAILED, why)
         slots = {self._adapters.get(name) for name in call.adapters}
         if not all(slots <= self._held[call.layer, part.expert].adapters for part in call.parts):
             reason = "this host lacks what an adapter adds to these experts"
@@ -125,8 +123,9 @@ class Holding:
 
     def adapt(self, factors: Factors) -> None:
         """Have what an adapter adds to an expert, if that is held: in the slot of the adapter, or in that of the one
-        that was used longest ago. If it does not fit, or there are no slots or no memory for it, calls that are
-        computed with it are refused from now on."""
+        that was used longest ago. If it does not fit, or there are no slots or no memory for it, the expert goes on
+        lacking it, so that calls which are computed with it are refused: whoever calls brings it some times more, and
+        then asks another host."""
         held = self._held.get((factors.layer, factors.expert))
         if held is None:
             return
@@ -134,7 +133,8 @@ class Holding:
             slot = self._adapters.get(factors.adapter) or self._free_slot()
             held.load_adapter(slot, factors.products)
         except (EngineError, MemoryError) as error:
-            self._not_had = factors.adapter, f"what an adapter adds cannot be had: {str(error) or 'out of memory'}"
+            why = str(error) or "out of memory"
+            _log.warning("layer %d expert %d cannot have what an adapter adds: %s", factors.layer, factors.expert, why)
             return
         self._adapters[factors.adapter] = slot
 
