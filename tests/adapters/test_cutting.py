@@ -30,7 +30,7 @@ def test_parts_tile_what_an_adapter_adds(case: object, ranks: int, exact: bool, 
         cut, _ = cut_adapter(adapter, declared.adapted)
         nodes = filter(is_adapted, declared.proto.graph.node)
         parts = {part: (width, columns) for node in nodes for part, width, columns in parts_of(node)}
-        assert [*parts] == [*declared.adapted] == [*cut]
+        assert {*parts} == {*declared.adapted} == {*cut}
         for part, pieces in declared.adapted.items():
             down, up = cut[part]
             assert parts[part] == (len(up), down.shape[1])
