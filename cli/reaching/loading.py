@@ -102,11 +102,12 @@ async def load(
         model, wanted = place, replace(wanted, request=replace(wanted.request, model=place))
         session = await _find(client, model)
     if session is None and (failed := await _find_failed(client, named)):
-        why, as_it_was = failed["failure"]["message"], start_command(failed)
-        told = f"session {named!r} has failed: {why}\nIts model is loaded anew, as it was by:  {as_it_was}"
-        console.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
         model = failed["model"]
         wanted = replace(wanted, request=replace(wanted.request, model=model))
+        if (session := await _find(client, model)) is None:
+            why, as_it_was = failed["failure"]["message"], start_command(failed)
+            told = f"session {named!r} has failed: {why}\nIts model is loaded anew, as it was by:  {as_it_was}"
+            console.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
     if session is None:
         if (path := Path(model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))

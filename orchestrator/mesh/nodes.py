@@ -81,8 +81,8 @@ class Node:
     """Bytes free on the machine by its last heartbeat; 0: not told yet."""
     gpus: Sequence[Gpu] = ()
     """Its GPUs, as of then."""
-    failed_engines: dict[tuple[str, str], EngineFailure] = field(default_factory=dict)
-    """By engine and model: what has failed there lately, and is not chosen again for a while."""
+    failed_engines: dict[tuple[str, str, str], EngineFailure] = field(default_factory=dict)
+    """By engine, model and the format of caches: what has failed there lately, and is not chosen again for a while."""
     lease: Lease = field(default_factory=Lease)
     """How a device there stands that somebody takes back for a while."""
     jobs: Sequence[JobEvent] = ()
@@ -282,10 +282,11 @@ class NodeTable:
             for node in self:
                 node.last_sign += now[0] - before[0]
 
-    def note_failed_engine(self, node_id: str, engine: str, why: str, model: str) -> None:
-        """Have no request get an engine for a model on a node for `FORGIVEN_S`, but those that name it."""
+    def note_failed_engine(self, node_id: str, engine: str, why: str, model: str, cache_format: str) -> None:
+        """Have no request get an engine for a model with such caches on a node for `FORGIVEN_S`, but those that name
+        it."""
         if (node := self._nodes.get(node_id)) is not None:
-            node.failed_engines[engine, model] = EngineFailure(self._clock(), why)
+            node.failed_engines[engine, model, cache_format] = EngineFailure(self._clock(), why)
 
     def forget(self, wanted: Container[str]) -> None:
         """Drop the nodes that have been gone for `FORGET_S` or `FORGET_LEFT_S`, but those `wanted` by name; and what

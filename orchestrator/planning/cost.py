@@ -224,7 +224,7 @@ class Pace:
         head = HEAD_CALLS if profile.vocabulary_units else 0
         self.calls_s = profile.layers * ATTENTION_CALLS * call, profile.layers * MLP_CALLS * call, head * call
         self._each_s = max(seconds, rows / candidate.row_speed) if candidate.row_speed else seconds
-        self._cached_s = rows * position * seconds
+        self._cached_s = rows * position / (candidate.cache_speed or candidate.speed)
         self._profile, self._split = profile, split
         self.mlp_s = mlp_reads(profile) * self._each_s
         self.head_s = profile.vocabulary_unit_bytes * self._each_s

@@ -40,6 +40,8 @@ class Setup:
     """It computes in memory of the node itself: on the processor, or on a GPU that has none of its own."""
     memory_bandwidth: float = 0.0
     """Bytes/s of weights in its format that its engine has read in the GPU's memory; 0: that was not measured."""
+    cache_bandwidth: float = 0.0
+    """The same of floats, as caches are; 0: not measured, or as of weights."""
     row_speed: float = 0.0
     """Bytes/s of weights on the GPU, times the rows that they are multiplied by, in a step of many; 0: not measured."""
     layer_s: float = 0.0
@@ -81,6 +83,7 @@ def setup_of(
         keeps_windows=told.keeps_windows,
         on_host_memory=not on_gpu or capabilities.gpus[0].kind in ("integrated", "software"),
         memory_bandwidth=measured.bytes_per_s if measured else told.memory_bandwidth,
+        cache_bandwidth=told.memory_bandwidth if measured else 0.0,
         row_speed=measured.row_bytes_per_s if measured else 0.0,
         layer_s=told.layer_s,
         host_s=told.host_s,

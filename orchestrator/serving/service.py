@@ -204,7 +204,8 @@ class Serving:
         try:
             commands = step(session)
             while session.failed_engines:
-                self.nodes.note_failed_engine(*session.failed_engines.pop(), session.request.model)
+                asked = session.request
+                self.nodes.note_failed_engine(*session.failed_engines.pop(), asked.model, asked.cache_format)
             self._carrier.carry_out(session, commands)
             self._making_way.look_after(session)
             self.upkeep.look_after(session)

@@ -13,7 +13,8 @@
     recovering     a rank is lost, after it was ready once, or a GPU fails  there is a new plan: starting again
                    or a node is lost while it loads
     paused         no plan has fitted for a while, after it was ready once  there is a new plan: starting again
-    failed         a rank failed, its node is lost or a deadline passed     the session is closed
+    failed         a rank failed, or a deadline passed; or a node is lost   the session is closed, or it turns out that
+                   and the session does not recover                         a node was lost: recovering
     closing        a client deletes it                                      every rank is gone: it is forgotten
     =============  =======================================================  ====================================
 """

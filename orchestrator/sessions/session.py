@@ -228,7 +228,7 @@ class Session(SessionFacts):
         if not lost or not (self.alive or missed):
             return []
         failure = blame.node_gone(lost, reason)
-        if missed:
+        if missed:  # what others said of the loss came first: the session stands as it did before, to lose a rank now
             self.state, self.failure = State.LOADING, None
         if self.recovers_from_loss and any(map(self.losses.blames, lost)):
             self.losses.explain(failure)  # others have missed its rank before

@@ -36,7 +36,7 @@ static int64_t lay_out(struct choosing *now, float *scratch) {
 /* Make room for choosing; 0 if there is no memory. */
 EXPORT int32_t motley_prepare_choice(const struct choice *c) {
     const struct attention *a = &c->attention;
-    struct choosing largest = {.c = c, .piece = {.a = a, .rows = ABREAST, .stretches = divide_up(a->context, SIGHT)}};
+    struct choosing largest = {.c = c, .piece = {.a = a, .rows = ABREAST, .stretches = divide_up(keys_of(c, a->context), SIGHT)}};
     return pool_reserve(a->pool, (size_t)lay_out(&largest, NULL) * sizeof(float));
 }
 

@@ -20,8 +20,8 @@ struct group {
     int64_t begin;
 };
 
-/* A mixture under way. A pair is a row and an expert that it has chosen, by a weight that is not 0. Those of an expert are together, in the order of
- * the rows, and experts are in the order of their numbers. */
+/* A mixture under way. A pair is a row and an expert that it has chosen, by a weight that is not 0. Those of an expert
+ * are together, in the order of the rows, and experts are in the order of their numbers. */
 struct mixing {
     const struct mixture *m;
     struct plan first, last; /* as if one expert had all pairs */

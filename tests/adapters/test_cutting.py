@@ -30,9 +30,9 @@ def test_parts_tile_what_an_adapter_adds(case: object, ranks: int, exact: bool, 
         cut, _ = cut_adapter(adapter, declared.adapted)
         nodes = filter(is_adapted, declared.proto.graph.node)
         parts = {part: (width, columns) for node in nodes for part, width, columns in parts_of(node)}
-        assert {*parts} == {*declared.adapted} == {*cut}
-        for part, pieces in declared.adapted.items():
-            down, up = cut[part]
+        assert {*parts} == {*declared.adapted} >= {*cut}, "this adapter adds nothing to routers"
+        for part, (down, up) in cut.items():
+            pieces = declared.adapted[part]
             assert parts[part] == (len(up), down.shape[1])
             added, done = up.astype(np.float64) @ down.astype(np.float64), 0
             for piece in pieces:

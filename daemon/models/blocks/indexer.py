@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from motley.daemon.models.blocks.layer_kinds import layer_kinds
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis
 from motley.daemon.models.description.writing import Writer
@@ -150,9 +151,7 @@ def read_indexer(keys: Keys, turned: int) -> Indexer:
         ConfigError: naming the key that is missing or not possible.
     """
     layers = keys.layers()
-    kinds = keys.get("indexer_types") or [FULL] * layers
-    if not isinstance(kinds, list) or len(kinds) != layers or not {*map(str, kinds)} <= {FULL, SHARED}:
-        raise keys.refusal("indexer_types", f"a list of {layers} times {FULL} or {SHARED}")
+    kinds = layer_kinds(keys, "indexer_types", keys.get("indexer_types") or [FULL] * layers, layers, [FULL, SHARED])
     if kinds[0] != FULL:
         raise keys.refusal("indexer_types", f"{FULL} for the first layer")
     return Indexer(

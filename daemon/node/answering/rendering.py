@@ -26,7 +26,7 @@ RENDER_S = 10.0
 """A template has so many seconds to write a chat; usual ones take milliseconds."""
 MEMORY_BYTES = 1 << 30
 """And so much memory (on Linux); elsewhere the time alone bounds it."""
-TEXT = 64 << 20
+TEXT = 16 << 20
 """And so many characters for the chat; no model's context has as many."""
 _OVERDUE = 1
 """The exit status of a process that its watchdog has ended."""

@@ -60,6 +60,8 @@ class Candidate:
     """Seconds that a product takes besides reading its weights."""
     host_s: float = 0.0
     """Seconds in which what is summed gets from its GPU to the host and back; 0: it computes there, or nobody knows."""
+    cache_speed: float = 0.0
+    """Bytes of caches that it reads per second; 0: as of weights."""
 
     @property
     def takes_part(self) -> bool:

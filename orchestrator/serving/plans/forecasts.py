@@ -256,6 +256,7 @@ def forecast_of(
             row_speed=one.row_speed / counts.count(key),
             call_s=one.call_s,
             host_s=one.host_s,
+            cache_speed=one.setup.cache_bandwidth / counts.count(key),
         )
         for one, key in zip(own, counts, strict=True)
     ]

@@ -308,7 +308,10 @@ def _candidates(
                 room = free
             free = room
         speed = one.speed / ranks or 1.0
-        candidates.append(Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s, one.host_s))
+        cache_speed = one.setup.cache_bandwidth / ranks
+        candidates.append(
+            Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s, one.host_s, cache_speed)
+        )
     return candidates
 
 

@@ -130,7 +130,7 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
         return f"computes on its processor: engines on its GPU, {gpu.name}, cannot have {asked}"
     reasons = []
     for engine in ON_GPU:
-        if failed := node.failed_engines.get((engine, request.model)):
+        if failed := node.failed_engines.get((engine, request.model, request.cache_format)):
             reasons.append(f"{engine!r} has failed with this model: {failed.why}")
             continue
         try:
@@ -148,9 +148,9 @@ def _on_gpu(request: SessionRequest, node: Node, on_processor: Participant | Non
         if not there.speed:
             return f"computes on its processor: nobody knows how fast the memory of its GPU, {gpu.name}, is"
         if there.speed <= on_processor.speed:
-            return f"computes on its processor: its GPU, {gpu.name}, reads memory no faster"
+            return f"computes on its processor: its GPU, {gpu.name}, computes no faster"
         faster = there.speed / on_processor.speed
-        return _chosen(there, f"computes on its GPU, {gpu.name}, which reads memory {faster:.1f} x as fast")
+        return _chosen(there, f"computes on its GPU, {gpu.name}, which computes {faster:.1f} x as fast")
     told = "; ".join(reasons) or f"it has none of engines {', '.join(map(repr, ON_GPU))}"
     return f"computes on its processor, not on its GPU, {gpu.name}: {told}"
 

@@ -167,8 +167,9 @@ __device__ inline int count_of_block(ChoosingMemory& memory, int own) {
     return int(total);
 }
 
-// scores: where those of a list are, which is a KV head's; each is of blocks of `together` positions afterwards. Where keys are
-// `pooled`, it was before; only whole blocks are chosen from, and what follows the last of these is seen besides.
+// scores: of each list, which is a KV head's, a number for each position; the kernel overwrites that at `b * together` with the
+// best of block b's. Where keys are `pooled`, scores[b] is block b's from the beginning: only whole blocks are chosen from, and
+// what follows the last of these is seen besides.
 // slots: i32[rows, count], the address of where the chosen positions' keys are among all; `chosen`: rows that have these as
 // their blocks. A block of threads per row.
 extern "C" __global__ void choose_positions(float* scores, int scores_stride, const Place* places, int tokens, int kv_head,

@@ -100,7 +100,8 @@ class SmallNodes(Making):
         a, b = map(self._operand, node.input)
         y, size = self._result(node, a.width), integers(self._count, a.width, b.width)
         # In the place of a term, other blocks of the row would still read what one has overwritten.
-        if node.output[0] in self._graph.normalised_sums and y.address not in (a.address, b.address):
+        alone = y.address not in (a.address, b.address)
+        if node.output[0] in self._graph.normalised_sums and alone and b.width == a.width:
             self._unsummed[node.output[0]] = a, b
             return
         self._graph.launch("add", self._count * a.width, *rows_of(a), *rows_of(b), *rows_of(y), *size)

@@ -75,7 +75,7 @@ def test_a_chat_that_fills_memory_is_refused_and_the_next_is_rendered(
     monkeypatch.setattr(rendering, "MEMORY_BYTES", 300 << 20)
     large = "'a' * 10**9" if limit == "MEMORY_BYTES" else f"'a' * {rendering.TEXT + 1}"
     with apart("{% if messages[0].content == 'large' %}{{ " + large + " }}{% endif %}ok") as template:
-        with pytest.raises(ChatError, match=r"too much memory|more than 67108864 characters"):
+        with pytest.raises(ChatError, match=r"too much memory|more than 16777216 characters"):
             template.render(ask("large"), {})
         assert template.render(ask("a"), {}) == "ok"
 

@@ -60,6 +60,12 @@ async def test_a_session_that_has_failed_is_in_nobodys_way(mesh: Any, new_node: 
     status, out, err = await motley("run", "/models/a bard", "Hi")
     assert (status, out) == (0, "Hello, world\n"), err
     assert err.startswith("/models/a bard is not served yet: looking for it\n")
+    other = await mesh.serve(model="/models/a bard", name="other", **asked)
+    await node.event(of_kind(node, "assign")[-1], failed=Failure(code="wrong_results", message="wrong"))
+    await mesh.session(other["id"], "failed")
+    status, out, err = await motley("run", "other", "Hi")
+    assert (status, out) == (0, "Hello, world\n"), err
+    assert "loaded anew" not in err, "its model is served"
 
 
 async def test_what_others_saw_of_it_is_not_the_reason(mesh: Any, new_node: Any, motley: Motley) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from motley.orchestrator.planning.caches import Blocks, Caches, blocks_of, with_blocks, with_tables
+from motley.orchestrator.planning.cost import Pace
+from motley.orchestrator.planning.cutting.shares import Candidate
 from motley.orchestrator.planning.setup import Setup
 from motley.protocol import SNAPSHOTS
 from motley.protocol.mesh_pb2 import ModelProfile
@@ -80,3 +82,12 @@ def test_states_are_as_many_as_sequences_or_eight() -> None:
     assert (some.slots, many.slots) == (3, 8)
     assert with_blocks(profile, some).state_bytes == 3000 * (1 + SNAPSHOTS), "as many are remembered"
     assert not blocks_of(Caches(4096, 4096), ModelProfile(cache_bytes_per_token=60), [setup]).slots
+
+
+def test_caches_are_read_at_a_speed_of_their_own() -> None:
+    """Of floats, where weights are codes: a GPU may compute these slower than it reads memory."""
+    profile = ModelProfile(layers=1, kv_groups=2, attention_splits=[1], cache_bytes_per_token=1000)
+    slow, quick = (
+        Pace(profile, Candidate("a", speed=1e9, memory=0, cache_speed=speed), 1, 1, 1000) for speed in (0.0, 4e9)
+    )
+    assert slow.attention_s(range(2)) == 4 * quick.attention_s(range(2)) > 0

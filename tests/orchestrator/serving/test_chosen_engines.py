@@ -10,7 +10,7 @@ import pytest
 from motley.protocol.mesh_pb2 import Described, Engine, Failure, Gpu, ModelProfile, RankCommand
 
 GB = 10**9
-FASTER = "computes on its GPU, RTX 9, which reads memory 10.0 x as fast"
+FASTER = "computes on its GPU, RTX 9, which computes 10.0 x as fast"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_a_gpu_computes_where_nobody_says_what_shall(mesh: Any, new_node: 
 @pytest.mark.parametrize(
     ("gpu", "engine", "fields", "why"),
     [
-        ({"memory_bandwidth": 40e9}, {}, {}, "its GPU, RTX 9, reads memory no faster"),
+        ({"memory_bandwidth": 40e9}, {}, {}, "its GPU, RTX 9, computes no faster"),
         ({"kind": "integrated"}, {}, {}, "its GPU, RTX 9, has no memory of its own"),
         ({}, {"lacking": "package cupy"}, {}, "node 'pc' cannot run engine 'cuda': package cupy"),
         ({}, {}, {"exact": True}, "engines on its GPU, RTX 9, cannot have exact sums"),

@@ -38,12 +38,7 @@ def test_a_gpu_s_speed_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert each.bytes_per_s > 0
         assert each.row_bytes_per_s == floats.row_bytes_per_s * int(each.format[3:]) / 32
 
-    def layer_s() -> float:
-        return min(measuring._besides(Gpu(WEBGPU))[0] for _ in range(3))
-
-    one = layer_s()
-    monkeypatch.setattr(measuring, "OPERATORS", 20 * measuring.OPERATORS)
-    assert layer_s() > 2 * one > 0
+    assert min(measuring._besides(Gpu(WEBGPU))) > 0
 
 
 @pytest.mark.parametrize("provider", [CUDA, TENSORRT_RTX])

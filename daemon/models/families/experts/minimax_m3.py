@@ -8,6 +8,7 @@ from __future__ import annotations
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.indexer import BlockIndexer
+from motley.daemon.models.blocks.layer_kinds import layer_kinds
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, fused_names, gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -110,9 +111,8 @@ def _indexer(keys: Keys, shape: Shape, turned: int) -> tuple[list[bool], BlockIn
     """Which layers have an indexer, and what these are like."""
     older = keys.inner("sparse_attention_config")
     listed = of_layers(older, "sparse_attention_freq", shape.layers) or [False] * shape.layers
-    kinds = keys.get("layer_types") or [INDEXED if each else FULL for each in listed]
-    if not isinstance(kinds, list) or len(kinds) != shape.layers or not set(kinds) <= {INDEXED, FULL}:
-        raise keys.refusal("layer_types", f"a list of {shape.layers} times {INDEXED} or {FULL}")
+    told = keys.get("layer_types") or [INDEXED if each else FULL for each in listed]
+    kinds = layer_kinds(keys, "layer_types", told, shape.layers, [INDEXED, FULL])
     indexed = [kind == INDEXED for kind in kinds]
     for key, value in ONLY_SPARSE.items():
         older.only(key, value)
