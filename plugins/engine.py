@@ -497,8 +497,8 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class RecurrentEngine(Engine, Protocol):
-    """An engine that can keep recurrent states, see `motley.plugins.recurrent`."""
+class RecurrentEngine(Protocol):
+    """What an engine has besides that can keep recurrent states, see `motley.plugins.recurrent`."""
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Make states of all layers what others are, one after another, between two steps; guesses are not copied.
