@@ -103,7 +103,7 @@ def _make_calls(driver: Driver, memory: ExitStack, done: Callable[[str, Callable
 
     def double() -> None:
         rows = ctypes.c_void_p(device), ctypes.c_int(COUNT)
-        numbers = *rows, *rows, *rows, ctypes.c_int(1), ctypes.c_int(COUNT)
+        numbers = *rows, *rows, *rows, ctypes.c_int(1), ctypes.c_int(COUNT), ctypes.c_int(COUNT)
         stream.launch(NODES, "add", COUNT // 128, 128, numbers)
 
     def copy() -> None:
