@@ -55,7 +55,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -494,19 +494,6 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything; the engine cannot be used again."""
-
-
-@runtime_checkable
-class RecurrentEngine(Protocol):
-    """What an engine has besides that can keep recurrent states, see `motley.plugins.recurrent`."""
-
-    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Make states of all layers what others are, one after another, between two steps; guesses are not copied.
-
-        Args:
-            pairs: the numbers of a slot or a snapshot, and of the one that is overwritten; both are valid, the caller
-                has seen to that.
-        """
 
 
 EngineFactory = Callable[[RankGraph, Collectives, EngineOptions], Engine]

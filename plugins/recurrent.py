@@ -40,8 +40,9 @@ state is nothing but the rows that the convolution sees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 WIDEST_HEAD = 512
 """Elements of a head at most, of keys and of values; stated in native/recurrent.h too."""
@@ -81,3 +82,16 @@ class StateSpec:
         state = self.heads * self.key_size * self.value_size
         guesses = MOST_GUESSES * (self.columns + self.gates)
         return 4 * (state + (self.reach - 1) * self.columns + guesses)
+
+
+@runtime_checkable
+class RecurrentEngine(Protocol):
+    """What an engine that keeps such states has besides."""
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Make states of all layers what others are, one after another, between two steps; guesses are not copied.
+
+        Args:
+            pairs: the numbers of a slot or a snapshot, and of the one that is overwritten; both are valid, the caller
+                has seen to that.
+        """

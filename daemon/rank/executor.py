@@ -49,7 +49,8 @@ from motley.daemon.rank.steps import (
 )
 from motley.daemon.sampling.parameters import SamplingParams
 from motley.daemon.sampling.shard import ShardSampler
-from motley.plugins.engine import F32, CacheBlocks, Engine, RecurrentEngine, Span, blocks_in_memory
+from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memory
+from motley.plugins.recurrent import RecurrentEngine
 from motley.protocol import mesh_pb2 as pb
 
 Embed = Callable[[Sequence[int]], F32]

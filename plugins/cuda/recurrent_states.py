@@ -133,7 +133,7 @@ class RecurrentStates:
         return Lined(table, np.concatenate([numbers.repeat(rows), numbers.repeat(table["before"])]))
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """See `motley.plugins.engine.RecurrentEngine.copy_states`."""
+        """See `motley.plugins.recurrent.RecurrentEngine.copy_states`."""
         stream = self._device.stream
         for source, target in pairs:
             for layer in self.layers.values():
