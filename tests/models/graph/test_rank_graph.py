@@ -19,7 +19,7 @@ from motley.daemon.models.cutting.units import units
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import EMBEDDING, Model, expected_shapes
 from motley.daemon.models.description.operations import Operation, weights_of
-from motley.daemon.models.description.operations.experts import Experts
+from motley.daemon.models.description.operations.experts import Experts, Route
 from motley.daemon.models.description.operations.rows import Add, Gated, HeadLinear, Linear, Norm, Sum, Times
 from motley.daemon.models.description.operations.streams import StreamGates
 from motley.daemon.models.graph.rank_graph import Declared, build_rank_graph
@@ -132,7 +132,8 @@ def test_a_rank_without_any_unit_has_a_valid_graph(tmp_path: Path) -> None:
         )
         declared = build_rank_graph(case.model, [whole, nothing], 1, "fp32", 32, 64)
         wanted = {piece.tensor for place in declared.weights for piece in place.weight.pieces}
-        multiplies = case.model.beside is not None or case.model.expert_width != case.model.hidden  # what was summed
+        itself = any(isinstance(each, Route) and each.kept is not None for each in case.model.operations)
+        multiplies = itself or case.model.beside is not None or case.model.expert_width != case.model.hidden
         assert wanted > after_sums(case.model) if multiplies else wanted == after_sums(case.model)
         assert (len(declared.caches), len(declared.words)) == (0, 0)
         folder = tmp_path / str(case)
