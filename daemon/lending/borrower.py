@@ -65,6 +65,11 @@ class Borrower(Closing):
             self.close()
             raise
 
+    @property
+    def modified(self) -> dict[str, int]:
+        """See `Mirror.modified`."""
+        return self._mirror.modified
+
     def bring(self, file: Path, stretches: Sequence[Stretch]) -> None:
         """Have stretches of a file here, see `motley.daemon.weights.checkpoints.tensor_files.Bring`.
 

@@ -78,6 +78,11 @@ class HubMirror(Closing):
             self.close()
             raise
 
+    @property
+    def modified(self) -> dict[str, int]:
+        """See `Mirror.modified`."""
+        return self._mirror.modified
+
     def bring(
         self, file: Path, stretches: Sequence[Stretch], progress: Callable[[int], None] = lambda came: None
     ) -> None:

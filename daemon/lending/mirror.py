@@ -153,6 +153,11 @@ class Mirror(Closing):
         """The files, each where it is here."""
         return ((path, mirrored.lent) for path, mirrored in self._files.items())
 
+    @property
+    def modified(self) -> dict[str, int]:
+        """When each file was modified that it is of, by name. Here one looks newer while something is put into it."""
+        return {path.name: mirrored.lent.modified for path, mirrored in self._files.items()}
+
     def missing(self, file: Path, stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
         """What is not here of some stretches of a file, as much at a time as may be asked for at a time."""
         asked: list[Stretch] = []

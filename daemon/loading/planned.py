@@ -6,6 +6,7 @@ A rank takes one share of it, an expert host one for every expert.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class PlannedModel:
 
         def write(file: Path) -> None:
             write_share(self.opened.source, weights, size, file, progress)
-            if self.opened.source.stamp() != self.stamp:
+            if stamp_of(self.opened.source, self.borrower) != self.stamp:
                 raise CheckpointError(f"{self.path}: the model changed while it was read; start again")
 
         key = share_key(self.fingerprint, self.stamp, weights, size)
@@ -98,6 +99,16 @@ class PlannedModel:
         for matrix in matrices:
             read_through(self.opened.source, matrix, progress)
         self.borrower.end()
+
+
+def stamp_of(source: Source, borrower: Borrower | HubMirror | None) -> str:
+    """The stamp of a model's files, as `TensorFiles.stamp`; of those that come from elsewhere, with the times that they
+    have there, as other workers of this machine put stretches into the same files meanwhile."""
+    stamp = source.stamp()
+    if borrower is None:
+        return stamp
+    there = borrower.modified
+    return json.dumps([[name, size, there.get(name, modified)] for name, size, modified in json.loads(stamp)])
 
 
 def read_through(source: Source, matrix: str, progress: Progress) -> None:
@@ -142,7 +153,7 @@ def open_planned(
             path, borrower = stack.enter_context(found(assignment.model.source, models, cache, progress))
         bring = borrower.bring if borrower else None
         opened = stack.enter_context(open_model(path, bring, ahead=assignment.model.ahead))
-        stamp, fingerprint = opened.source.stamp(), opened.source.fingerprint()
+        stamp, fingerprint = stamp_of(opened.source, borrower), opened.source.fingerprint()
         if fingerprint != assignment.fingerprint:
             raise LoadError(
                 f"{path}: these files are not the ones this session was planned for (fingerprint "

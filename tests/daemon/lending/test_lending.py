@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from motley.daemon.lending.wire import (
     read,
     read_stretches,
 )
+from motley.daemon.loading.planned import stamp_of
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.weights.hub import files_of
 from motley.daemon.weights.spec import Piece
@@ -334,3 +336,11 @@ def test_lists_of_files_that_make_no_sense_are_refused(change: dict[str, object]
     assert Files.read(json.dumps(GOOD).encode()).files[0].name == "a"
     with pytest.raises(LendingError, match="makes no sense"):
         Files.read(json.dumps({**GOOD, **change}).encode())
+
+
+def test_files_that_others_put_stretches_into_have_not_changed() -> None:
+    """Two workers of a machine borrow the same model at a time: one sees a file that the other has just written to."""
+    source, borrower = SimpleNamespace(stamp=lambda: json.dumps([["a", 5, 7], ["b", 6, 9]])), SimpleNamespace()
+    borrower.modified = {"a": 1, "other": 2}
+    assert json.loads(stamp_of(cast(Any, source), cast(Any, borrower))) == [["a", 5, 1], ["b", 6, 9]]
+    assert stamp_of(cast(Any, source), None) == source.stamp()
