@@ -11,7 +11,8 @@ All ranks compute a part of every layer and wait for the slowest at each sum, tw
 where weights_r are bytes of rank r's share that a token reads, in all layers together, speed_r the bytes/s that its
 device reads in this format, and call_r what a product takes besides. Layers are alike, so the slowest rank of one
 layer is that of all. A step of several rows, of several requests or of a prompt, reads the weights once and multiplies
-them by every row: it takes max(weights / speed, rows * weights / row_speed).
+them by every row: it takes max(weights / speed, rows * weights / row_speed). Of routed experts it reads those that some
+row has chosen, and multiplies each row by its own.
 
 A *sum* is priced by what would compute it: the schedules of `motley.transport` are run on a network of the pairs'
 latency and bandwidth, and the quickest algorithm (one-shot, two-shot or ring) is taken, as ranks do. Before and after
@@ -226,7 +227,9 @@ class Pace:
         self._each_s = max(seconds, rows / candidate.row_speed) if candidate.row_speed else seconds
         self._cached_s = rows * position / (candidate.cache_speed or candidate.speed)
         self._profile, self._split = profile, split
-        self.mlp_s = mlp_reads(profile) * self._each_s
+        self.mlp_s = mlp_reads(profile, rows) * seconds
+        if candidate.row_speed:
+            self.mlp_s = max(self.mlp_s, mlp_reads(profile) * rows / candidate.row_speed)
         self.head_s = profile.vocabulary_unit_bytes * self._each_s
 
     def attention_s(self, units: range) -> float:

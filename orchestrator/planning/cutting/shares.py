@@ -179,12 +179,14 @@ def cached_bytes(profile: ModelProfile, units: range, split: int, without_window
     return costs.cached_bytes(units) - windowed
 
 
-def mlp_reads(profile: ModelProfile) -> float:
-    """Bytes of an MLP unit that a token reads: of routed experts, those that it has chosen."""
-    routed = profile.mlp_unit_bytes - profile.trunk_mlp_unit_bytes
+def mlp_reads(profile: ModelProfile, rows: int = 1) -> float:
+    """Bytes of an MLP unit that a step of some rows reads: of routed experts, those that a row has chosen, as if every
+    row chose by chance."""
     if not profile.expert_layers or not profile.expert_count:
         return profile.mlp_unit_bytes
-    return profile.trunk_mlp_unit_bytes + routed * profile.experts_per_token / profile.expert_count
+    routed = profile.mlp_unit_bytes - profile.trunk_mlp_unit_bytes
+    chosen = 1 - (1 - profile.experts_per_token / profile.expert_count) ** rows
+    return profile.trunk_mlp_unit_bytes + routed * chosen
 
 
 def trunk_profile(profile: ModelProfile) -> ModelProfile:

@@ -178,14 +178,19 @@ class Forecasts:
         profile = profiles[participants[0].setup.quantisation]
         caches = caches_of(request, profile)
         work = Workload(rows=requests, wire=request.wire)
-        if alone:
+        try:
+            team = None if alone else team_of(request, profiles, caches, participants, self._memory)
+        except PlanError:
+            if not machines:
+                raise
+            team = None  # no node that is there has room for a rank; one of these may
+        if team is None:
             offers = [machine.offer for machine in machines]
             nowhere = Network([], [])
             room = caches.blocks(whole=False).room
             return Chooser(
                 [profile] * len(offers), offers, room, _widened(nowhere, machines), work, stages=request.stages
             )
-        team = team_of(request, profiles, caches, participants, self._memory)
         there = team.chooser(request, self._links, work, with_draft=False)
         check_together([team.participants[number].node for number in there.required], self._links)
         names = [one.node.name for one in team.participants]

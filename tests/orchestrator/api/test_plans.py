@@ -71,6 +71,19 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"] == []
 
 
+async def test_a_machine_that_is_not_there_may_do_without_those_that_are_too_small(mesh: Any, new_node: Any) -> None:
+    """Nodes without room for what every rank needs, even: it is what people want to know before they buy."""
+    node = new_node("pc", memory=GB // 10)
+    node.on_describe = lambda _: Described(profile=seven_billion())
+    await mesh.join(node)
+    asked = {"model": "seven", "what_if": ["RTX 4070 12GB, 1Gbit"]}
+    status, body = await mesh.call("POST", "/api/plan", asked)
+    assert status == 200, body
+    assert [rank["node"] for rank in body["plan"]["ranks"]] == ["RTX 4070 12GB, 1Gbit"]
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven"})
+    assert (status, body["error"]["code"]) == (422, "insufficient_memory")
+
+
 @pytest.mark.parametrize("asked", [{"nodes": ["pc", "box"]}, {"stages": 2}])
 async def test_nobody_is_told_to_be_needed_who_was_asked_for(mesh: Any, new_node: Any, asked: dict[str, Any]) -> None:
     """The model fits without them."""

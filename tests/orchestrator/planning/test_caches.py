@@ -84,6 +84,17 @@ def test_states_are_as_many_as_sequences_or_eight() -> None:
     assert not blocks_of(Caches(4096, 4096), ModelProfile(cache_bytes_per_token=60), [setup]).slots
 
 
+def test_several_rows_read_the_experts_of_all_of_them() -> None:
+    profile = ModelProfile(layers=1, mlp_unit_bytes=900, trunk_mlp_unit_bytes=100, expert_count=8, experts_per_token=2)
+    profile.expert_layers.append(0)
+
+    def mlp(rows: int, row_speed: float = 0.0) -> float:
+        return Pace(profile, Candidate("a", speed=1.0, memory=0, row_speed=row_speed), 1, rows, 0).mlp_s
+
+    assert [mlp(rows) for rows in (1, 2, 1000)] == pytest.approx([100 + 200, 100 + 800 * (1 - 0.75**2), 900])
+    assert mlp(1000, row_speed=10.0) == pytest.approx(1000 * 300 / 10), "each row is multiplied by its own experts"
+
+
 def test_caches_are_read_at_a_speed_of_their_own() -> None:
     """Of floats, where weights are codes: a GPU may compute these slower than it reads memory."""
     profile = ModelProfile(layers=1, kv_groups=2, attention_splits=[1], cache_bytes_per_token=1000)
