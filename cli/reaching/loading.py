@@ -17,7 +17,7 @@ from motley.cli.reaching.client import POLL_S, Client, Refused
 from motley.cli.reaching.misnamed import MISSING, misnamed
 from motley.cli.shown.show import console, devices_told, forecast_line
 from motley.cli.typed.devices import UNUSABLE, no_device
-from motley.cli.typed.wanted import Wanted, option_of, start_command, stop_command
+from motley.cli.typed.wanted import Wanted, option_of, stop_command
 from motley.daemon.weights.hub import no_model
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ async def load(
 ) -> dict[str, Any]:
     """A ready session of the model, made if there is none; for `show` see `Client.wait_ready`.
 
-    One that has failed is in nobody's way: whoever asks by its name has its model loaded anew, and is told why it
-    failed and how it was started.
+    One that has failed is in nobody's way: whoever asks by its name has its model loaded anew, is told why it failed,
+    and hears of it no more.
 
     An interrupt closes the session if it was made here, as whoever ends a command wants no more of what it began, least
     of all every node's memory; one that somebody else has begun goes on loading. Either is said.
@@ -105,9 +105,10 @@ async def load(
         model = failed["model"]
         wanted = replace(wanted, request=replace(wanted.request, model=model))
         if (session := await _find(client, model)) is None:
-            why, as_it_was = failed["failure"]["message"], start_command(failed)
-            told = f"session {named!r} has failed: {why}\nIts model is loaded anew, as it was by:  {as_it_was}"
-            console.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
+            told = f"session {named!r} failed before: {failed['failure']['message']}"
+            anew = "It is closed, and its model loaded by what this command says"
+            console.print(f"[dim]{escape(told)}\n{anew}[/]", soft_wrap=True)
+            await client.call("DELETE", f"/api/sessions/{failed['id']}")
     if session is None:
         if (path := Path(model)).is_file() and path.suffix != ".gguf":
             raise CliError(no_model(path))

@@ -194,48 +194,6 @@ def stop_command(session: dict[str, Any]) -> str:
     return f"motley stop {shlex.quote(session['name'] or session['id'])}"
 
 
-def start_command(session: dict[str, Any]) -> str:
-    """The command that starts a session anew as it was, for a shell; but for `block`, `wire`, `threads` and engine
-    options other than these two, which only the API knows."""
-    from motley.orchestrator.session_request import SessionRequest
-
-    words = ["motley", "run", session["model"], "PROMPT"]
-    for option, kind, default in (
-        ("--quant", "quantisation", SessionRequest.quantisation),
-        ("--engine", "engine", SessionRequest.engine),
-    ):
-        whole = [session[kind]] if session[kind] != default else []
-        for value in whole + [f"{own}@{node}" for node, own in session[f"{kind}s"].items()]:
-            words += [option, value]
-    for option, value in (
-        ("--device", session["engine_options"].get("device", "")),
-        ("--activations", session["engine_options"].get("activations", "")),
-        ("--context", session["context"]),
-        ("--cache-tokens", session["cache_tokens"] if session["cache_tokens"] != session["context"] else 0),
-        ("--cache-disk-tokens", session["cache_disk_tokens"]),
-        ("--cache-node-tokens", session["cache_node_tokens"]),
-        ("--cache-format", session["cache_format"] if session["cache_format"] != SessionRequest.cache_format else ""),
-        ("--embeddings", session["embeddings"]),
-        ("--draft-model", session["draft_model"]),
-        ("--draft-engine", session["draft_engine"]),
-        *((option_of(limit), str(session[limit])) for limit, usual in LIMITS.items() if session[limit] != usual),
-        ("--adapters", session["adapters"]),
-        ("--adapter-rank", session["adapter_rank"] if session["adapters"] else 0),
-        *(("--adapter", f"{each['name']}={each['folder']}") for each in session["known_adapters"]),
-        ("--nodes", ",".join(session["nodes"])),
-        ("--shares", ",".join(f"{share:g}" for share in session["shares"])),
-        ("--stages", "+".join(map(str, stages)) if isinstance(stages := session["stages"], list) else stages),
-        ("--experts", session["experts"]),
-        ("--replicas", session["replicas"] if session["replicas"] > 1 else 0),
-        ("--trunk", len(session["ranks"]) if session["hosts"] and len(session["ranks"]) > 1 else 0),
-    ):
-        words += [option, str(value)] if value else []
-    words += ["--exact"] if session["exact"] else []
-    words += [] if session["recover"] else ["--no-recover"]
-    words += ["--keep-prefixes"] if session["keep_prefixes"] else []
-    return shlex.join(words)
-
-
 def nodes_of(worker: dict[str, Any]) -> list[str]:
     """The nodes of a rank or an expert host."""
     return [member["node"] for member in worker.get("group") or [worker]]

@@ -216,10 +216,10 @@ class Gpu:
             name = gpu.metadata.get("Description") or f"{gpu.vendor}, device {gpu.device_id:#06x}"
             other = "a newer driver"
             if gpu.type == ort.OrtHardwareDeviceType.CPU:
-                name, other = "a driver in software", "Mesa's, which has it"
+                name, other = "a driver in software", "Mesa's driver, which has it"
             raise EngineError(
                 f"engine {self.provider.engine!r} cannot compute in fp16 on this GPU ({name}): it or its driver lacks"
-                f" {self.provider.fp16}. Have products and KV caches in fp32, or use {other}"
+                f" {self.provider.fp16}. Leave out --activations fp16 and --cache-format fp16, or use {other}"
             ) from error
 
     def captures(self, rows: int) -> bool:

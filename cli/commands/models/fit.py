@@ -43,7 +43,7 @@ def fit(
     if as_json:
         print(json.dumps({"models": found}))
         return
-    _show(found)
+    _show(found, bool(what_if))
     show_set_aside(nodes)
 
 
@@ -128,7 +128,7 @@ async def _forecast(client: Client, name: str, asked: dict[str, Any]) -> dict[st
     }
 
 
-def _show(found: list[dict[str, Any]]) -> None:
+def _show(found: list[dict[str, Any]], imagined: bool) -> None:
     rows = [
         [
             each["name"],
@@ -165,5 +165,6 @@ def _show(found: list[dict[str, Any]]) -> None:
     elif too_large:
         why = f"`motley models fit {too_large[0]['name']}` says what is missing"
         results.print(f"What does not fit may with a smaller --context; {why}.", soft_wrap=True)
-    if best := next((each["name"] for each in found if not each["why_not"]), None):
+    best = next((each["name"] for each in found if not each["why_not"]), None)
+    if best and not imagined:  # else it may fit on what is not there alone
         results.print(f"To talk to one: `motley chat {best}`")

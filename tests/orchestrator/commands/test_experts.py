@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, ExpertReport, Failure, ModelProfile, RankCommand
+from motley.protocol.mesh_pb2 import Described, Empty, ExpertLoad, ExpertReport, ModelProfile, RankCommand
 
 Motley = Callable[..., Awaitable[tuple[int, str, str]]]
 
@@ -39,15 +39,6 @@ async def test_run_asks_for_experts_and_says_what_it_got(mesh: Any, nodes: list[
         status, _, err = await motley("run", "mix", "Hi", option, value)
         expected = f"session 'mix' has 'mix' loaded {how}: leave out {option}, or close it first with `motley stop mix`"
         assert (status, err) == (1, f"motley: {expected} and run this again\n")
-
-
-async def test_how_a_failed_session_was_started_tells_its_layout(mesh: Any, nodes: list[Any], motley: Motley) -> None:
-    session = await mesh.serve(model="/models/mix", experts="sliced", recover=False)
-    await nodes[0].event(nodes[0].commands[0], failed=Failure(code="wrong_results", message="it computes wrongly"))
-    await mesh.session(session["id"], "failed")
-    status, _, err = await motley("run", "mix", "Hi")
-    assert status == 0, err
-    assert f"motley run /models/mix PROMPT --context {session['context']} --experts sliced --no-recover\n" in err
 
 
 async def test_a_model_without_experts_says_so(mesh: Any, bard: Any, motley: Motley) -> None:

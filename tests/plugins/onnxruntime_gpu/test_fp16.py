@@ -121,6 +121,6 @@ def test_a_gpu_without_it_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
     assert "cannot compute in fp16 on this GPU" in said
     if find_devices(WEBGPU)[0].device.type == OrtHardwareDeviceType.CPU:
         assert "(a driver in software)" in said
-        assert said.endswith("use Mesa's, which has it")
+        assert said.endswith("use Mesa's driver, which has it")
     assert "shader-f16" in refused("fp16", "named")
     assert "is fp32 or fp16, not 'bf16'" in refused("bf16", "unknown")
