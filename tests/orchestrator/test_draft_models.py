@@ -118,9 +118,6 @@ async def test_the_command_line_asks_for_it_and_minds_another(mesh: Any, new_nod
     assert (await motley("run", "bard", "Hello"))[0] == 0
     status, _, said = await motley("run", "bard", "Hello", "--draft-model", "another")
     assert (status, "loaded with draft model small: leave out --draft-model, or" in said) == (1, True), said
-    await node.event(node.commands[0], failed=Failure(code="wrong_results", message="this rank computes wrongly"))
-    await mesh.session(session["id"], "failed")
-    assert "PROMPT --context 2048 --draft-model small --no-recover" in (await motley("run", session["id"], "Hello"))[2]
 
 
 async def test_the_models_own_head_is_described_and_planned_as_a_draft_model(mesh: Any, new_node: Any) -> None:

@@ -52,7 +52,7 @@ async def test_the_own_head_guesses_and_changes_no_text(there: Mesh, model: Path
     alone, reference = await answers(there, draft_model="own", model=str(model), nodes=["a"], engine="reference")
     assert texts == same == alone
     for each in (own, reference):
-        assert without["accepted_drafts"] < 10 < each["accepted_drafts"] < each["tried_drafts"]
+        assert without["accepted_drafts"] < each["accepted_drafts"] < each["tried_drafts"]
 
 
 @pytest.mark.parametrize("ahead", [pytest.param(each, marks=pytest.mark.soak) for each in HEADS[1:]], ids=str)
