@@ -69,7 +69,7 @@ def test_an_engine_that_says_nothing_of_formats_has_fp32() -> None:
 
 
 async def test_the_command_line_gives_and_tells_it(mesh: Any, new_node: Any, motley: Motley) -> None:
-    node = await mesh.join(able(new_node()))
+    await mesh.join(able(new_node()))
     status, _, err = await motley("run", "bard", "Hi", "--cache-format", "int8", "--no-recover")
     assert status == 0, err
     (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
