@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.keys import Keys
 
-LINEAR = "linear_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 DENSE, SPARSE = "dense", "sparse"
 
 

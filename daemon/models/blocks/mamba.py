@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from motley.daemon.models.blocks.layer_kinds import FULL
 from motley.daemon.models.blocks.shape import Shape
-from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys

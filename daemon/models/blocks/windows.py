@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING, layer_kinds
 from motley.daemon.models.keys import Keys
 
-FULL, SLIDING = "full_attention", "sliding_attention"
 INDEXED = ("indexed_attention", "deepseek_sparse_attention")
 """What configs call layers whose rows see as many positions as an indexer chooses."""
 
@@ -64,8 +64,7 @@ def listed_windows(
     Raises:
         ConfigError: ``layer_types`` is no list of them.
     """
-    kinds = keys.get("layer_types") or list(default)
-    possible = set(allowed or ([FULL, SLIDING] if window else [FULL]))
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= possible:
-        raise keys.refusal("layer_types", f"a list of {layers} times {' or '.join(sorted(possible))}")
+    listed = keys.get("layer_types") or list(default)
+    possible = sorted(set(allowed or ([FULL, SLIDING] if window else [FULL])))
+    kinds = layer_kinds(keys, "layer_types", listed, layers, possible)
     return [window if kind == SLIDING else 0 for kind in kinds]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from motley.daemon.models.blocks.windows import FULL, SLIDING
+from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING
 from motley.daemon.models.gguf.metadata import Metadata
 
 KV_HEADS = "attention.head_count_kv"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from motley.daemon.models.blocks.windows import FULL
+from motley.daemon.models.blocks.layer_kinds import FULL
 from motley.daemon.models.gguf.architecture import (
     KV_HEADS,
     ROUTED,

@@ -6,7 +6,7 @@ from math import inf
 from statistics import NormalDist
 from typing import Any
 
-from motley.daemon.models.blocks.windows import FULL, SLIDING
+from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING
 from motley.daemon.models.gguf.architecture import KV_HEADS, kinds, no_experts
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 from motley.daemon.models.keys import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from motley.daemon.models.blocks.windows import FULL, SLIDING
+from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING
 from motley.daemon.models.gguf.architecture import ROUTER, kinds, only_sigmoids
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys
 

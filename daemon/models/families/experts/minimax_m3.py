@@ -8,12 +8,11 @@ from __future__ import annotations
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.indexer import BlockIndexer
-from motley.daemon.models.blocks.layer_kinds import layer_kinds
+from motley.daemon.models.blocks.layer_kinds import FULL, layer_kinds
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, fused_names, gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import also_spelled
-from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing

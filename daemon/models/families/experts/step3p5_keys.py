@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
+from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING, listed_sparse_layers
 from motley.daemon.models.blocks.shape import Shape
-from motley.daemon.models.blocks.windows import FULL, SLIDING
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from motley.daemon.models.blocks.gated_delta import gated_delta_net
 from motley.daemon.models.blocks.latent import latent_attention, read_latent
-from motley.daemon.models.blocks.layer_kinds import LINEAR, attending_layers, layers_with_experts
+from motley.daemon.models.blocks.layer_kinds import FULL, LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.spelling import also_spelled
-from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer

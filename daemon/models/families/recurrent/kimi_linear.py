@@ -9,11 +9,10 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.latent import latent_attention, read_latent_sizes
-from motley.daemon.models.blocks.layer_kinds import LINEAR, attending_layers, layers_with_experts
+from motley.daemon.models.blocks.layer_kinds import FULL, LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.spelling import spelled
-from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer

@@ -9,12 +9,11 @@ from collections.abc import Callable
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count, experts
-from motley.daemon.models.blocks.layer_kinds import attending_layers
+from motley.daemon.models.blocks.layer_kinds import FULL, attending_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import spelled
-from motley.daemon.models.blocks.windows import FULL
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing
