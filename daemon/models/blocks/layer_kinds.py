@@ -67,3 +67,17 @@ def layers_with_experts(keys: Keys) -> list[bool]:
         ConfigError: as `listed_sparse_layers`.
     """
     return listed_sparse_layers(keys, keys.layers(), keys.size("first_k_dense_replace", 1, least=0))
+
+
+def flags_of_layers(keys: Keys, key: str, layers: int) -> list[bool] | None:
+    """A list of 0 and 1 for every layer; None where the key is silent.
+
+    Raises:
+        ConfigError: it is another list, or none.
+    """
+    listed = keys.get(key)
+    if listed is None:
+        return None
+    if not isinstance(listed, list) or len(listed) != layers or not all(each in (0, 1) for each in listed):
+        raise keys.refusal(key, f"a list of {layers} times 0 or 1")
+    return [bool(each) for each in listed]

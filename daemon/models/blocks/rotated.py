@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.layer_kinds import flags_of_layers
 from motley.daemon.models.keys import Keys
 
 
@@ -12,9 +13,5 @@ def rotated_layers(keys: Keys, layers: int) -> list[bool]:
         ConfigError: ``no_rope_layers`` is no list of 0 and 1 for every layer.
     """
     interval = keys.size("no_rope_layer_interval", 4)
-    listed = keys.get("no_rope_layers")
-    if listed is None or listed == []:
-        return [(number + 1) % interval != 0 for number in range(layers)]
-    if not isinstance(listed, list) or len(listed) != layers or not all(each in (0, 1) for each in listed):
-        raise keys.refusal("no_rope_layers", f"a list of {layers} times 0 or 1")
-    return [bool(each) for each in listed]
+    listed = None if keys.get("no_rope_layers") == [] else flags_of_layers(keys, "no_rope_layers", layers)
+    return [(number + 1) % interval != 0 for number in range(layers)] if listed is None else listed

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import expert_count, experts
-from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING, listed_sparse_layers
+from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING, flags_of_layers, listed_sparse_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -97,7 +97,7 @@ def _windows(keys: Keys, layers: int) -> list[int]:
 
     A row sees so many positions besides itself as ``sliding_window_size`` says, or with itself as ``sliding_window``.
     """
-    listed = of_layers(keys, "hybrid_layer_pattern", layers)
+    listed = flags_of_layers(keys, "hybrid_layer_pattern", layers)
     if listed is None:
         listed = [number > 0 and (number + 1) % 6 != 0 for number in range(layers)]
     beside = keys.get("sliding_window_size")
@@ -108,20 +108,10 @@ def _windows(keys: Keys, layers: int) -> list[int]:
 def sparse_by_numbers(keys: Keys, layers: int, dense: int) -> list[bool]:
     """Which layers have experts: by ``mlp_layer_types``, or by numbers of ``moe_layer_freq`` that are 1 where they do;
     where both are silent, all after `dense` of them."""
-    listed = of_layers(keys, "moe_layer_freq", layers)
+    listed = flags_of_layers(keys, "moe_layer_freq", layers)
     if listed is not None and any(listed) and not keys.get("mlp_layer_types"):
         return listed
     return listed_sparse_layers(keys, layers, dense)
-
-
-def of_layers(keys: Keys, key: str, layers: int) -> list[bool] | None:
-    """A list of 0 and 1 for every layer; None where the key is silent."""
-    value = keys.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != layers or not all(each in (0, 1) for each in value):
-        raise keys.refusal(key, f"a list of {layers} times 0 or 1")
-    return [bool(each) for each in value]
 
 
 def _ropes(keys: Keys, size: int) -> tuple[dict[str, Rope], int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from motley.daemon.models.blocks.attention import attention
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.indexer import BlockIndexer
-from motley.daemon.models.blocks.layer_kinds import FULL, layer_kinds
+from motley.daemon.models.blocks.layer_kinds import FULL, flags_of_layers, layer_kinds
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, fused_names, gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape, read_shape
@@ -18,7 +18,7 @@ from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.description.writing import Writer
-from motley.daemon.models.families.experts.mimo_v2_flash import of_layers, sparse_by_numbers
+from motley.daemon.models.families.experts.mimo_v2_flash import sparse_by_numbers
 from motley.daemon.models.families.experts.mixtral import mixtral_names
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope
@@ -109,13 +109,13 @@ def minimax_m3(keys: Keys) -> Model:
 def _indexer(keys: Keys, shape: Shape, turned: int) -> tuple[list[bool], BlockIndexer]:
     """Which layers have an indexer, and what these are like."""
     older = keys.inner("sparse_attention_config")
-    listed = of_layers(older, "sparse_attention_freq", shape.layers) or [False] * shape.layers
+    listed = flags_of_layers(older, "sparse_attention_freq", shape.layers) or [False] * shape.layers
     told = keys.get("layer_types") or [INDEXED if each else FULL for each in listed]
     kinds = layer_kinds(keys, "layer_types", told, shape.layers, [INDEXED, FULL])
     indexed = [kind == INDEXED for kind in kinds]
     for key, value in ONLY_SPARSE.items():
         older.only(key, value)
-    without_values = of_layers(older, "sparse_disable_index_value", shape.layers) or indexed
+    without_values = flags_of_layers(older, "sparse_disable_index_value", shape.layers) or indexed
     if any(own and not without for own, without in zip(indexed, without_values, strict=True)):
         raise older.refusal("sparse_disable_index_value", "1 for each layer that has an indexer")
 
