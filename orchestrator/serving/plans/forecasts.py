@@ -12,7 +12,7 @@ from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.planning.choosing.arrangement import Choice
 from motley.orchestrator.planning.choosing.choice import Chooser, RunnersUp
 from motley.orchestrator.planning.cost import Forecast, Workload, forecast
-from motley.orchestrator.planning.cutting.shares import Candidate, PlanError
+from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.planning.experts.layout import LayoutError, is_parallel
 from motley.orchestrator.planning.machines import Machine
 from motley.orchestrator.planning.setup import SetupError
@@ -253,18 +253,7 @@ def forecast_of(
     if not all(one.speed and (one.setup.on_gpu or one.row_speed) for one in own):
         return None
     counts = [(one.node.id, one.setup.on_gpu) for one in own]
-    candidates = [
-        Candidate(
-            one.node.name,
-            one.speed / counts.count(key),
-            0,
-            row_speed=one.row_speed / counts.count(key),
-            call_s=one.call_s,
-            host_s=one.host_s,
-            cache_speed=one.setup.cache_bandwidth / counts.count(key),
-        )
-        for one, key in zip(own, counts, strict=True)
-    ]
+    candidates = [one.offer(one.node.name, 0, counts.count(key)) for one, key in zip(own, counts, strict=True)]
     network = network_of([one.node for one in own], links)
     each = [profiles[rank.setup.quantisation] for rank in ranks]
     return forecast(each, candidates, [rank.plan for rank in ranks], network, Workload(wire=request.wire))

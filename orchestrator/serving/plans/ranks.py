@@ -307,11 +307,7 @@ def _candidates(
                 name = f"{node.name}, {offer.gpu.name} (in the machine's own memory)"
                 room = free
             free = room
-        speed = one.speed / ranks or 1.0
-        cache_speed = one.setup.cache_bandwidth / ranks
-        candidates.append(
-            Candidate(name, speed, free, share, one.row_speed / ranks, one.call_s, one.host_s, cache_speed)
-        )
+        candidates.append(one.offer(name, free, ranks, share))
     return candidates
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.cost import ATTENTION_CALLS, MLP_CALLS
-from motley.orchestrator.planning.cutting.shares import PlanError
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError
 from motley.orchestrator.planning.setup import (
     HANDS,
     SKILLS,
@@ -65,6 +65,25 @@ class Participant:
     def host_s(self) -> float:
         """Seconds in which what is summed gets to the host and back; 0: it is there, or nobody knows."""
         return self.setup.host_s if self.setup.on_gpu else 0.0
+
+    def offer(self, name: str, memory: int, ranks: int, share: float | None = None) -> Candidate:
+        """What it offers for a rank, if its device is divided among so many.
+
+        Args:
+            name: for messages.
+            memory: bytes that the rank may use.
+            share: of the model, given by hand; None: by its speed.
+        """
+        return Candidate(
+            name,
+            self.speed / ranks or 1.0,
+            memory,
+            share,
+            row_speed=self.row_speed / ranks,
+            call_s=self.call_s,
+            host_s=self.host_s,
+            cache_speed=self.setup.cache_bandwidth / ranks,
+        )
 
     @property
     def _measured(self) -> FormatSpeed | None:
