@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := setup.py $(wildcard plugins/native/*.[ch]) plugins/nccl/library.c
+NATIVE := setup.py $(wildcard plugins/native/kernels/*.[ch]) plugins/nccl/library.c
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One process more than there are cores, as tests of real daemons wait now and then.
 PARALLEL := -n $(shell expr $(CORES) + 1)

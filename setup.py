@@ -1,7 +1,7 @@
 """Builds Motley's C libraries with a C compiler that comes as a Python package: no user needs one.
 
-They are the CPU kernels (`plugins/native`) and the stand-in for NCCL (`plugins/nccl`). Both are loaded by ctypes and
-know nothing of Python, so a file's name says no version of it, and one wheel is for all versions of Python.
+They are the CPU kernels (`plugins/native/kernels`) and the stand-in for NCCL (`plugins/nccl`). Both are loaded by
+ctypes and know nothing of Python, so a file's name says no version of it, and one wheel is for all versions of Python.
 
 The compiler builds for other systems as well: `MOTLEY_TARGET=win-amd64` makes a wheel for Windows on Linux.
 """
@@ -70,12 +70,12 @@ class Wheel(bdist_wheel):
         return "py3", "none", TARGETS[TARGET][1]
 
 
-def library(name: str, folder: Path) -> Extension:
-    """The library `name` of all C files in a folder of the tree."""
+def library(name: str, folder: Path, sources: Path) -> Extension:
+    """The library `name`, which lies in a folder of the tree, of all C files in one."""
     return Extension(
         ".".join(("motley", *folder.parts, name)),
-        sources=sorted(map(str, folder.glob("*.c"))),
-        depends=sorted(map(str, folder.glob("*.h"))),
+        sources=sorted(map(str, sources.glob("*.c"))),
+        depends=sorted(map(str, sources.glob("*.h"))),
     )
 
 
@@ -89,6 +89,6 @@ def packages() -> list[str]:
 
 setup(
     packages=packages(),
-    ext_modules=[library("_kernels", NATIVE), library("nccl", NCCL)],
+    ext_modules=[library("_kernels", NATIVE, NATIVE / "kernels"), library("nccl", NCCL, NCCL)],
     cmdclass={"bdist_wheel": Wheel, "build_ext": BuildLibrary},
 )

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 WIDEST_HEAD = 512
-"""Elements of a head at most, of keys and of values; stated in native/recurrent.h too."""
+"""Elements of a head at most, of keys and of values; stated in native/kernels/recurrent.h too."""
 MOST_GUESSES = 16
 """Rows of a span at most that may be guesses, where a model has recurrent states."""
 

@@ -29,7 +29,7 @@ The attributes of both are streams (S).
 from __future__ import annotations
 
 MOST_STREAMS = 8
-"""Of a model; stated in native/rows.h and cuda/device/nodes.cu too."""
+"""Of a model; stated in native/kernels/rows.h and cuda/device/nodes.cu too."""
 
 STREAM_GATES = ("StreamGates", "StreamGatesToWrite", "StreamGatesToMix")
 """By their parts, one more each."""

@@ -3,7 +3,7 @@
 In int8 the value of largest magnitude in a block, with its sign, becomes the lowest code (as in GGML's Q4_0), so that a
 block uses one code more than with ``scale = max|x| / 127``; values of the opposite sign saturate at the highest code. A
 scale may therefore be negative. In int4 that is the first of seven scales that are tried: the codes are those that
-leave the least squared error once they are multiplied by what fits them best (`plugins/native/codes.c`). RMS error of
+leave the least squared error once they are multiplied by what fits them best (`native/kernels/codes.c`). RMS error of
 int4 on Gaussian weights, and on heavy-tailed ones (Student's t, 5 degrees of freedom), in percent of their RMS:
 
 =====  =========  ===============  ===========  ===============

@@ -18,9 +18,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .library import F32, U8, Adapted, AdaptedGroup, AdaptedPart, AdaptedRows, Factors, address, library, place
+from .library import F32, U8, address, library, place
 from .matmul import Pool, QuantisedMatrix
 from .rows import Action
+from .structs import Adapted, AdaptedGroup, AdaptedPart, AdaptedRows, Factors
 
 KINDS: Mapping[np.dtype[np.generic], int] = {
     np.dtype(np.float32): 0,

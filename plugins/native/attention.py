@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .library import AWAIT, F32, Attention, Span, SpanList, Table, Tier, address, library, place
+from .library import F32, address, library, place
 from .matmul import Pool
+from .structs import AWAIT, Attention, Span, SpanList, Table, Tier
 
 I32 = npt.NDArray[np.int32]
 Cached = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.int8]

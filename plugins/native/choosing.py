@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .attention import FORMATS, LONGEST, LayerBlocks, Spans, tier
-from .library import AWAIT, Attention, Choice, Tier, address, library, place
+from .library import address, library, place
 from .matmul import Pool
 from .rows import Action
+from .structs import AWAIT, Attention, Choice, Tier
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]

@@ -6,7 +6,8 @@ import ctypes
 
 import numpy as np
 
-from motley.plugins.native.library import F32, U8, Encoding, address, library
+from motley.plugins.native.library import F32, U8, address, library
+from motley.plugins.native.structs import Encoding
 
 
 def encode(values: F32, block: int, bits: int) -> tuple[U8, F32]:

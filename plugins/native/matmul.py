@@ -13,7 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from .library import F32, U8, Matmul, address, library, place
+from .library import F32, U8, address, library, place
+from .structs import Matmul
 
 BLOCKS = (16, 32, 64, 128, 256)
 

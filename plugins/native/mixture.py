@@ -15,9 +15,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from .library import F32, Matmul, Mixture, address, library, place
+from .library import F32, address, library, place
 from .matmul import QuantisedMatrix
 from .rows import ACTIVATIONS, ANY, Action
+from .structs import Matmul, Mixture
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import numpy as np
 
 from motley.plugins.recurrent import WIDEST_HEAD
 
-from .library import F32, Recurrent, RecurrentSpan, RecurrentSpanList, address, library, place
+from .library import F32, address, library, place
 from .matmul import Pool
+from .structs import Recurrent, RecurrentSpan, RecurrentSpanList
 
 
 class _Kind(IntEnum):

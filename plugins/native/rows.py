@@ -17,7 +17,8 @@ from functools import partial
 
 import numpy as np
 
-from .library import F32, Gated, HeadNorms, Norm, StreamGates, Streams, address, library, place
+from .library import F32, address, library, place
+from .structs import Gated, HeadNorms, Norm, StreamGates, Streams
 
 Action = Callable[[], None]
 """A call computes something on buffers that were bound to it."""

@@ -12,7 +12,8 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
-from .library import F32, Draw, Masses, address, library
+from .library import F32, address, library
+from .structs import Draw, Masses
 
 
 def contenders(logits: F32, temperature: float, least: float, state: int) -> npt.NDArray[np.int64]:

@@ -11,8 +11,9 @@ import ctypes
 from typing import NamedTuple
 
 from .attention import FORMATS, I32, LONGEST, Cached, LayerBlocks, tier
-from .library import F32, Attention, Question, address, library, place
+from .library import F32, address, library, place
 from .matmul import Pool
+from .structs import Attention, Question
 
 
 class Layer(NamedTuple):

@@ -1,5 +1,5 @@
 // Products by 4- and 8-bit codes, of activations that are quantised to 8 bits first. The arithmetic, and so every bit of
-// a result, is that of plugins/native/matmul.c, which states it; what it calls a lane is a *part* here. The products of several
+// a result, is that of plugins/native/kernels/matmul.c, which states it; what it calls a lane is a *part* here. The products of several
 // tokens are in tiles.cu.
 //
 // A row of weights is cut in stretches of 64 bytes, and these in pieces: of 16 bytes, or of 8 where blocks are as short. 16

@@ -1,4 +1,4 @@
-// Layers with a recurrent state: what plugins/recurrent.py states. The arithmetic is that of plugins/native/recurrent.c.
+// Layers with a recurrent state: what plugins/recurrent.py states. The arithmetic is that of plugins/native/kernels/recurrent.c.
 //
 // What such a layer is given is *lined up* first: the rows of the step, and behind them the guesses of earlier steps that have
 // turned out to be right, which the state has not taken yet. A span takes its guesses, and then its own rows.

@@ -9,7 +9,7 @@ __device__ inline float sigmoid_of(float x) {
     return (x >= 0 ? 1 : decay) / (1 + decay);
 }
 
-// What opens a gate, by SWISH_TIMES, RELU_TIMES or GELU_TIMES: that by the approximation with tanh, as plugins/native/rows.c
+// What opens a gate, by SWISH_TIMES, RELU_TIMES or GELU_TIMES: that by the approximation with tanh, as plugins/native/kernels/rows.c
 // states it.
 __device__ inline float opened(float g, int by) {
     if (by == RELU_TIMES) return fmaxf(g, 0);

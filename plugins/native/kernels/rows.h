@@ -3,7 +3,7 @@
 #define MOTLEY_ROWS_H
 #include <stdint.h>
 
-/* SHARED with library.py. y[rows, columns] = t / sqrt(mean(t^2) + epsilon) * weight + bias, of t = total = x * factor + skip,
+/* SHARED with structs.py. y[rows, columns] = t / sqrt(mean(t^2) + epsilon) * weight + bias, of t = total = x * factor + skip,
  * or of t = total - mean(total). */
 struct norm {
     const float *x;
@@ -20,7 +20,7 @@ struct norm {
 
 enum { PARTS_OF_HEADS = 3 };
 
-/* SHARED with library.py. Parts of rows, as queries, keys and values are, to lie side by side: the heads of a part are
+/* SHARED with structs.py. Parts of rows, as queries, keys and values are, to lie side by side: the heads of a part are
  * normed, each by itself, or copied. */
 struct head_norms {
     const float *x;                     /* [rows, width] */
@@ -34,7 +34,7 @@ struct head_norms {
 
 enum activation { SILU, GELU_TANH, CLAMPED, SIGMOID };
 
-/* SHARED with library.py. y[rows, columns] of gate and up, rows of as many columns that are so far apart: see rows.c. */
+/* SHARED with structs.py. y[rows, columns] of gate and up, rows of as many columns that are so far apart: see rows.c. */
 struct gated {
     const float *gate;
     const float *up;
@@ -46,7 +46,7 @@ struct gated {
 
 enum { MOST_STREAMS = 8 };
 
-/* SHARED with library.py. y[rows, columns] of logits of S, 2 S or 2 S + S S columns, for S residual streams: see rows.c. */
+/* SHARED with structs.py. y[rows, columns] of logits of S, 2 S or 2 S + S S columns, for S residual streams: see rows.c. */
 struct stream_gates {
     const float *logits, *scale, *base;
     float *y;
@@ -55,7 +55,7 @@ struct stream_gates {
     int32_t rounds;
 };
 
-/* SHARED with library.py. Of S residual streams x[rows, S * columns] and gates, as struct stream_gates makes them: what is
+/* SHARED with structs.py. Of S residual streams x[rows, S * columns] and gates, as struct stream_gates makes them: what is
  * read, y[rows, columns]; or streams again, y as x, of which each gets some of own[rows, columns]. */
 struct streams {
     const float *x, *gates;

@@ -13,7 +13,7 @@ enum { LANES_IN_ALL = 16, LARGEST_BLOCK = 256, MOST_PANEL = 64, MOST_STRETCHES =
 #define MANY_TOKENS 16 /* for which the codes of a matmul are unpacked once */
 #define LINE 64       /* bytes of a cache's */
 
-/* SHARED with library.py. y[tokens, rows] = x[tokens, columns] @ W[rows, columns].T + bias.
+/* SHARED with structs.py. y[tokens, rows] = x[tokens, columns] @ W[rows, columns].T + bias.
  * There may be several heads, each with such a W of its own, one after another as codes, scales, zeros and bias. Of a
  * token, head h reads x from `x_head` floats further on than the head before it, and writes y beside it. */
 struct matmul {

@@ -5,7 +5,7 @@
 
 #include "matmul.h"
 
-/* SHARED with library.py. total[tokens, D] = base + the weighted sum of what the chosen experts make of x[tokens, K].
+/* SHARED with structs.py. total[tokens, D] = base + the weighted sum of what the chosen experts make of x[tokens, K].
  *
  * An expert is two products and a gate between them: `first` makes gate and up, 2F columns, of K, `last` makes D of F.
  * There is one of each for every expert; they differ in nothing but codes, scales, zeros and bias, and have no operands. */

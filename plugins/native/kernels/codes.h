@@ -3,7 +3,7 @@
 #define MOTLEY_CODES_H
 #include <stdint.h>
 
-/* SHARED with library.py. Blocks of weights, one after another, to codes and a scale each: see codes.c. */
+/* SHARED with structs.py. Blocks of weights, one after another, to codes and a scale each: see codes.c. */
 struct encoding {
     const float *values;
     uint8_t *codes; /* a byte each, or two of 4 bits to a byte, the first in the low ones */

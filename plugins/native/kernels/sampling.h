@@ -3,7 +3,7 @@
 #define MOTLEY_SAMPLING_H
 #include <stdint.h>
 
-/* SHARED with library.py. A draw of one of so many tokens: see sampling.c. */
+/* SHARED with structs.py. A draw of one of so many tokens: see sampling.c. */
 struct draw {
     const float *logits; /* none NaN or +inf */
     int32_t *contenders; /* room for as many as there are tokens */
@@ -12,7 +12,7 @@ struct draw {
     double temperature, least;
 };
 
-/* SHARED with library.py. Sums of exponentials over stretches of logits: see sampling.c. */
+/* SHARED with structs.py. Sums of exponentials over stretches of logits: see sampling.c. */
 struct masses {
     const float *logits;   /* none NaN or +inf */
     const int64_t *starts; /* of stretches, ascending, the first at 0 */

@@ -9,7 +9,7 @@ enum { COLUMNS_OF_JOB = 256 }; /* of a short convolution */
 /* SHARED with recurrent.py. */
 enum recurrence { GATED_DELTA, STATE_SPACE, SHORT_CONVOLUTION };
 
-/* SHARED with library.py. Rows that are consecutive tokens of one sequence. */
+/* SHARED with structs.py. Rows that are consecutive tokens of one sequence. */
 struct recurrent_span {
     int64_t row, rows; /* the first of them, and how many */
     int64_t position;  /* of the first of them */
@@ -17,13 +17,13 @@ struct recurrent_span {
     int64_t guesses;   /* how many of the rows, the last ones, leave the state as it is before them */
 };
 
-/* SHARED with library.py. */
+/* SHARED with structs.py. */
 struct recurrent_spans {
     const struct recurrent_span *all;
     int64_t count;
 };
 
-/* SHARED with library.py. A row of what the convolution sees has `columns` elements: the first of `first`, then those
+/* SHARED with structs.py. A row of what the convolution sees has `columns` elements: the first of `first`, then those
  * of `second`. */
 struct recurrent {
     struct pool *pool;

@@ -3,7 +3,7 @@
 #define MOTLEY_CHOOSING_H
 #include "attention.h"
 
-/* SHARED with library.py. The index keys of one layer, and rows that choose by them. With `pooling`, a cached row is a key
+/* SHARED with structs.py. The index keys of one layer, and rows that choose by them. With `pooling`, a cached row is a key
  * and its gates, and the row of the last position of a block is the block's key and zeros. */
 struct choice {
     struct attention attention; /* spans and caches, of one head of keys alone; its qkv, y and what follows are not used */

@@ -11,14 +11,14 @@ enum {
 /* SHARED with attention.py. What keys and values are cached as. */
 enum format { FP32, FP16, INT8 };
 
-/* SHARED with library.py. What a rotary embedding turns by at each position. */
+/* SHARED with structs.py. What a rotary embedding turns by at each position. */
 struct table {
     const float *cos; /* [places, turned] */
     const float *sin; /* the same */
     int64_t places, turned;
 };
 
-/* SHARED with library.py. Rows of qkv that are consecutive tokens of one sequence. */
+/* SHARED with structs.py. Rows of qkv that are consecutive tokens of one sequence. */
 struct span {
     int64_t row, rows;     /* the first of them, and how many */
     int64_t position;      /* of the first of them */
@@ -29,14 +29,14 @@ struct span {
     const float *told; /* [away_count, rows, heads, size + 2], as a question has its summaries */
 };
 
-/* SHARED with library.py. */
+/* SHARED with structs.py. */
 struct spans {
     const struct span *all;
     const struct table *tables; /* [count, ropes] */
     int64_t count, ropes;
 };
 
-/* SHARED with library.py. Consecutive numbers of blocks, and what is cached in these. */
+/* SHARED with structs.py. Consecutive numbers of blocks, and what is cached in these. */
 struct tier {
     uint8_t *keys;       /* [count, kv_heads, tokens, size] of the format */
     uint8_t *values;     /* the same */
@@ -45,7 +45,7 @@ struct tier {
     int64_t first, count;
 };
 
-/* SHARED with library.py. `size` is that of a head; `turned` the number of angles, half of its dimensions that turn. */
+/* SHARED with structs.py. `size` is that of a head; `turned` the number of angles, half of its dimensions that turn. */
 struct attention {
     struct pool *pool;
     const struct spans *spans; /* every call reads them again */
@@ -76,7 +76,7 @@ static inline int64_t first_seen(const struct attention *a, int64_t position) {
     return a->window && a->window <= position ? position - a->window + 1 : 0;
 }
 
-/* SHARED with library.py. Which summaries of stretches of one sequence are wanted, for rows that come after them. */
+/* SHARED with structs.py. Which summaries of stretches of one sequence are wanted, for rows that come after them. */
 struct question {
     const struct attention *a; /* of which spans, qkv, sinks and y are not read */
     const float *queries;      /* [rows, heads, size], turned and scaled */
