@@ -198,12 +198,13 @@ def _held(own: Path, files: Files) -> IO[bytes]:
     """
     for _ in range(_ATTEMPTS):
         own.mkdir(parents=True, exist_ok=True)
-        opened = (own / _LIST).open("ab")
+        opened = _open(own / _LIST)
         with contextlib.suppress(FileNotFoundError):
             if lock_file(opened, exclusive=False) and os.path.samestat(os.fstat(opened.fileno()), (own / _LIST).stat()):
-                if not opened.tell():
-                    opened.write(files.pack())
-                    opened.flush()
+                packed = files.pack()
+                if opened.read() != packed:  # others may write it, too: the same bytes to the same place
+                    _write(opened, 0, packed)
+                    opened.truncate()
                 os.utime(own / _LIST)
                 return opened
         opened.close()  # another is removing it
@@ -290,9 +291,14 @@ def _taken(file: Path) -> int:
     return told.st_size if blocks is None else blocks * 512
 
 
+def _open(file: Path) -> FileIO:
+    """A file for reading and writing; a new one where there is none."""
+    return FileIO(os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600), "r+")
+
+
 def _open_sized(file: Path, size: int) -> FileIO:
-    """A file of so many bytes, open for reading and writing; where it is shorter, a hole comes behind what it has."""
-    opened = FileIO(os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600), "r+")
+    """As `_open`, of so many bytes; where it is shorter, a hole comes behind what it has."""
+    opened = _open(file)
     try:
         if os.fstat(opened.fileno()).st_size != size:
             make_sparse(opened)

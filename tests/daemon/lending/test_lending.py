@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from gguf import GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.lending import mirror
 from motley.daemon.lending.borrower import Borrower
 from motley.daemon.lending.lender import Lender, membership, serve
 from motley.daemon.lending.mirror import PAGE, Mirror, borrowed_place, found_mirrors
@@ -32,6 +33,7 @@ from motley.daemon.lending.wire import (
     read_stretches,
 )
 from motley.daemon.loading.planned import stamp_of
+from motley.daemon.machine.files import lock_file
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.weights.hub import files_of
 from motley.daemon.weights.spec import Piece
@@ -280,6 +282,33 @@ def test_mirrors_that_nobody_uses_make_room(tmp_path: Path) -> None:
         ((path, _),) = new
         assert path.exists()
         assert not used.parents[1].exists()
+
+
+def test_two_processes_that_begin_a_mirror_at_once_write_one_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Files("", (LentFile("a", PAGE, 1, 0),))
+    others: list[Mirror] = []
+
+    def lock_beside_another(file: IO[bytes], *, exclusive: bool) -> bool:
+        monkeypatch.undo()
+        others.append(Mirror(tmp_path, files, PAGE))  # has opened, locked and written it meanwhile
+        return lock_file(file, exclusive=exclusive)
+
+    monkeypatch.setattr(mirror, "lock_file", lock_beside_another)
+    with Mirror(tmp_path, files, PAGE) as own, others[0]:
+        assert borrowed_place(tmp_path, files.key) == own.place
+
+
+def test_a_damaged_list_of_files_is_written_anew(tmp_path: Path) -> None:
+    files = Files("", (LentFile("a", PAGE, 1, 0),))
+    with Mirror(tmp_path, files, PAGE):
+        pass
+    (listed,) = tmp_path.rglob("files.json")
+    for damaged in (listed.read_bytes() * 2, b""):
+        listed.write_bytes(damaged)
+        with Mirror(tmp_path, files, PAGE) as own:
+            assert borrowed_place(tmp_path, files.key) == own.place
 
 
 def test_a_mirror_that_is_gone_is_told(tmp_path: Path) -> None:
