@@ -35,7 +35,7 @@ TARGETS = {
 """What the compiler, and what wheels call a system. The libraries ask for nothing newer than glibc 2.17."""
 FLAGS = [
     *("-shared", "-fPIC", "-fvisibility=hidden", "-s"),
-    *("-O3", "-std=c11", "-Wall", "-Wextra", "-Werror"),
+    *("-O3", "-g0", "-std=c11", "-Wall", "-Wextra", "-Werror"),
     "-fno-sanitize=undefined",  # which this compiler adds otherwise
 ]
 

@@ -20,6 +20,7 @@ from motley.daemon.weights.checkpoints.checkpoint import CheckpointError
 from motley.daemon.weights.checkpoints.gguf.header import header_end
 from motley.daemon.weights.closing import Closing
 from motley.daemon.weights.hub import ModelNotFound, RemoteFile, find_fetched, find_here, range_of, remote_files
+from motley.protocol.files import write_private
 from motley.protocol.wording import human_bytes
 
 ORIGIN = "hub.json"
@@ -64,7 +65,9 @@ class HubMirror(Closing):
         own = shares / FOLDER / files.key
         try:
             self._mirror = Mirror(shares, files, limit)
-            (own / ORIGIN).write_text(json.dumps(asdict(origin)), "utf-8")
+            told = json.dumps(asdict(origin)).encode()
+            if not (own / ORIGIN).exists() or (own / ORIGIN).read_bytes() != told:
+                write_private(own / ORIGIN, told)
         except OSError as error:
             raise self._no_room(own, error) from error
         self.place = self._mirror.place

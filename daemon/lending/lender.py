@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
+from motley.daemon.lending.hub_mirror import HubMirror
 from motley.daemon.lending.wire import Files, Kind, LendingError, LentFile, pack, read, read_stretches
 from motley.daemon.weights.checkpoints.gguf.header import read_header
-from motley.daemon.weights.checkpoints.tensor_files import Bring
 from motley.daemon.weights.hub import files_of
 from motley.transport import Connected, Lost, Membership, Message, Messenger
 
@@ -22,19 +22,20 @@ LOOK_S = 1.0
 class Lender:
     """A model's files, open for reading."""
 
-    def __init__(self, place: Path, bring: Bring | None = None) -> None:
+    def __init__(self, place: Path, pulled: HubMirror | None = None) -> None:
         """
         Args:
             place: of a model that is here, see `motley.daemon.weights.hub.resolve`.
-            bring: what brings bytes of it here, where not all of them are.
+            pulled: what brings bytes of it here, where not all of them are; stays the caller's.
 
         Raises:
             CheckpointError: a GGUF file is broken.
             OSError: a file cannot be read.
         """
         self._paths = paths = files_of(place)
-        self._bring = bring
-        self.files = Files(place.name if place.is_file() else "", tuple(map(_lent, paths)))
+        self._pulled = pulled
+        times = pulled.modified if pulled else {}  # its files look newer while something is put into them
+        self.files = Files(place.name if place.is_file() else "", tuple(_lent(path, times) for path in paths))
         with contextlib.ExitStack() as stack:
             self._open = [stack.enter_context(FileIO(path)) for path in paths]
             self._closing = stack.pop_all()
@@ -49,8 +50,8 @@ class Lender:
                 raise LendingError(f"a {kind.name} of file {number} was asked for")
             lent, file = self.files.files[number], self._open[number]
             stretches = read_stretches(body, lent.size)
-            if self._bring is not None:
-                self._bring(self._paths[number], stretches)
+            if self._pulled is not None:
+                self._pulled.bring(self._paths[number], stretches)
             parts = [_read(file, *stretch) for stretch in stretches]
             return [pack(Kind.BYTES), b"".join(parts)]  # one: a system call for each page would cost more
         except (LendingError, OSError) as error:
@@ -61,13 +62,14 @@ class Lender:
         self._closing.close()
 
 
-def _lent(path: Path) -> LentFile:
+def _lent(path: Path, times: Mapping[str, int]) -> LentFile:
+    """A file, with the time that it has among `times`, if it is there."""
     told = path.stat()
     if path.suffix == ".gguf":
         needed = min(told.st_size, read_header(path).data)
     else:
         needed = 0 if path.suffix == ".safetensors" else told.st_size
-    return LentFile(path.name, told.st_size, told.st_mtime_ns, needed)
+    return LentFile(path.name, told.st_size, times.get(path.name, told.st_mtime_ns), needed)
 
 
 def _read(file: FileIO, offset: int, length: int) -> bytearray:

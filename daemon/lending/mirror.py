@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import shutil
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,8 @@ PAGE = 512
 here is a 128th of the file at most."""
 _CRC = np.dtype("<u4")
 _LIST, _FILES, _TABLES = "files.json", "files", "tables"
+_REMOVED = "removed-"
+"""With this begins the name of the folder of a mirror that is being removed."""
 _ATTEMPTS = 100
 _MOMENT_S = 0.05
 """A mirror that another process is removing is gone after some such moments."""
@@ -198,17 +202,17 @@ def _held(own: Path, files: Files) -> IO[bytes]:
     """
     for _ in range(_ATTEMPTS):
         own.mkdir(parents=True, exist_ok=True)
-        opened = _open(own / _LIST)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as closing:
+            opened = closing.enter_context(_open(own / _LIST))
             if lock_file(opened, exclusive=False) and os.path.samestat(os.fstat(opened.fileno()), (own / _LIST).stat()):
                 packed = files.pack()
                 if opened.read() != packed:  # others may write it, too: the same bytes to the same place
                     _write(opened, 0, packed)
                     opened.truncate()
                 os.utime(own / _LIST)
+                closing.pop_all()
                 return opened
-        opened.close()  # another is removing it
-        time.sleep(_MOMENT_S)
+        time.sleep(_MOMENT_S)  # another is removing it
     raise OSError(errno.EBUSY, "others keep removing it")
 
 
@@ -246,16 +250,19 @@ class FoundMirror(NamedTuple):
         return Files.read((self.path / _LIST).read_bytes())
 
     def remove(self) -> bool:
-        """Remove it; False: a rank uses it."""
-        listed = self.path / _LIST
-        with contextlib.suppress(OSError), listed.open("rb") as lock:
-            if not lock_file(lock, exclusive=True):
-                return False
-            listed.unlink(missing_ok=True)  # on Windows not while anybody has it open
-        if listed.exists():
-            return False
-        shutil.rmtree(self.path, ignore_errors=True)
-        return True
+        """Remove it; False: a rank uses it. At once it has another name, so that nobody who begins it anew meanwhile
+        has his files removed."""
+        away = self.path.with_name(f"{_REMOVED}{secrets.token_hex(8)}")
+        with contextlib.suppress(OSError):  # another has removed it; on Windows: it is in use
+            with _open(self.path / _LIST) as lock:
+                if not lock_file(lock, exclusive=True):
+                    return False
+                if sys.platform != "win32":
+                    self.path.rename(away)
+            if sys.platform == "win32":  # where no folder of an open file can be renamed, and there are no locks
+                self.path.rename(away)
+            shutil.rmtree(away, ignore_errors=True)
+        return not self.path.exists()
 
 
 def found_mirrors(shares: Path) -> list[FoundMirror]:
@@ -265,16 +272,32 @@ def found_mirrors(shares: Path) -> list[FoundMirror]:
         shares: the folder in which shares are kept.
     """
     found = []
-    with contextlib.suppress(FileNotFoundError):
-        for mirror in (shares / FOLDER).iterdir():
-            with contextlib.suppress(OSError):  # another has removed it meanwhile
-                taken = sum(_taken(file) for file in mirror.rglob("*") if file.is_file())
-                found.append(FoundMirror((mirror / _LIST).stat().st_mtime, taken, mirror))
+    for mirror in _folders(shares):
+        with contextlib.suppress(OSError):  # another has removed it meanwhile
+            taken = sum(_taken(file) for file in mirror.rglob("*") if file.is_file())
+            found.append(FoundMirror((mirror / _LIST).stat().st_mtime, taken, mirror))
     return sorted(found)
+
+
+def sweep_mirrors(shares: Path) -> None:
+    """Remove what is left of mirrors whose removal, or whose beginning, was cut short."""
+    for folder in _folders(shares, removed=True):
+        shutil.rmtree(folder, ignore_errors=True)
+    for folder in _folders(shares):
+        if not (folder / _LIST).exists():
+            FoundMirror(0.0, 0, folder).remove()
+
+
+def _folders(shares: Path, *, removed: bool = False) -> list[Path]:
+    """Of mirrors, or of those that are being removed."""
+    with contextlib.suppress(FileNotFoundError):
+        return [each for each in (shares / FOLDER).iterdir() if each.name.startswith(_REMOVED) == removed]
+    return []
 
 
 def _make_room(shares: Path, limit: int, own: Path) -> None:
     """Remove mirrors that nobody uses, used least recently first, until the others take no more than `limit`."""
+    sweep_mirrors(shares)
     found = found_mirrors(shares)
     total = sum(mirror.size for mirror in found)
     for mirror in found:

@@ -77,11 +77,10 @@ def main() -> int:
         place = pulled.place if pulled else find_here(order.source, models) or find_fetched(order.source)
         if place is None:
             raise LendingError(f"{order.source!r} is not here")
-        bring = pulled.bring if pulled else None
-        with open_weights(place, bring) as weights:
+        with open_weights(place, pulled.bring if pulled else None) as weights:
             if order.fingerprint not in ("", weights.fingerprint()):
                 raise LendingError(f"{place}: these are not the files that the session was planned for")
-        lender = Lender(place, bring)
+        lender = Lender(place, pulled)
         security = Tls(order.tls.certificate, order.tls.key, order.tls.authority)
         listener = Listener(*told["listen"])
     except (ModelNotFound, ConfigError, CheckpointError, LendingError, TransportError, OSError) as error:

@@ -175,11 +175,15 @@ def find_fetched(source: str) -> Path | None:
     if _FIRST_PART in place.name:
         parts = int(place.stem.rpartition("-")[2])
         return place if len(files_of(place)) == parts else None
-    index = folder / "model.safetensors.index.json"
+    if hub_id["file"]:
+        return place if place.is_file() else None
     with contextlib.suppress(OSError, ValueError, KeyError, AttributeError, ModelNotFound):
-        wanted = set(json.loads(index.read_text("utf-8"))["weight_map"].values()) if index.is_file() else set()
+        place = _checked(folder)
+        wanted = {"model.safetensors"} if place == folder else set()
+        if (index := folder / "model.safetensors.index.json").is_file():  # it names the weights' files: several
+            wanted = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         if all((folder / name).is_file() for name in wanted):
-            return _checked(place) if place.is_dir() else place if place.is_file() else None
+            return place
     return None
 
 

@@ -202,6 +202,10 @@ def test_what_has_been_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folder = model(own / "snapshots" / ("0" * 40))
     (own / "refs").mkdir()
     (own / "refs" / "main").write_text("0" * 40)
+    assert find_fetched("owner/name") is None, "configs alone: it is still coming, or another program wanted no more"
+    (folder / "model.safetensors").touch()
+    assert find_fetched("owner/name") == folder
+    (folder / "model.safetensors").unlink()
     parts = {f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(enumerate(parts))}))
     assert find_fetched("owner/name") is None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from motley.daemon.lending.hub_mirror import begin_pull, joined, open_pulled
+from motley.daemon.lending.lender import Lender
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.loading.pulling import pull_shares
 from motley.daemon.models.cutting.share import Share
@@ -60,6 +63,10 @@ async def test_a_stage_is_fetched_and_no_more(
         mirror = open_pulled(source, None, tmp_path, LIMIT)
         assert mirror is not None
         with mirror, open_model(mirror.place, mirror.bring) as ours, open_model(model) as whole:
+            there = next(mirror.place.parent.glob(f"**/*.{kind}"))
+            os.utime(there, ns=(1, 1))  # as while something is put into it
+            with closing(Lender(mirror.place, mirror)) as lender:
+                assert {file.name: file.modified for file in lender.files.files} == mirror.modified
             assert ours.source.fingerprint() == whole.source.fingerprint()
             assert ours.rows(LATER).tobytes() == whole.rows(LATER).tobytes()
 
@@ -77,6 +84,18 @@ async def test_a_stage_is_fetched_and_no_more(
         assert sent() == before
         await asyncio.to_thread(read)
         assert sent() > before
+        await asyncio.to_thread(_open_beside_others, source, tmp_path)
+
+
+def _open_beside_others(source: str, shares: Path) -> None:
+    """Nobody who opens what was pulled finds it half told, or tells it anew."""
+    (told,) = shares.rglob("hub.json")
+    before = told.stat().st_mtime_ns
+    for _ in range(2):
+        mirror = open_pulled(source, None, shares, LIMIT)
+        assert mirror is not None
+        mirror.close()
+    assert told.stat().st_mtime_ns == before
 
 
 async def test_a_header_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def rm(
 ) -> None:
     """Remove a model's shares, or single ones; they are made anew when they are wanted. --all: kept prefixes, and what
     other nodes have lent of models, too."""
-    from motley.daemon.lending.mirror import found_mirrors
+    from motley.daemon.lending.mirror import found_mirrors, sweep_mirrors
     from motley.daemon.rank.blocks.kept_file import FOLDER, kept_files
     from motley.daemon.weights.cache import ShareCache
 
@@ -112,6 +112,7 @@ def rm(
     removed = [key for key in wanted if kept.remove(key)]
     kept.sweep()
     if everything:
+        sweep_mirrors(kept.folder)
         besides: list[FoundFile | FoundMirror] = [*kept_files(kept.folder / FOLDER), *found_mirrors(kept.folder)]
         for other in besides:
             other.remove()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from motley.daemon.lending import mirror
 from motley.daemon.lending.borrower import Borrower
 from motley.daemon.lending.lender import Lender, membership, serve
-from motley.daemon.lending.mirror import PAGE, Mirror, borrowed_place, found_mirrors
+from motley.daemon.lending.mirror import PAGE, Mirror, borrowed_place, found_mirrors, sweep_mirrors
 from motley.daemon.lending.wire import (
     MOST_BYTES,
     Files,
@@ -298,6 +299,40 @@ def test_two_processes_that_begin_a_mirror_at_once_write_one_list(
     monkeypatch.setattr(mirror, "lock_file", lock_beside_another)
     with Mirror(tmp_path, files, PAGE) as own, others[0]:
         assert borrowed_place(tmp_path, files.key) == own.place
+
+
+def test_a_mirror_that_is_begun_while_another_is_removed_keeps_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Files("", (LentFile("a", PAGE, 1, 0),))
+    with Mirror(tmp_path, files, PAGE):
+        pass
+    (found,) = found_mirrors(tmp_path)
+    begun: list[Mirror] = []
+
+    def remove_late(folder: Path, **_: object) -> None:
+        monkeypatch.undo()
+        begun.append(Mirror(tmp_path, files, PAGE))
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_late)
+    assert not found.remove(), "it is there again"
+    with begun[0]:
+        assert borrowed_place(tmp_path, files.key).is_dir()
+
+
+def test_what_an_interrupted_removal_leaves_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Mirror(tmp_path, Files("", (LentFile("a", PAGE, 1, 0),)), PAGE):
+        pass
+    (tmp_path / "borrowed" / "begun").mkdir()
+    (found,) = found_mirrors(tmp_path)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(shutil, "rmtree", lambda folder, **_: None)
+        found.remove()
+    assert not found_mirrors(tmp_path)
+    assert len(list((tmp_path / "borrowed").iterdir())) == 2
+    sweep_mirrors(tmp_path)
+    assert not list((tmp_path / "borrowed").iterdir())
 
 
 def test_a_damaged_list_of_files_is_written_anew(tmp_path: Path) -> None:
