@@ -15,7 +15,7 @@ from motley.cli.bundled import bundled
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import POLL_S, Client, Refused
 from motley.cli.reaching.misnamed import MISSING, misnamed
-from motley.cli.shown.show import console, devices_told, forecast_line
+from motley.cli.shown.show import console, devices_told, forecast_line, without_part
 from motley.cli.typed.devices import UNUSABLE, no_device
 from motley.cli.typed.wanted import Wanted, option_of, stop_command
 from motley.daemon.weights.hub import no_model
@@ -147,6 +147,7 @@ async def load(
         else:
             if made["forecast"]:
                 console.print(f"[dim]{forecast(made)}[/]")
+            _tell_without_part(made)
             for told in devices_told(made):
                 console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
             if wanted.chats and not made["chats"]:
@@ -160,6 +161,8 @@ async def load(
                 raise
     await _check_nodes(client, wanted.request, session)
     wanted.check(session)
+    if wanted.request.nodes:
+        _tell_without_part(session)
     try:
         session = await client.wait_ready(session, show)
     except asyncio.CancelledError:
@@ -168,6 +171,12 @@ async def load(
         raise
     wanted.check(session)  # what was still in planning may have come out otherwise
     return await _on_its_nodes(client, wanted.request, session)
+
+
+def _tell_without_part(session: dict[str, Any]) -> None:
+    """Say which nodes were to take part, and do not."""
+    for told in without_part(session):
+        console.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
 
 
 async def _check_nodes(client: Client, request: SessionRequest, session: dict[str, Any]) -> None:

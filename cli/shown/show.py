@@ -223,6 +223,12 @@ def devices_told(session: dict[str, Any]) -> list[str]:
     return told
 
 
+def without_part(told: dict[str, Any]) -> list[str]:
+    """A line for each node that was to take part in a session or a plan, as the API tells it, and does not; none where
+    the orchestrator is of a version that does not tell."""
+    return [f"{each['node']} takes no part: {each['why']}" for each in told.get("no_part", ())]
+
+
 def losses(session: dict[str, Any]) -> str:
     """What machines a session has lost and goes on without, or why it is planned anew now; empty: nothing."""
     if session["interrupted_by"]:

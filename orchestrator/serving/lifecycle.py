@@ -96,7 +96,7 @@ class Lifecycle:
                     self._carrier.check_planning(session)
                 self._sessions.rename(session, request.name or profile.name)
                 try:
-                    ranks, experts = await self._layouts.lay_out(session, request, spec, profiles, caches, draft, aside)
+                    laid_out = await self._layouts.lay_out(session, request, spec, profiles, caches, draft, aside)
                 except (PlanError, PlacementError) as error:
                     hint = await self._fitting.hint(session, participants, spec, profiles, caches, draft)
                     more = [hint] if hint else []
@@ -105,6 +105,7 @@ class Lifecycle:
                             f"Nodes that come and go take no part unless --nodes names them: {', '.join(away)}."
                         )
                     raise type(error)("\n".join([str(error), *more])) from error
+                ranks, experts, session.no_part = laid_out
                 reading = [*ranks, *(experts.hosts + experts.members if experts else ())]
                 involved = {participants[0].node.name, *(worker.node_name for worker in reading)}
                 if loans:

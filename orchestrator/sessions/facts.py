@@ -30,6 +30,7 @@ from motley.orchestrator.experts.loads import KeptLoads
 from motley.orchestrator.experts.recovery import bound_nodes
 from motley.orchestrator.experts.registry import ExpertMap
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.choosing.arrangement import NoPart
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.placement.terms import expert_name
 from motley.orchestrator.session_request import SessionRequest
@@ -141,6 +142,8 @@ class SessionFacts:
     without: set[str] = field(default_factory=set)
     """Names of nodes that it does without, as something there was taken back: it grows again when it is given."""
     ranks: list[Rank] = field(default_factory=list)
+    no_part: Sequence[NoPart] = ()
+    """Nodes that were to have ranks by its plan, and have none."""
     holders: list[CacheHolder] = field(default_factory=list)
     """Where its ranks have far cache blocks, one for each rank; none: they have them themselves, or have none."""
     experts: ExpertMap | None = None

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from motley.orchestrator.adapters import NamedAdapter
 from motley.orchestrator.experts.loads import KeptLoads
 from motley.orchestrator.planning.caches import Blocks, Caches
+from motley.orchestrator.planning.choosing.arrangement import NoPart
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.cutting.shares import RankPlan
 from motley.orchestrator.planning.draft import Draft
@@ -72,6 +73,7 @@ def pack(session: Session) -> bytes:
         "adapters": [asdict(adapter) for adapter in session.adapters.values()],
         "forecast": asdict(session.forecast) if session.forecast else None,
         "ranks": [{**_worker(rank), **_rank(rank)} for rank in session.ranks],
+        "no_part": [[*each] for each in session.no_part],
         "holders": [{**_worker(holder), **_holder(holder)} for holder in session.holders],
     }
     return json.dumps(told).encode()
@@ -107,6 +109,7 @@ def read(content: bytes, away: Away) -> Session:
             forecast=Forecast(**told["forecast"]) if told["forecast"] else None,
             ready_since=away.since,
             ranks=[_read_rank(each, away) for each in told["ranks"]],
+            no_part=[NoPart(*map(str, each)) for each in told.get("no_part", ())],  # older versions wrote none
             holders=[_read_holder(each, away) for each in told["holders"]],
         )
     except (ValueError, TypeError, KeyError, AttributeError, DecodeError, ValidationError, RecursionError) as error:

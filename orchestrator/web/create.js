@@ -59,7 +59,7 @@ export function drawOrder(alive) {
   if (hint.textContent !== text) hint.textContent = text;
 }
 
-function planned({ plan, forecast, alternatives, without }) {
+function planned({ plan, forecast, alternatives, without, no_part: idle }) {
   const all = plan.ranks.reduce((sum, { memory_mb: size }) => sum + size, 0);
   const taking = new Set(plan.ranks.map(({ node }) => node));
   const parts = Object.entries(TIMES).map(([name, text]) => `${text} ${ms(forecast[`${name}_ms`])}`).join(", ");
@@ -77,6 +77,7 @@ function planned({ plan, forecast, alternatives, without }) {
         h("span", { class: colour(node), grow: size / all }, `${node} · ${percent(size / all)}`))),
     quiet(joined(`of ${all.toFixed(0)} MB of memory`, `a token: ${parts} ms`, `the first one after ${(forecast.ttft_ms / 1000).toFixed(1)} s`)),
     speedBars(rows),
+    ...idle.map(({ node, why }) => quiet(`${node} takes no part: ${why}.`)),
     needed.length > 0 && quiet(`The model does not fit without ${needed.join(", nor without ")}.`),
   ].filter(Boolean);
 }

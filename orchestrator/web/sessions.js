@@ -180,6 +180,7 @@ function sessionCard(session) {
     !failure && lossesOf(session.losses, session.interrupted_by),
     session.missed_nodes.length > 0 &&
       quiet(`Asked for on ${session.nodes.join(", ")}; goes on without ${session.missed_nodes.join(" and ")}`),
+    session.no_part.map(({ node, why }) => quiet(`${node} takes no part: ${why}`)),
     state !== "paused" && forecastOf(session),
     waiting(session.waiting_for),
     ranks.length > 0 && cutBar(ranks, here),

@@ -16,7 +16,15 @@ from motley.cli.reaching.client import ApiKey, Refused, Url
 from motley.cli.reaching.loading import for_daemons
 from motley.cli.reaching.mesh_of_one import mesh_or_alone
 from motley.cli.reaching.misnamed import MISSING, misnamed
-from motley.cli.shown.show import forecast_line, of_layers, percentages, results, show_set_aside, table
+from motley.cli.shown.show import (
+    forecast_line,
+    of_layers,
+    percentages,
+    results,
+    show_set_aside,
+    table,
+    without_part,
+)
 from motley.cli.typed.given import left_alone
 from motley.cli.typed.options import (
     ActivationsOption,
@@ -193,6 +201,8 @@ def show_plan(answer: dict[str, Any], requests: int) -> None:
     if requests > 1:
         rate = 1e3 * requests / forecast["ms_per_token"]
         results.print(f"All requests together: {rate:.1f} tokens per second")
+    for told in without_part(answer):
+        results.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
     taking = {rank["node"] for rank in ranks}
     for each in answer["without"]:
         name = escape(each["node"])

@@ -23,6 +23,7 @@ from motley.cli.shown.show import (
     show_set_aside,
     table,
     waiting,
+    without_part,
 )
 from motley.cli.typed.options import AsJson
 from motley.protocol.wording import short_bytes
@@ -91,6 +92,8 @@ def status(
             results.print(told, soft_wrap=True)
         for told in devices_told(session):
             results.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
+        for told in without_part(session):
+            results.print(f"[yellow]{escape(told)}[/]", soft_wrap=True)
         if missing := waiting(session):
             results.print(f"[yellow]{missing}[/]", soft_wrap=True)
         if lost := losses(session):

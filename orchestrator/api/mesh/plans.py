@@ -190,6 +190,7 @@ def plan_json(planned: Planned) -> dict[str, Any]:
             {"node": planned.names[number], "ms_per_token": None if seconds is None else _ms(seconds)}
             for number, seconds in planned.runners_up.without.items()
         ],
+        "no_part": [{"node": planned.names[number], "why": why} for number, why in choice.idle.items()],
     }
 
 

@@ -118,6 +118,7 @@ def session_json(session: Session, steps: bool = False) -> dict[str, Any]:
         "epoch": session.epoch,
         "interrupted_by": _interrupted_by(session),
         "missed_nodes": missed_nodes(session),
+        "no_part": [each._asdict() for each in session.no_part],
         "losses": [_loss_json(loss) for loss in session.losses.last],
         "created": int(session.created),
         "family": profile.family,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from motley.orchestrator.planning.choosing.stages import ranks_by_stage
 from motley.orchestrator.planning.cost import Forecast
@@ -18,6 +19,13 @@ WORTH = 1e-9
 """A choice is better if it takes less time by more than this part."""
 
 
+class NoPart(NamedTuple):
+    """A node that was to take part, and would have nothing of the model, and why."""
+
+    node: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Choice:
     """Nodes that take part, and what they do.
@@ -25,11 +33,13 @@ class Choice:
     Attributes:
         members: numbers of the candidates that take part, by rank.
         plans: the share of each, by rank.
+        idle: by number of a candidate that was to take part, and would have nothing of the model: why.
     """
 
     members: Members
     plans: Sequence[RankPlan]
     forecast: Forecast
+    idle: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def arrangement(self) -> Groups:

@@ -9,13 +9,14 @@ full, and the best of these is changed by one node as long as that gets better t
 Nodes may also form stages, of some layers each (`motley.orchestrator.planning.choosing.staging`): what is best of both
 is taken.
 
-Two nodes that cannot reach each other are in no set together. Some may be required; then they are in every set.
+Two nodes that cannot reach each other are in no set together. Some may be required; then they are in every set, but for
+those that get no piece of the model there: they would only hold up the others' sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from math import inf
@@ -27,9 +28,10 @@ from motley.orchestrator.planning.choosing.search import Descent
 from motley.orchestrator.planning.choosing.staging import Staging
 from motley.orchestrator.planning.cost import Workload, forecast
 from motley.orchestrator.planning.cutting.quickest import quickest_shares
-from motley.orchestrator.planning.cutting.shares import Candidate, PlanError
+from motley.orchestrator.planning.cutting.shares import Candidate, PlanError, RankPlan
 from motley.protocol import MAX_RANKS
 from motley.protocol.mesh_pb2 import ModelProfile
+from motley.protocol.wording import human_bytes
 from motley.transport.schedules.forecast import Network
 
 EXACT = 8
@@ -51,6 +53,7 @@ class Chooser:
         candidates: in the order of ranks, of those that take part.
         network: of the links between them.
         required: numbers of candidates that take part in any case.
+        drafting: the number of a candidate that has something else to do, and takes part without any of the model, too.
         apart: pairs of candidates that cannot reach each other.
         stages: how many stages there are to be, 1: every layer is shared by all; 0: as many as are best. Or how many of
             those that are required each stage has, in their order; all are required then.
@@ -62,6 +65,7 @@ class Chooser:
     network: Network
     work: Workload = field(default_factory=Workload)
     required: Collection[int] = ()
+    drafting: int | None = None
     apart: Collection[frozenset[int]] = ()
     stages: int | tuple[int, ...] = 0
     _known: dict[Members, Choice | None] = field(default_factory=dict, init=False)
@@ -95,12 +99,16 @@ class Chooser:
             everybody = [number for number in usable if not self._is_apart((*self.required, number))]
             self._plans(tuple(sorted({*everybody, *self.required})))  # raises: it says what is missing where
             raise PlanError(self._torn(usable) if self.apart else self._unstaged())
-        return found
+        return self._without_idle(found)
 
     def others(self, best: Choice, count: int) -> list[Choice]:
         """The next best of the sets that have been forecast."""
         forecast_so_far = [*self._known.values(), *self._staging.known]
-        known = [choice for choice in forecast_so_far if choice and choice.arrangement != best.arrangement]
+        known = [
+            choice
+            for choice in forecast_so_far
+            if choice and choice.arrangement != best.arrangement and best.idle.keys().isdisjoint(choice.members)
+        ]
         return sorted(known, key=lambda choice: choice.forecast.token_s)[:count]
 
     def of(self, members: Members) -> Choice | None:
@@ -119,9 +127,31 @@ class Chooser:
         """
         profiles = [self.profiles[number] for number in members]
         candidates = [self.candidates[number] for number in members]
-        plans = quickest_shares(profiles, candidates, self.cache_tokens, self.work)
-        network = self.network.among(members)
-        return Choice(members, plans, forecast(profiles, candidates, plans, network, self.work))
+        return self._forecast(members, quickest_shares(profiles, candidates, self.cache_tokens, self.work))
+
+    def _forecast(self, members: Members, plans: Sequence[RankPlan]) -> Choice:
+        profiles = [self.profiles[number] for number in members]
+        candidates = [self.candidates[number] for number in members]
+        return Choice(members, plans, forecast(profiles, candidates, plans, self.network.among(members), self.work))
+
+    def _without_idle(self, choice: Choice) -> Choice:
+        """A choice without nodes that have no piece of the model: the others keep what they have."""
+        busy = {
+            number: plan
+            for number, plan in zip(choice.members, choice.plans, strict=True)
+            if plan.attention or plan.mlp or plan.vocabulary or number == self.drafting
+        }
+        idle = {number: self._why_idle(number) for number in choice.members if number not in busy}
+        return replace(self._forecast(tuple(busy), [*busy.values()]), idle=idle) if idle else choice
+
+    def _why_idle(self, number: int) -> str:
+        """Why a node has no piece of the model."""
+        profile, memory = self.profiles[number], self.candidates[number].memory
+        least = min(profile.mlp_unit_bytes, profile.vocabulary_unit_bytes)
+        if memory - profile.fixed_bytes < least:
+            needed = human_bytes(profile.fixed_bytes + least)
+            return f"a rank needs {needed} at least, and {human_bytes(memory)} are free there"
+        return "the others are sooner done with every piece of the model"
 
     def _exactly(self, usable: Sequence[int]) -> Choice | None:
         best: Choice | None = None

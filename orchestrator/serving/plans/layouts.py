@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from motley.orchestrator.experts.hosting import Hosting
 from motley.orchestrator.experts.questions import Answer
@@ -14,6 +15,7 @@ from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.planning.adapters import with_adapters
 from motley.orchestrator.planning.cache_holders import HOLDER_BYTES, choose_nodes, far_bytes
 from motley.orchestrator.planning.caches import Caches, blocks_of
+from motley.orchestrator.planning.choosing.arrangement import NoPart
 from motley.orchestrator.planning.choosing.stages import own_profile
 from motley.orchestrator.planning.cutting.shares import PlanError
 from motley.orchestrator.planning.draft import Draft
@@ -39,6 +41,19 @@ from motley.orchestrator.workers import CacheHolder, Rank
 from motley.protocol import MAX_RANKS
 from motley.protocol.address import is_loopback
 from motley.protocol.mesh_pb2 import ModelProfile, ModelSpec
+
+
+class Layout(NamedTuple):
+    """What a session is laid out as.
+
+    Attributes:
+        experts: what they are on; None: in the ranks' shares, or there are none.
+        no_part: nodes that were to have ranks, and have none.
+    """
+
+    ranks: list[Rank]
+    experts: ExpertMap | None = None
+    no_part: Sequence[NoPart] = ()
 
 
 class Layouts:
@@ -70,7 +85,7 @@ class Layouts:
         caches: Caches,
         draft: Draft | None = None,
         avoid: Container[str] = (),
-    ) -> tuple[list[Rank], ExpertMap | None]:
+    ) -> Layout:
         """The ranks of a session and, in parallel, what its experts are on: groups of nodes where there is no room for
         whole experts. In ``auto`` it is sliced where the trunk or whole experts do not fit in parallel. The caller must
         reserve the memory for them before it awaits anything.
@@ -123,10 +138,10 @@ class Layouts:
                 check_alive(participants, planned)
                 experts.begin(answer.placement)
                 if self._memory.has((worker.node_id, worker.host_bytes) for worker in planned):
-                    return ranks, experts
+                    return Layout(ranks, experts)
             while True:
                 participants = self._participants(request, profiles, avoid)
-                ranks = await first_that_fits(
+                ranks, no_part = await first_that_fits(
                     ways_to_take_part(request, participants),
                     lambda taking: plan_ranks(
                         request, profiles, caches, taking, self._memory, self._planner, self._links, draft
@@ -135,7 +150,7 @@ class Layouts:
                 self._carrier.check_planning(session)
                 check_alive(participants, ranks)
                 if self._memory.has((rank.node_id, rank.host_bytes) for rank in ranks):
-                    return ranks, None
+                    return Layout(ranks, None, no_part)
 
     def place_holders(
         self,

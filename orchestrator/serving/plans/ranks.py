@@ -12,6 +12,7 @@ from motley.orchestrator.mesh.links import LinkTable
 from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.planning.adapters import with_adapters
 from motley.orchestrator.planning.caches import Caches, blocks_of, with_blocks, with_tables
+from motley.orchestrator.planning.choosing.arrangement import NoPart
 from motley.orchestrator.planning.choosing.choice import Chooser
 from motley.orchestrator.planning.cost import Workload
 from motley.orchestrator.planning.cutting.shares import (
@@ -68,7 +69,17 @@ class Team:
         network = network_of(nodes, links)
         may_stage = links.all_known(nodes) and not request.has_own_head  # slow links are not guessed
         stages = request.stages or (0 if may_stage else 1)
-        return Chooser(self.profiles, self.candidates, self.cache_tokens, network, work, required, apart, stages)
+        return Chooser(
+            self.profiles,
+            self.candidates,
+            self.cache_tokens,
+            network,
+            work,
+            required,
+            0 if with_draft else None,
+            apart,
+            stages,
+        )
 
 
 def network_of(nodes: Sequence[Node], links: LinkTable) -> Network:
@@ -86,9 +97,9 @@ async def plan_ranks(
     planner: Planner,
     links: LinkTable,
     draft: Draft | None = None,
-) -> list[Rank]:
+) -> tuple[list[Rank], list[NoPart]]:
     """The ranks of a whole model, as nodes have memory before this waits: on the nodes that the request names, else on
-    those with which a token takes the least time.
+    those with which a token takes the least time; and who was to have a rank, and has none.
 
     Args:
         draft: a model that guesses tokens beside rank 0, which is then the first participant's.
@@ -98,7 +109,7 @@ async def plan_ranks(
         ServingError: nodes that are named cannot reach each other, the draft model does not fit beside any rank, nobody
             knows how fast a GPU is, or the orchestrator shuts down.
     """
-    team = team_of(request, profiles, caches, participants, memory, draft)
+    team, no_part = team_of(request, profiles, caches, participants, memory, draft), list[NoPart]()
     if request.shares:
         check_together([one.node for one in team.participants], links)
         plans = await planner.shares(team.profiles, team.candidates, team.cache_tokens)
@@ -109,8 +120,9 @@ async def plan_ranks(
         choice = await planner.choose(chooser)
         members = [team.participants[number] for number in choice.members]
         ranks = _ranks(members, [team.candidates[number] for number in choice.members], choice.plans)
+        no_part = [NoPart(team.participants[number].node.name, why) for number, why in choice.idle.items()]
     ranks[0].draft = draft
-    return ranks
+    return ranks, no_part
 
 
 def check_together(nodes: Sequence[Node], links: LinkTable) -> None:

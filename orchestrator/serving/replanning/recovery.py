@@ -248,11 +248,12 @@ class Recovery:
         fingerprint, surely = session.profile.fingerprint, bool(request.places)
         loans = await self._lending.begin(known.spec, fingerprint, copies, self._nodes, taking, surely=surely)
         try:
-            ranks, experts = await self._layouts.lay_out(session, request, *model, caches, draft, avoid)
+            laid_out = await self._layouts.lay_out(session, request, *model, caches, draft, avoid)
         except _Refusal:
             if draft is None or not session.replanned:
                 raise
-            ranks, experts = await self._layouts.lay_out(session, request, *model, caches, None, avoid)
+            laid_out = await self._layouts.lay_out(session, request, *model, caches, None, avoid)
+        ranks, experts, session.no_part = laid_out
         if loans:
             loans.give([*ranks, *(experts.hosts + experts.members if experts else ())])
         holders = self._layouts.place_holders(ranks, caches, session.profile, avoid)

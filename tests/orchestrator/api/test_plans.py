@@ -49,7 +49,7 @@ async def test_the_whole_answer(mesh: Any, new_node: Any) -> None:
     await house(mesh, new_node, pc=16)
     status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "what_if": ["RTX 4070 12GB, 1Gbit, 0.1ms"]})
     assert status == 200, body
-    assert set(body) == {"parameters", "plan", "forecast", "alternatives", "without"}
+    assert set(body) == {"parameters", "plan", "forecast", "alternatives", "without", "no_part"}
     assert body["plan"]["kind"] == "tensor"
     (rank,) = body["plan"]["ranks"]
     memory = rank.pop("memory_mb")
@@ -90,6 +90,29 @@ async def test_nobody_is_told_to_be_needed_who_was_asked_for(mesh: Any, new_node
     in_layers(await house(mesh, new_node, pc=16, box=16))
     status, body = await mesh.call("POST", "/api/plan", {"model": "seven", **asked})
     assert (status, len(body["plan"]["ranks"]), body["without"]) == (200, 2, [])
+
+
+async def test_who_names_a_node_that_gets_nothing_is_told_why(mesh: Any, new_node: Any, motley: Any) -> None:
+    nodes = await house(mesh, new_node, pc=16)
+    old = new_node("old", memory=16 * GB)
+    old.capabilities.speeds.append(FormatSpeed(format="int8", bytes_per_s=1e6, row_bytes_per_s=1e6))
+    old.on_describe = nodes["pc"].on_describe
+    await mesh.join(old)
+    status, body = await mesh.call("POST", "/api/plan", {"model": "seven", "nodes": ["old", "pc"]})
+    told = {"node": "old", "why": "the others are sooner done with every piece of the model"}
+    assert (status, [rank["node"] for rank in body["plan"]["ranks"]], body["no_part"]) == (200, ["pc"], [told])
+    assert body["alternatives"] == []
+    line = "old takes no part: the others are sooner done with every piece of the model"
+    assert line in (await motley("plan", "seven", "--nodes", "old,pc"))[1]
+    asked = ("run", "seven", "--nodes", "old,pc")
+    for _ in range(2):
+        status, _, err = await motley(*asked)
+        assert status == 0
+        assert line in err
+    (session,) = (await mesh.call("GET", "/api/sessions"))[1]["sessions"]
+    assert [rank["node"] for rank in session["ranks"]] == ["pc"]
+    assert (session["no_part"], session["missed_nodes"]) == ([told], [])
+    assert line in (await motley("status"))[1]
 
 
 async def test_machines_in_place_of_the_nodes(mesh: Any, new_node: Any) -> None:

@@ -171,6 +171,19 @@ def test_a_node_on_a_slow_link_is_left_out() -> None:
     assert chooser.best(without=1).members == (0,)
 
 
+@pytest.mark.parametrize(("slow", "why"), [(node(1, 1e6), "sooner"), (node(1, 40e9, 3 * GB // 10), "are free there")])
+def test_who_must_take_part_and_gets_nothing_is_left_out_with_the_reason(slow: Candidate, why: str) -> None:
+    profile = seven_billion()
+    candidates = [node(0, 40e9), slow, node(2, 40e9)]
+    chosen = Chooser([profile] * 3, candidates, 4096, network(3), required=(0, 1, 2), stages=1).best()
+    assert chosen.members == (0, 2)
+    assert why in chosen.idle[1]
+    without = Chooser([profile] * 2, [candidates[0], candidates[2]], 4096, network(2), required=(0, 1), stages=1).best()
+    assert chosen.forecast == without.forecast, "nobody waits for it"
+    drafting = Chooser([profile] * 3, candidates, 4096, network(3), required=(0, 1, 2), drafting=1, stages=1).best()
+    assert drafting.members == (0, 1, 2)
+
+
 def test_memory_makes_a_slow_node_needed() -> None:
     candidates = [node(0, 40e9, 3 * GB), node(1, 8e9, 24 * GB)]
     best = Chooser([seven_billion()] * 2, candidates, 4096, network(2, 1e-3)).best()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.planning.caches import Caches
+from motley.orchestrator.planning.choosing.arrangement import NoPart
 from motley.orchestrator.planning.cost import Forecast
 from motley.orchestrator.planning.cutting.shares import Candidate, plan_shares
 from motley.orchestrator.planning.draft import plan_draft
@@ -55,6 +56,7 @@ def session(profile: ModelProfile) -> Session:
     copies = {"laptop": Described(failure=Failure(code="model_missing")), "pc": Described(profile=profile)}
     session.known = ModelKnown(spec, {"int4": profile, "int8": profile}, copies)
     session.forecast = Forecast(0.1, 0.2, 0.3, 0.4)
+    session.no_part = [NoPart("old", "slow")]
     session.assign(spec, profile, ranks, caches, 0, holders=holders)
     for body in ({"listening": "here:1"}, {"ready": Ready(share_bytes=7, rss_bytes=9, pid=3)}):
         for worker in session.workers:
@@ -66,7 +68,8 @@ def session(profile: ModelProfile) -> Session:
 def test_it_is_taken_up_as_it_was(session: Session) -> None:
     session.epoch = 3
     again = read(pack(session), AWAY)
-    for name in ("id", "request", "name", "created", "profile", "caches", "epoch", "known", "forecast", "serves"):
+    facts = "id", "request", "name", "created", "profile", "caches", "epoch", "known", "forecast", "serves", "no_part"
+    for name in facts:
         assert getattr(again, name) == getattr(session, name), name
     assert all(worker.away == AWAY for worker in again.workers)
     for own, before in zip(again.workers, session.workers, strict=True):
