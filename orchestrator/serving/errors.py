@@ -28,6 +28,14 @@ class BusyError(ServingError):
         self.retry_after_s = retry_after_s
 
 
+class AnswerError(ServingError):
+    """One of the answers that were asked for together breaks off; `number` says which, from 0 on."""
+
+    def __init__(self, failure: Failure, number: int) -> None:
+        super().__init__(failure)
+        self.number = number
+
+
 class DescriptionError(ServingError):
     """A node says that the model cannot be served, or not so quantised."""
 

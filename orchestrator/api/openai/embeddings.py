@@ -15,7 +15,7 @@ from motley.orchestrator.api.access.slow_clients import give
 from motley.orchestrator.api.asking import Asking, next_delta
 from motley.orchestrator.api.openai.schema import ONE_OR_SEVERAL, TokenIds, prompt_or_list
 from motley.orchestrator.api.schema import Body, FieldError, Text, read, read_json, refuse
-from motley.orchestrator.serving.errors import BusyError
+from motley.orchestrator.serving.errors import AnswerError, BusyError, refusal
 from motley.protocol import mesh_pb2 as pb
 
 MAX_TEXTS = 2048
@@ -79,6 +79,11 @@ class EmbeddingsApi:
                 if not ends:
                     raise
                 await asyncio.sleep(busy.retry_after_s)  # what has been computed is not thrown away
+            except AnswerError as error:
+                if error.failure.param != "input" or len(each) == 1:
+                    raise
+                name = f"input[{len(ends) + error.number}]"
+                raise refusal(error.failure.code, f"{name}: {error.failure.message}", name) from error
         tokens = sum(end.prompt_tokens for end in ends)
         body = {
             "object": "list",

@@ -24,7 +24,7 @@ from motley.orchestrator.mesh.nodes import Node
 from motley.orchestrator.serving.answering.kept_answers import KeptAnswer
 from motley.orchestrator.serving.answering.places import Places
 from motley.orchestrator.serving.answering.tally import AdapterTally, Outcome, Tally, outcome_of
-from motley.orchestrator.serving.errors import BusyError, ServingError, refusal, unready
+from motley.orchestrator.serving.errors import AnswerError, BusyError, refusal, unready
 from motley.orchestrator.sessions.session import Session
 from motley.orchestrator.store.usage import Used
 from motley.orchestrator.traces import Span, begin
@@ -425,7 +425,8 @@ class Answers:
         """The next delta, and which request it is of; None: there is none within so many seconds.
 
         Raises:
-            ServingError: an answer breaks off.
+            AnswerError: an answer breaks off.
+            ServingError: the leader is silent about one.
         """
         until = self._clock() + within_s
         while True:
@@ -442,7 +443,7 @@ class Answers:
                 return None
         self._taken(request)
         if delta.HasField("failure"):
-            raise ServingError(delta.failure)
+            raise AnswerError(delta.failure, request.number)
         if delta.finish not in ("", "stop", "length"):
             raise refusal("cancelled", f"{request.session.leader} ended the request ({delta.finish})")
         self._count(request.number, delta)

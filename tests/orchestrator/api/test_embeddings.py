@@ -14,7 +14,7 @@ import pytest
 
 from motley.orchestrator.api.openai import embeddings
 from motley.orchestrator.serving.answering.places import Places
-from motley.protocol.mesh_pb2 import Delta, Generate
+from motley.protocol.mesh_pb2 import Delta, Failure, Generate
 
 ASKED = {"model": "embedder", "input": "Hi"}
 
@@ -151,6 +151,27 @@ async def test_what_cannot_be_is_refused(
     status, body = await mesh.call("POST", "/v1/embeddings", {**ASKED, **wrong})
     assert (status, body["error"]["param"]) == (404 if "model" in wrong else 400, param)
     assert words in body["error"]["message"]
+
+
+async def test_of_several_texts_the_one_that_is_too_long_is_named(
+    mesh: Any, embedder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embeddings, "AT_ONCE", 2)
+
+    async def limited(generate: Generate) -> AsyncIterator[Delta]:
+        if len(generate.prompt) > 3:
+            yield Delta(failure=Failure(code="context_length_exceeded", message="The input has 4.", param="input"))
+        async for delta in embed(generate):
+            yield delta
+
+    embedder.answer = limited
+    for asked, param, told in (
+        (["a", "b", "c", "long"], "input[3]", "input[3]: The input has 4."),
+        ("long", "input", "The input has 4."),
+    ):
+        status, body = await mesh.call("POST", "/v1/embeddings", {**ASKED, "input": asked})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert (body["error"]["param"], body["error"]["message"]) == (param, told)
 
 
 async def test_a_session_embeds_or_answers(mesh: Any, embedder: Any) -> None:
