@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from motley.cli.reaching.home import meshes, unreadable
@@ -47,16 +47,23 @@ class Place:
 
 
 async def find_place(url: str, api_key: str) -> Place:
-    """The API at a URL. If that is empty: the first that is there of the meshes that this machine belongs to, else the
-    usual one; if nobody is there either, that of the mesh which it has joined last, for an error to name.
+    """The API at a URL, known by what is kept if it is of a mesh that this machine belongs to, at whatever address. If
+    the URL is empty: the first that is there of these meshes, else the usual one; if nobody is there either, that of
+    the mesh which it has joined last, for an error to name.
 
     Args:
         api_key: that was given; "": what is kept for the place is shown.
     """
-    known = [kept for kept in all_kept(meshes()) if kept.api_url]
+    belongs_to = all_kept(meshes())
+    known = [kept for kept in belongs_to if kept.api_url]
     for kept in known:
         if kept.api_url == url.rstrip("/") or (not url and await _is_there(kept.api_url)):
             return _place(kept, api_key)
+    for kept in belongs_to if url.startswith("https://") else ():
+        place = _place(replace(kept, api_url=url.rstrip("/")), api_key)
+        # A certificate that was given to it may have been signed by an authority that signs strangers' as well.
+        if place.trust and place.name and await _is_there(place.url, place):
+            return place
     joined = next((kept for kept in known if kept.name), None)
     if joined and not url and not await _is_there(USUAL_URL):
         return _place(joined, api_key)
@@ -69,12 +76,14 @@ def _place(kept: Membership, api_key: str) -> Place:
     return Place(kept.api_url, api_key or key, kept.api_trust, kept.api_name, kept.name)
 
 
-async def _is_there(url: str) -> bool:
-    """Whether anybody listens at a URL."""
+async def _is_there(url: str, known_as: Place | None = None) -> bool:
+    """Whether anybody listens at a URL; if it is to be known as a place, whether it proves by TLS that it is that."""
     with contextlib.suppress(OSError, ValueError, TimeoutError):
         parts = urlsplit(url)
+        tls, name = (known_as.tls(), known_as.name) if known_as else (None, None)
         async with asyncio.timeout(LOOK_S):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            _, writer = await asyncio.open_connection(parts.hostname, port, ssl=tls, server_hostname=name)
             writer.close()
             return True
     return False
