@@ -147,7 +147,7 @@ async def test_a_certificate_that_is_given_is_shown_and_one_that_is_none_is_name
     port = int(orchestrator.http_url.split(":")[-1])
     shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
     assert shown.encode() == papers.certificate
-    with pytest.raises(TrustError, match=r"is not where machines join; `motley up` prints that address"):
+    with pytest.raises(TrustError, match=r"is not where machines join .* join at 127.0.0.1:7337, unless"):
         await fetch_certificate("127.0.0.1", port)
     await orchestrator.stop()
     files[0].write_bytes(papers.certificate + papers.key)  # which programs take, too
@@ -158,6 +158,16 @@ async def test_a_certificate_that_is_given_is_shown_and_one_that_is_none_is_name
     files[1].write_bytes(b"nothing")
     with pytest.raises(CertificateError, match=r"own.crt and .*own.key are no certificate with its key"):
         await Orchestrator(config(tmp_path, http_host="0.0.0.0", certificate=files)).start()
+
+
+async def test_who_joins_at_the_port_of_the_page_is_told_where_machines_join(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(config(tmp_path))
+    await orchestrator.start()
+    port = int(orchestrator.http_url.split(":")[-1])
+    told = r"is not where machines join \(does not speak TLS\): it may be .* join at 127.0.0.1:7337, unless"
+    with pytest.raises(TrustError, match=told):
+        await fetch_certificate("127.0.0.1", port)
+    await orchestrator.stop()
 
 
 async def test_bound_to_every_address_it_tells_one_for_other_machines(tmp_path: Path) -> None:

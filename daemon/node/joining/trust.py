@@ -20,10 +20,12 @@ from typing import NamedTuple
 import grpc.aio
 
 from motley.protocol import MESSAGE_BYTES
-from motley.protocol.address import join_address
+from motley.protocol.address import JOIN_PORT, join_address
 
 GRPC = "h2"
 """The protocol of TLS that gRPC speaks; an orchestrator's HTTPS port speaks another."""
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+"""What OpenSSL, by its version, calls an answer that is no TLS."""
 CERTIFICATE_NAME = "motley"
 """The name in the orchestrator's certificate; addresses at home change too often to be in it."""
 CONNECT_S = 10.0
@@ -158,17 +160,24 @@ async def fetch_certificate(host: str, port: int) -> bytes:
             "ending: try again in a moment"
         ) from None
     except ssl.SSLError as error:
+        if error.reason in NO_TLS:
+            raise _not_where_machines_join(host, port, "does not speak TLS") from error
         raise TrustError(f"{host}:{port} answers, but not as a Motley orchestrator ({error.reason})") from error
     except OSError as error:
         raise NotThere(
             f"cannot reach an orchestrator at {host}:{port} ({error.strerror or error}); is `motley up` running there?"
         ) from error
     if protocol != GRPC:
-        raise TrustError(
-            f"{host}:{port} answers, but is not where machines join; `motley up` prints that address (its port is 7337"
-            " unless --port says another), and others for the page and the API"
-        )
+        raise _not_where_machines_join(host, port, "does not speak gRPC")
     return certificate
+
+
+def _not_where_machines_join(host: str, port: int, why: str) -> TrustError:
+    """The error to raise where somebody else listens than for machines that join; `why` that is known."""
+    return TrustError(
+        f"{host}:{port} answers, but is not where machines join ({why}): it may be the port of the page and the API."
+        f" Machines join at {join_address(host, JOIN_PORT)}, unless `motley up` prints another address (--port)"
+    )
 
 
 def pinned_channel(host: str, port: int, certificate: bytes) -> grpc.aio.Channel:
