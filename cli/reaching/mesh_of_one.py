@@ -53,7 +53,7 @@ async def mesh_or_alone(url: str, api_key: str, alone: str, model: str = "") -> 
     """The mesh at an address, and whether it lasts longer than the context: if nobody answers there, a mesh of one.
 
     Args:
-        alone: what this machine does then, for people; empty: there must be another mesh.
+        alone: what this machine does then, for people; empty: there must be another mesh, as its nodes are named, say.
         model: what it is for.
 
     Raises:

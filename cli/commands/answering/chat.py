@@ -113,7 +113,7 @@ def chat(
         )
         return Wanted(request, device=device, any_quantisation=whole is None, any_engine=everywhere is None)
 
-    alone = RUNS_ALONE if model and left_alone(command, "url") else ""
+    alone = RUNS_ALONE if model and left_alone(command, "url") and not (quants or engines) else ""
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed, **effort_of(think)}
     if sys.platform != "win32":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))

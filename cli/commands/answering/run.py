@@ -169,7 +169,6 @@ def run(
         refuse(typed(command), OF_ANSWERS, "without a prompt there is no answer; say what to answer")
     else:
         _check(body)
-    may_be_alone = text is not None and left_alone(command, "url")
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     computing, settings = on_device(everywhere, device, activations)
@@ -213,6 +212,7 @@ def run(
         any_adapters=adapters is None,
         chats=text is not None and not raw and embeddings is None,
     )
+    may_be_alone = text is not None and left_alone(command, "url") and not request.all_named
     run_interruptibly(_run(wanted, None if text is None else body, own, url, api_key, may_be_alone, as_json))
 
 

@@ -89,7 +89,6 @@ def plan(
 
     A model with a short name is planned by its published sizes, without its files; of another a node reads the headers.
     """
-    alone = "planned for this machine" if left_alone(command, "url") else ""
     whole, quants = by_node("--quant", quant or (), [*Quantisation])
     everywhere, engines = by_node("--engine", engine or ())
     computing, settings = on_device(everywhere, device, activations)
@@ -113,7 +112,8 @@ def plan(
         "what_if": list(what_if) if what_if else None,
         **(read_machines(machines) if machines else {}),
     }
-    answer, there = run(_plan(asked, url, api_key, alone))
+    alone = left_alone(command, "url") and not (nodes or quants or engines)
+    answer, there = run(_plan(asked, url, api_key, "planned for this machine" if alone else ""))
     if as_json:
         print(json.dumps(answer))
     else:

@@ -11,6 +11,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -431,6 +432,16 @@ def test_a_plan_without_a_mesh_says_where_none_answers() -> None:
     assert status == 0, err
     assert f"no mesh answers at {USUAL_URL}: planned for this machine" in err
     assert "memory" in out
+
+
+@pytest.mark.parametrize(
+    "asked", [("run", "ROMEO:", "--nodes", "pc"), ("plan", "--nodes", "pc"), ("plan", "--quant", "int8@pc")]
+)
+def test_who_names_nodes_is_not_served_by_this_machine_alone(asked: Sequence[str]) -> None:
+    name, *rest = asked
+    status, out, err = command(name, str(BUNDLED), *rest)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"motley: no orchestrator answers at {USUAL_URL}")
 
 
 def test_a_wrong_word_is_a_usage_error() -> None:
