@@ -1,17 +1,35 @@
-"""What to say of a device that was typed, and that no node, or not every node, can compute on."""
+"""What to say of devices that a machine cannot compute on, and of one that was typed and that not every node has."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from motley.cli.errors import CliError
 from motley.cli.typed.options import ENGINES_ON, Device
 
+if TYPE_CHECKING:
+    from motley.protocol.mesh_pb2 import Capabilities
+
 UNUSABLE = ("unknown_engine", "unusable_engine")
 """What an orchestrator answers where a node cannot compute as is asked for."""
 _CALLED = {Device.CPU: "a processor", Device.CUDA: "an NVIDIA graphics card", Device.WEBGPU: "a graphics card"}
+
+
+def cannot_run(machine: Capabilities) -> list[str]:
+    """Which engines cannot run on a machine, and why, a line for each; but one for all engines on NVIDIA's GPUs where
+    there is none of these."""
+    from motley.transport.cuda.driver import DRIVERS
+
+    missing = {engine.name: engine.lacking for engine in machine.engines if engine.lacking}
+    nvidia = missing.keys() & {*ENGINES_ON[Device.CUDA]}
+    none = not any(gpu.compute_capability or "nvidia" in gpu.name.lower() for gpu in machine.gpus)
+    told = [f"engine {name} cannot run here: {why}" for name, why in missing.items() if not (none and name in nvidia)]
+    if none and nvidia:
+        driver = f"its driver ({max(DRIVERS.values())} or newer)"
+        told.append(f"NVIDIA: no GPU found; if this machine has one, install {driver}")
+    return told
 
 
 def no_device(device: Device, nodes: Sequence[dict[str, Any]]) -> CliError:

@@ -24,23 +24,25 @@ def register(app: typer.Typer) -> None:
 
 def devices(as_json: AsJson = False) -> None:
     """Show this machine's processor and GPUs, which engines compute on them, and what the other engines lack."""
+    from motley.cli.typed.devices import cannot_run
     from motley.daemon.node.survey.capabilities import measure
     from motley.daemon.node.survey.devices import devices_of, lacking
     from motley.daemon.node.survey.engines import installed_engines
 
     with console.status("asking drivers and engines, and measuring"):
         machine = measure(run(installed_engines()))
-    found, missing = devices_of(machine), lacking(machine)
+    found = devices_of(machine)
     if as_json:
-        told = {"devices": [asdict(device) for device in found], "lacking": missing, "no_gpu": machine.no_gpu or None}
+        all_lacking, no_gpu = lacking(machine), machine.no_gpu or None
+        told = {"devices": [asdict(device) for device in found], "lacking": all_lacking, "no_gpu": no_gpu}
         print(json.dumps(told))
         return
     columns = ["device", "kind", "memory", "free", "bandwidth", "driver", "engines"]
     results.print(table(columns, [_row(device) for device in found]))
     if machine.no_gpu:
         results.print(f"No GPU: {escape(machine.no_gpu)}", soft_wrap=True)
-    for name, why in missing.items():
-        results.print(f"Engine {name} cannot run here: {escape(why)}", soft_wrap=True)
+    for line in cannot_run(machine):
+        results.print(escape(line[0].upper() + line[1:]), soft_wrap=True)
 
 
 def _row(device: Device) -> list[str]:

@@ -60,8 +60,8 @@ def doctor(
 
 async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]:
     """What this machine itself tells."""
+    from motley.cli.typed.devices import cannot_run
     from motley.daemon.node.survey.capabilities import measure
-    from motley.daemon.node.survey.devices import lacking
     from motley.daemon.node.survey.engines import installed_engines
     from motley.orchestrator.mesh.addresses import own_addresses
 
@@ -78,8 +78,8 @@ async def _machine(wanted: tuple[int, int], cache: Path | None) -> list[Finding]
         *await asyncio.to_thread(_disks, cache),
         there,
         *(
-            Finding(Level.NOTE, "engines", f"{name} cannot run here: {why}")
-            for name, why in lacking(machine).items()
+            Finding(Level.NOTE, "engines", line)
+            for line in cannot_run(machine)
             if machine.gpus  # else that is why
         ),
     ]

@@ -61,12 +61,18 @@ def test_the_command_shows_devices_and_what_is_in_the_way(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(machine_gpus, "vulkan_gpus", none)
     monkeypatch.setattr("motley.daemon.node.survey.engines.installed_engines", engines)
-    monkeypatch.setattr("motley.daemon.node.survey.capabilities.gpus", lambda: list(MACHINE.gpus))
+    nvidia = pb.Gpu(name="Big", kind="discrete", memory_bytes=9000, free_bytes=7000, compute_capability="9.0")
+    monkeypatch.setattr("motley.daemon.node.survey.capabilities.gpus", lambda: [nvidia, MACHINE.gpus[1]])
     status, out, err = command("devices")
     assert status == 0, err
     for told in ("discrete", short_bytes(7000), "300 GB/s", "Vulkan 1.2", f"tensorrt cannot run here: {WHY}"):
         assert told in out
     assert "No GPU" not in out
+    monkeypatch.setattr("motley.daemon.node.survey.capabilities.gpus", lambda: list(MACHINE.gpus))
+    for asked in ("devices", "doctor"):
+        _, out, _ = command(asked)
+        assert "NVIDIA: no GPU found; if this machine has one, install its driver" in out
+        assert "tensorrt" not in out
     monkeypatch.setattr("motley.daemon.node.survey.capabilities.gpus", list)
     status, out, err = command("devices")
     assert (status, "No GPU: install some driver" in out) == (0, True), err
