@@ -78,6 +78,11 @@ class Worker:
         return 0 if self.gone else max(0, self.host_bytes - self.host_bytes_taken)
 
     @property
+    def rss_bytes(self) -> int:
+        """Bytes of its node's own memory that its process has held, as far as it has told; 0: it is gone, or loads."""
+        return self.ready.rss_bytes if self.ready and not self.gone else 0
+
+    @property
     def state(self) -> str:
         """For people: ``starting``, ``loading``, ``ready``, ``cut off`` or ``gone``."""
         if self.gone or self.away:
@@ -181,6 +186,11 @@ class Rank(Worker):
         """Bytes that the plan gives to it of its node's GPU."""
         own = self.plan.memory_bytes if self.setup.on_gpu else 0
         return own + (self.draft.gpu_bytes if self.draft else 0)
+
+    @property
+    def rss_bytes(self) -> int:
+        told = super().rss_bytes
+        return max(told, self.timing.peak_rss_bytes) if told and self.timing else told
 
     @property
     def host_bytes_taken(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 def of_nodes(nodes: Sequence[dict[str, Any]]) -> list[str]:
     """About the table of nodes, as the API tells them."""
     lines = ["bandwidth: how fast a node reads its memory; of a link, how fast it carries data"] if nodes else []
+    if any(node["memory_reserved_bytes"] for node in nodes):
+        lines.append("planned: memory that sessions may take there; used: what their processes have taken at most")
     if any(node["speeds"] for node in nodes):
         lines.append("computes: how fast it works through weights of so many bits (int4: 4, fp32: 32)")
     return lines

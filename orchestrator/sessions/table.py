@@ -78,6 +78,10 @@ class SessionTable:
             if worker.node_id == node_id and not worker.gone
         )
 
+    def held(self, node_id: str) -> int:
+        """Bytes of a node's own memory that processes of running workers have held, as far as they have told."""
+        return sum(worker.rss_bytes for session in self for worker in session.workers if worker.node_id == node_id)
+
     def promised(self, node_id: str) -> int:
         """Bytes that running workers may yet take of a node's own memory, beyond what they have taken of it."""
         return sum(

@@ -38,4 +38,5 @@ def test_only_what_is_shown_is_explained() -> None:
         "guesses",
     ]
     assert of_nodes([]) == []
-    assert [len(of_nodes([{"speeds": speeds}])) for speeds in ([], [{}])] == [1, 2]
+    node = {"speeds": [], "memory_reserved_bytes": 0}
+    assert [len(of_nodes([node | more])) for more in ({}, {"speeds": [{}]}, {"memory_reserved_bytes": 1})] == [1, 2, 2]

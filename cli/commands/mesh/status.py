@@ -6,6 +6,7 @@ import json
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 from rich.markup import escape
 
 from motley.cli.errors import CliError
@@ -46,24 +47,7 @@ def status(
         print(json.dumps({"nodes": nodes, "sessions": sessions}))
         return
     alive = [node for node in nodes if node["state"] == "alive"]
-    gpus = any(node["gpus"] for node in alive)
-    results.print(
-        table(
-            ["node", "memory", "bandwidth", "computes", *(["GPUs"] if gpus else []), "serves"],
-            [
-                [
-                    node["name"],
-                    short_bytes(node["memory_bytes"]),
-                    f"{node['memory_bandwidth'] / 1e9:.1f} GB/s",
-                    _speeds(node),
-                    *(["\n".join(map(_gpu_text, node["gpus"])) or "-"] if gpus else []),
-                    "\n".join(_workers(node)) or "-",
-                ]
-                for node in alive
-            ],
-            title="Nodes",
-        )
-    )
+    results.print(_node_table(alive))
     if links := _link_rows(alive):
         results.print(table(["link", "latency", "bandwidth"], links, title="Links"))
     for node in alive:
@@ -103,6 +87,28 @@ def status(
     if explained := [*of_nodes(alive), *of_sessions(sessions)]:
         for line in explained if words else ["`motley status --words` says what these words mean"]:
             results.print(f"[dim]{line}[/]", soft_wrap=True)
+
+
+def _node_table(alive: list[dict[str, Any]]) -> RenderableType:
+    """The nodes: what each offers, and what it does; GPUs, and the memory of ranks, where there are any."""
+    gpus, works = (any(node[field] for node in alive) for field in ("gpus", "memory_reserved_bytes"))
+    memory = ["memory", *(["planned", "used"] if works else [])]
+    sizes = ["memory_bytes", *(["memory_reserved_bytes", "memory_used_bytes"] if works else [])]
+    return table(
+        ["node", *memory, "bandwidth", "computes", *(["GPUs"] if gpus else []), "serves"],
+        [
+            [
+                node["name"],
+                *(short_bytes(node[size]) if node.get(size) else "-" for size in sizes),
+                f"{node['memory_bandwidth'] / 1e9:.1f} GB/s",
+                _speeds(node),
+                *(["\n".join(map(_gpu_text, node["gpus"])) or "-"] if gpus else []),
+                "\n".join(_workers(node)) or "-",
+            ]
+            for node in alive
+        ],
+        title="Nodes",
+    )
 
 
 def _link_rows(alive: list[dict[str, Any]]) -> list[list[str]]:

@@ -160,6 +160,7 @@ class NodesApi:
             "gpu_budget_bytes": capabilities.gpu_bytes or None,
             "memory_available_bytes": node.memory_available or None,
             "memory_reserved_bytes": self._sessions.reserved(node.id),
+            "memory_used_bytes": self._sessions.held(node.id),
             "silence_s": round(self._nodes.silence_s(node), 3),
             "ranks": [
                 {"session": session.id, "model": session.name, "rank": rank.index}

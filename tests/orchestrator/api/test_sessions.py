@@ -25,6 +25,7 @@ from motley.protocol.mesh_pb2 import (
     Ready,
     Timing,
 )
+from motley.protocol.wording import short_bytes
 
 from ..conftest import DEADLINE_S, of_kind
 
@@ -178,6 +179,28 @@ async def test_exact_is_asked_for_planned_and_assigned(mesh: Any, new_node: Any)
         assert asked[-1] is exact
         assigned = [command for command in node.commands if command.WhichOneof("body") == "assign"]
         assert assigned[-1].assign.model.exact is exact
+
+
+async def test_what_a_node_s_ranks_may_take_and_have_taken_is_told(mesh: Any, new_node: Any, motley: Any) -> None:
+    node = await mesh.join(new_node(memory=4 * GB))
+    _, out, _ = await motley("status")
+    assert ("4 GB" in out, "planned" in out) == (True, False)
+    session = await mesh.serve()
+    planned = session["ranks"][0]["memory"]["planned_bytes"]
+
+    async def told() -> tuple[int, int]:
+        (body,) = (await mesh.call("GET", "/api/nodes"))[1]["nodes"]
+        return body["memory_reserved_bytes"], body["memory_used_bytes"]
+
+    assert await told() == (planned, 300)
+    await node.event(of_kind(node, "assign")[0], timing=Timing(peak_rss_bytes=5000))
+    await mesh.poll("/api/nodes", lambda body: body["nodes"][0]["memory_used_bytes"] == 5000)
+    _, out, _ = await motley("status", "--words")
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("│ pc ") and "4 GB" in line]
+    assert row[2:11] == ["│", "4", "GB", "│", *short_bytes(planned).split(), "│", "5", "kB"]
+    assert "used: what their processes have taken at most" in out
+    await mesh.call("DELETE", f"/api/sessions/{session['id']}")
+    assert await told() == (0, 0)
 
 
 async def test_timing_is_shown_after_a_request(mesh: Any, bard: Any) -> None:
