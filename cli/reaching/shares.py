@@ -28,7 +28,7 @@ def shares_folder(named: Path | None) -> Path | None:
     Raises:
         CliError: nodes here have several, and nobody says which is meant.
     """
-    if named is not None or os.environ.get("MOTLEY_CACHE"):
+    if named is not None or os.environ.get("MOTLEY_CACHE") or os.environ.get("MOTLEY_HOME"):
         return named
     folders = folders_of_nodes()
     if len(folders) > 1:

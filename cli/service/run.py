@@ -10,13 +10,14 @@ import os
 import sys
 
 from motley.cli.errors import CliError
+from motley.cli.reaching.home import home
 from motley.cli.service.settings import load, log_file
 
 
 def main() -> None:
     """Run the command until the system ends it."""
-    if len(sys.argv) > 1:
-        os.environ["MOTLEY_HOME"] = sys.argv[1]
+    if len(sys.argv) > 1 and sys.argv[1] != str(home().absolute()):
+        os.environ["MOTLEY_HOME"] = sys.argv[1]  # not where it is the usual one: shares have another then
     if sys.platform == "win32":  # where a task has no terminal, and nobody keeps what it says
         log = log_file()
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -92,15 +92,17 @@ Models = Annotated[
 Cache = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for quantised shares. Default: $MOTLEY_CACHE, or in the user's cache folder.", file_okay=False
+        help="Folder for quantised shares. Default: $MOTLEY_CACHE, or shares in $MOTLEY_HOME, or in the user's cache"
+        " folder.",
+        file_okay=False,
     ),
 ]
 CacheHere = Annotated[
     Path | None,
     typer.Option(
         "--cache",
-        help="Folder with the shares. Default: $MOTLEY_CACHE, or that of the nodes that run here, or in the user's"
-        " cache folder.",
+        help="Folder with the shares. Default: $MOTLEY_CACHE, or shares in $MOTLEY_HOME, or that of the nodes that run"
+        " here, or in the user's cache folder.",
         file_okay=False,
     ),
 ]

@@ -106,9 +106,12 @@ def share_key(fingerprint: str, stamp: str, weights: Sequence[Placed], size: int
 
 
 def default_folder() -> Path:
-    """What the variable ``MOTLEY_CACHE`` names, or the user's cache folder, which is on a real disk."""
+    """What the variable ``MOTLEY_CACHE`` names, or a folder in what ``MOTLEY_HOME`` does, or in the user's cache
+    folder, which is on a real disk."""
     if chosen := os.environ.get("MOTLEY_CACHE"):
         return Path(chosen)
+    if home := os.environ.get("MOTLEY_HOME"):
+        return Path(home) / "shares"
     return Path(platformdirs.user_cache_dir("motley", appauthor=False)) / "shares"
 
 

@@ -222,3 +222,19 @@ async def test_what_the_system_starts(tmp_path: Path) -> None:
     (tmp_path / "service.json").write_text('{"arguments": ["--version"], "token": ""}')
     status, said = await run()
     assert (status, said.count(".")) == (0, 2)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="folders are called otherwise elsewhere")
+def test_a_service_keeps_shares_where_others_on_this_machine_do(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    for home, shares in ((tmp_path / ".local/share/motley", tmp_path / ".cache/motley/shares"), (own, own / "shares")):
+        home.mkdir(parents=True)
+        (home / "service.json").write_text('{"arguments": ["cache", "ls", "--json"], "token": ""}')
+        said = subprocess.run(
+            (sys.executable, "-m", "motley.cli.service.run", str(home)),
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            capture_output=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        assert json.loads(said)["folder"] == str(shares)

@@ -26,6 +26,8 @@ async def test_they_look_where_the_node_that_runs_here_keeps_them(
 ) -> None:
     monkeypatch.setenv("MOTLEY_LEASE", str(tmp_path / "lease.json"))
     monkeypatch.delenv("MOTLEY_CACHE")
+    home = os.environ["MOTLEY_HOME"]
+    monkeypatch.delenv("MOTLEY_HOME")
     assert shares_folder(None) is None
     LeaseFile().tell(node("pc", tmp_path / "own"))
     assert shares_folder(None) == tmp_path / "own"
@@ -38,5 +40,8 @@ async def test_they_look_where_the_node_that_runs_here_keeps_them(
     LeaseFile().tell(node("laptop", tmp_path / "other"))
     with pytest.raises(CliError, match=r"several folders; name one with --cache: .*other \(laptop\), .*own \(pc\)"):
         shares_folder(None)
+    monkeypatch.setenv("MOTLEY_HOME", home)
+    assert shares_folder(None) is None, "it is there"
+    monkeypatch.delenv("MOTLEY_HOME")
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "said"))
     assert shares_folder(None) is None, "which stands for that"

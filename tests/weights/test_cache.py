@@ -190,6 +190,11 @@ def test_damage_is_noticed_and_mended(cache: ShareCache, how: int, caplog: pytes
 def test_the_default_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "elsewhere"))
     assert ShareCache().folder == tmp_path / "elsewhere"
+    monkeypatch.delenv("MOTLEY_CACHE")
+    monkeypatch.setenv("MOTLEY_HOME", str(tmp_path / "home"))
+    assert ShareCache().folder == tmp_path / "home" / "shares"
+    monkeypatch.delenv("MOTLEY_HOME")
+    assert tmp_path not in ShareCache().folder.parents
 
 
 def test_what_is_damaged_is_told_and_removed(cache: ShareCache) -> None:

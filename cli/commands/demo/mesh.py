@@ -242,6 +242,7 @@ def _log(folder: str, name: str) -> Path:
 async def _start_daemon(
     target: str, token: str, name: str, limit: int, threads: int, log: Path, software: bool
 ) -> asyncio.subprocess.Process:
+    from motley.daemon.weights.cache import default_folder
     from motley.plugins.onnxruntime_gpu.preference import SOFTWARE
 
     with log.open("wb") as stderr:
@@ -253,6 +254,7 @@ async def _start_daemon(
                 **({SOFTWARE: "1"} if software else {}),
                 "MOTLEY_TOKEN": token,
                 "MOTLEY_HOME": str(log.parent / "home"),
+                "MOTLEY_CACHE": str(default_folder()),  # where it is known how fast this machine is
             },
             stdout=asyncio.subprocess.DEVNULL,
             stderr=stderr,
