@@ -135,11 +135,12 @@ class Chooser:
         return Choice(members, plans, forecast(profiles, candidates, plans, self.network.among(members), self.work))
 
     def _without_idle(self, choice: Choice) -> Choice:
-        """A choice without nodes that have no piece of the model: the others keep what they have."""
+        """A choice without nodes that are required, and have no piece of the model: the others keep what they have.
+        One that is not required is there for a better reason: it is near to all others, and leads."""
         busy = {
             number: plan
             for number, plan in zip(choice.members, choice.plans, strict=True)
-            if plan.attention or plan.mlp or plan.vocabulary or number == self.drafting
+            if plan.attention or plan.mlp or plan.vocabulary or number not in self.required or number == self.drafting
         }
         idle = {number: self._why_idle(number) for number in choice.members if number not in busy}
         return replace(self._forecast(tuple(busy), [*busy.values()]), idle=idle) if idle else choice
