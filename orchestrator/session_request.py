@@ -34,7 +34,8 @@ CacheFormat = Literal["fp32", "fp16", "int8"]
 """What keys and values are kept as; every engine knows the first."""
 Embeddings = Literal["", "mean", "last"]
 Block = Literal[16, 32, 64, 128, 256]
-CACHE_FORMATS: tuple[str, ...] = get_args(CacheFormat)
+CACHE_FORMATS: tuple[CacheFormat, ...] = get_args(CacheFormat)
+"""The widest first."""
 AUTO = "auto"
 """Stands for an engine where each node has the best one: see `motley.orchestrator.serving.plans.taking_part`."""
 ON_PROCESSOR = "onnxruntime"

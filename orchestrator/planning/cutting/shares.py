@@ -465,6 +465,6 @@ def _explain(costs: Sequence[_Costs], candidates: Sequence[Candidate]) -> str:
         [
             f"{costs[0].profile.name} with caches of {costs[0].cache_tokens} tokens does not fit: {verdict}. By {by}:",
             *lines,
-            "Free memory, add a node, shorten the context or the caches, or quantise further.",
+            "Free memory, or add a node.",
         ]
     )

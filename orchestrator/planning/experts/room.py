@@ -50,5 +50,5 @@ def room_told(profile: ModelProfile, free: Mapping[str, int], trunk: Iterable[st
         lines.append(f"  {name}: {human_bytes(own)} free{' beside the trunk' * (name in on)}, {room}")
     if fitting:
         lines.append(f"There is room for {fitting} of each: `--replicas {fitting}`.")
-    lines.append("Free memory, add a node, or quantise further.")
+    lines.append("Free memory, or add a node.")
     return "\n".join(lines)

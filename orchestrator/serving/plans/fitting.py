@@ -1,12 +1,13 @@
 """What would fit of a model that does not: with fewer adapters, in a shorter context or smaller caches, or in narrower
-weights."""
+caches or weights."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from motley.orchestrator.mesh.nodes import NodeTable
 from motley.orchestrator.planning.caches import Caches
@@ -19,11 +20,11 @@ from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import DescriptionError, ServingError
 from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
 from motley.orchestrator.serving.plans.layouts import Layouts
-from motley.orchestrator.serving.plans.participants import able_hosts, participant, wanted_model
-from motley.orchestrator.serving.plans.taking_part import Participant
-from motley.orchestrator.session_request import Place, Quantisation, SessionRequest
+from motley.orchestrator.serving.plans.participants import able_hosts, wanted_model
+from motley.orchestrator.serving.plans.taking_part import Participant, UnableError, taking_part
+from motley.orchestrator.session_request import CACHE_FORMATS, CacheFormat, Quantisation, SessionRequest
 from motley.orchestrator.sessions.session import Session
-from motley.protocol.mesh_pb2 import ModelSpec
+from motley.protocol.mesh_pb2 import ModelProfile, ModelSpec
 from motley.protocol.wording import counted
 
 HINT_S = 10.0
@@ -37,6 +38,49 @@ NARROWER: Mapping[Quantisation, tuple[Quantisation, ...]] = {
     "int8": ("int4",),
 }
 """What a model that does not fit may be quantised to."""
+WIDE_BITS = 6
+"""Weights of fewer bits in the mean are about as narrow as can be: int4, scales among them."""
+
+
+class _Trial(NamedTuple):
+    """Another request than the one that does not fit, or that one itself, which may fit in a shorter context.
+
+    Attributes:
+        told: how it differs, to follow "It fits".
+        kind: what it tries, to follow "It does not fit in".
+    """
+
+    request: SessionRequest
+    told: str = ""
+    kind: str = "a shorter context"
+
+
+def _trials(request: SessionRequest) -> Iterator[_Trial]:
+    """What is tried for a request that does not fit, in the order of what answers lose by it."""
+    yield _Trial(request)
+    for caches in narrower_caches(request):
+        yield _Trial(replace(request, cache_format=caches), f"with caches in {caches}", "narrower caches")
+    everywhere = " on every node" if request.quantisations else ""
+    for weights in NARROWER.get(request.quantisation, ()):
+        narrower = replace(request, quantisation=weights, quantisations={})
+        yield _Trial(narrower, f"quantised to {weights}{everywhere}", "narrower weights")
+
+
+def narrower_caches(request: SessionRequest) -> Sequence[CacheFormat]:
+    """What keys and values could be kept as in less memory than a request has them in."""
+    return CACHE_FORMATS[CACHE_FORMATS.index(request.cache_format) + 1 :]
+
+
+def takes_less(request: SessionRequest, profile: ModelProfile) -> str:
+    """What takes less memory than a request that does not fit, where nobody tries what would fit; for people."""
+    weights = profile.mlp_units * profile.mlp_unit_bytes + profile.vocabulary_units * profile.vocabulary_unit_bytes
+    weights += profile.kv_groups * (profile.attention_query_bytes + profile.attention_kv_bytes)
+    ways = ["a shorter context"]
+    if caches := narrower_caches(request):
+        ways.append(f"caches in {' or '.join(caches)}")
+    if 8 * weights > WIDE_BITS * profile.parameters and (narrower := NARROWER.get(request.quantisation)):
+        ways.append(f"weights in {' or '.join(narrower)}")
+    return f"What takes less: {', '.join(ways)}."
 
 
 class Fitting:
@@ -83,26 +127,23 @@ class Fitting:
         draft: Draft | None,
     ) -> str:
         request = session.request
-        everywhere = " on every node" if request.quantisations else ""
-        ways, most = [], 0
+        ways, tried, most = [], list[str](), 0
         if request.adapters and (fewer := await self._fewer_adapters(session, spec, profiles, caches, draft)):
             ways.append(fewer)
-        for narrower in (None, *NARROWER.get(request.quantisation, ())):
-            trial = request
+        for trial in _trials(request):
             # Models and nodes that cannot do that.
-            with contextlib.suppress(DescriptionError, LayoutError, SetupError):
-                if narrower is not None:
-                    trial = replace(request, quantisation=narrower, quantisations={})
-                    own = [participant(trial, one.node, Place(one.node.name, one.setup.engine)) for one in participants]
-                    spec = wanted_model(trial, own)
+            with contextlib.suppress(DescriptionError, LayoutError, SetupError, UnableError):
+                if trial.request is not request:
+                    own = [taking_part(trial.request, one.node, one.setup.engine) for one in participants]
+                    spec = wanted_model(trial.request, own)
                     profiles = await self._descriptions.describe(session, spec, own[0].node)
-                fits = await self._most_tokens(session, trial, spec, profiles, caches, draft)
+                tried.append(trial.kind)
+                fits = await self._most_tokens(session, trial.request, spec, profiles, caches, draft)
                 if fits > most:
                     most = fits
-                    smaller = _smaller(caches, fits)
-                    narrowed = f"quantised to {narrower}{everywhere}" + (f" {smaller}" if fits < caches.tokens else "")
-                    ways.append(narrowed if narrower else smaller)
-        return f"It fits {', or '.join(ways)}." if ways else "It does not fit in a shorter context or narrower weights."
+                    smaller = _smaller(caches, fits) if fits < caches.tokens else ""
+                    ways.append(" ".join(filter(None, (trial.told, smaller))))
+        return f"It fits {', or '.join(ways)}." if ways else f"It does not fit in {' or '.join(dict.fromkeys(tried))}."
 
     async def _fewer_adapters(
         self, session: Session, spec: ModelSpec, profiles: Profiles, caches: Caches, draft: Draft | None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from motley.orchestrator.known_models.names import short_name_of
 from motley.orchestrator.mesh.links import OWN_BANDWIDTH, OWN_LATENCY_S, LinkTable
 from motley.orchestrator.mesh.nodes import Node, NodeTable
 from motley.orchestrator.planning.choosing.arrangement import Choice
@@ -19,6 +20,7 @@ from motley.orchestrator.planning.setup import SetupError
 from motley.orchestrator.serving.carrier import Carrier
 from motley.orchestrator.serving.errors import refusal
 from motley.orchestrator.serving.plans.descriptions import Descriptions, Profiles
+from motley.orchestrator.serving.plans.fitting import takes_less
 from motley.orchestrator.serving.plans.memory import Memory
 from motley.orchestrator.serving.plans.participants import choose_participants, taken_back, wanted_model
 from motley.orchestrator.serving.plans.planner import Planner
@@ -108,6 +110,8 @@ class Forecasts:
             if config:
                 spec.source, spec.config_json = "", config
                 profiles = await self._descriptions.describe(session, spec, _newest(there))
+                for each in profiles.values():
+                    each.name = short_name_of(request.model) or request.model  # its config does not tell it
             else:
                 profiles, _ = await self._descriptions.survey(session, spec, there, self._nodes, in_part=True)
             profile = profiles[spec.quantisation]
@@ -120,11 +124,12 @@ class Forecasts:
                 chooser = self._chooser(request, profiles, taking, requests, machines, alone=alone)
                 return chooser, await self._planner.choose(chooser)
 
-            chooser, choice = await first_that_fits(ways_to_take_part(request, participants), chosen)
+            try:
+                chooser, choice = await first_that_fits(ways_to_take_part(request, participants), chosen)
+            except PlanError as error:
+                raise refusal("insufficient_memory", f"{error}\n{takes_less(request, profile)}") from error
         except (LayoutError, SetupError) as error:
             raise refusal("invalid_request", str(error)) from error
-        except PlanError as error:
-            raise refusal("insufficient_memory", str(error)) from error
         names = [each.name for each in chooser.candidates]
         held = (spec.quantisation, *spec.beside)
         return Planned(profile, names, choice, await self._planner.runners_up(chooser, choice), held)

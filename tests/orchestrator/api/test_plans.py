@@ -115,6 +115,29 @@ async def test_who_names_a_node_that_gets_nothing_is_told_why(mesh: Any, new_nod
     assert line in (await motley("status"))[1]
 
 
+@pytest.mark.parametrize(
+    ("asked", "parameters", "ways"),
+    [
+        ({}, 4 * 10**9, "a shorter context, caches in fp16 or int8, weights in int4"),
+        ({"cache_format": "int8"}, 8 * 10**9, "a shorter context"),
+        ({"quantisation": "int4"}, 4 * 10**9, "a shorter context, caches in fp16 or int8"),
+    ],
+)
+async def test_what_takes_less_is_told_of_a_model_as_it_was_named(
+    mesh: Any, new_node: Any, asked: dict[str, Any], parameters: int, ways: str
+) -> None:
+    node = new_node("pc", memory=2 * GB)
+    node.capabilities.engines[0].cache_formats.extend(["fp32", "int8"])
+    seven = seven_billion()
+    seven.name, seven.parameters = "llama", parameters
+    node.on_describe = lambda _: Described(profile=seven)
+    await mesh.join(node)
+    _, body = await mesh.call("POST", "/api/plan", {"model": "seven", **asked})
+    assert body["error"]["message"].splitlines()[-1] == f"What takes less: {ways}."
+    _, body = await mesh.call("POST", "/api/plan", {"model": "qwen3-8b", "by_shape": True})
+    assert body["error"]["message"].startswith("qwen3-8b with caches of ")
+
+
 async def test_machines_in_place_of_the_nodes(mesh: Any, new_node: Any) -> None:
     await house(mesh, new_node, pc=16)
     machines = [

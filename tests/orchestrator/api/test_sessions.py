@@ -401,10 +401,26 @@ async def test_what_would_fit_is_told(mesh: Any, new_node: Any, profile: ModelPr
         if order.model.quantisation == "int4"
         else Described(profile=profile)
     )
-    assert await told(name="second", nodes=["box"], context=300) == (
-        "It does not fit in a shorter context or narrower weights."
-    )
+    assert await told(name="second", nodes=["box"], context=300) == "It does not fit in a shorter context."
     assert (await mesh.call("GET", "/api/sessions"))[1]["sessions"][0]["context"] == 1280
+
+
+async def test_narrower_caches_are_told_where_they_fit(mesh: Any, new_node: Any, profile: ModelProfile) -> None:
+    node = new_node("pc", memory=400_000)
+    node.capabilities.engines[0].cache_formats.extend(["fp32", "int8"])
+    await mesh.join(node)
+    narrow = ModelProfile()
+    narrow.CopyFrom(profile)
+    narrow.cache_bytes_per_token //= 4
+    node.on_describe = lambda order: Described(profile=narrow if order.model.cache_format == "int8" else profile)
+    for quantisation, cache_format, told in (
+        ("int4", "fp32", "It fits with a context of 1280, or with caches in int8."),
+        ("int4", "int8", ""),
+    ):
+        wanted = {**MODEL, "context": 2000, "quantisation": quantisation, "cache_format": cache_format}
+        status, body = await mesh.call("POST", "/api/sessions", wanted)
+        assert status == (422 if told else 201), body
+        assert not told or body["error"]["message"].splitlines()[-1] == told
 
 
 @pytest.mark.parametrize("why", ["silence", "node_lost"])
