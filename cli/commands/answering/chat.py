@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 import time
@@ -35,7 +36,7 @@ from motley.cli.typed.options import (
     effort_of,
     on_device,
 )
-from motley.cli.typed.wanted import Wanted
+from motley.cli.typed.wanted import Wanted, stop_command
 from motley.protocol.wording import counted, short_bytes
 
 BACK_WITHIN_S = 120.0
@@ -239,7 +240,13 @@ class Chat:
 
             wanted = self._wanted(model)
             loading = load(self._client, wanted, show, lasting=self._lasting, forecast=_forecast)
-            self._session = self._background.wait(loading)
+            session = self._background.wait(loading)
+        if pooling := session["embeddings"]:
+            raise CliError(
+                f"{session['name']} embeds texts, and does not answer: `motley run {shlex.quote(session['name'])} TEXT"
+                f" --embeddings {pooling}` embeds one; to talk to it, `{stop_command(session)}` first"
+            )
+        self._session = session
         where = nodes_told(self._session)
         console.print(f"[bold]{escape(self._session['name'])}[/] on {where}. /help shows what you can do.")
         if not self._session["chats"]:

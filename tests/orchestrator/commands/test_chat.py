@@ -181,6 +181,17 @@ if sys.platform != "win32":
             ["Be long.", "Hi", "Hello, world", "More \nof it"],
         ]
 
+    async def test_what_embeds_texts_is_refused(mesh: Any, new_node: Any) -> None:
+        node = new_node()
+        node.capabilities.engines[0].embeds = True
+        await mesh.join(node)
+        await mesh.serve(name="embedder", embeddings="mean")
+        async with chatting(mesh, "embedder") as terminal:
+            await terminal.shows(
+                "embedder embeds texts, and does not answer: `motley run embedder TEXT --embeddings mean`"
+            )
+            assert await asyncio.wait_for(terminal.process.wait(), DEADLINE_S) == 1
+
     async def test_a_machine_that_is_lost_on_the_way_is_told_once(mesh: Any, chatty: Any, new_node: Any) -> None:
         other = await mesh.join(new_node("laptop"))
         await mesh.serve(nodes=["pc", "laptop"], shares=[1, 1])
