@@ -99,20 +99,21 @@ def loading_bars(verb: str = "loading") -> Iterator[LoadingBars | LoadingLines]:
 
 
 @contextmanager
-def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while the context lasts, told how many of how many are done; or lines, without a terminal."""
+def counting_bar(what: str, clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while the context lasts, told how many of how many are done; or, without a terminal, lines: at
+    once, now and then, and at the end."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task(what, total=None)
             yield lambda done, total: progress.update(task, completed=done, total=total)
         return
-    said = time.monotonic()
+    said = -math.inf
 
     def say(done: int, total: int) -> None:
         nonlocal said
-        if done == total or time.monotonic() - said >= LINE_S:
-            said = time.monotonic()
+        if done == total or clock() - said >= LINE_S:
+            said = clock()
             console.print(f"{what}: {done} of {total}")
 
     yield say

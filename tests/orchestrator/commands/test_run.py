@@ -15,7 +15,7 @@ import pytest
 from motley.cli.errors import CliError
 from motley.cli.reaching.client import Client, broke_off
 from motley.cli.reaching.loading import load
-from motley.cli.shown.show import LINE_S, LoadingLines, what_goes_on
+from motley.cli.shown.show import LINE_S, LoadingLines, counting_bar, what_goes_on
 from motley.cli.typed.wanted import Wanted
 from motley.orchestrator.app import Orchestrator, OrchestratorConfig
 from motley.orchestrator.session_request import SessionRequest
@@ -350,6 +350,14 @@ def test_what_goes_on_is_told_at_once_and_now_and_then(capsys: pytest.CaptureFix
         for what in ("loads", "token 1", "token [2]"):
             tell(what)
     assert capsys.readouterr().err.splitlines() == ["loads", "token [2]"]
+
+
+def test_how_many_are_done_is_told_at_once_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter((0.0, 0.0, 1.0, LINE_S, LINE_S, LINE_S + 1))
+    with counting_bar("models", lambda: next(times)) as tell:
+        for done in range(4):
+            tell(done, 3)
+    assert capsys.readouterr().err.splitlines() == [f"models: {done} of 3" for done in (0, 2, 3)]
 
 
 async def test_without_a_prompt_a_model_is_loaded_and_stays(mesh: Any, new_node: Any, motley: Motley) -> None:
