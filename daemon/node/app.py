@@ -18,7 +18,7 @@ from motley.daemon.node.joining.membership import Membership, find, forget
 from motley.daemon.node.joining.trust import CERTIFICATE_NAME, JoinToken, NotThere, TrustError, check_name, open_channel
 from motley.daemon.node.network.relaying import Relays
 from motley.daemon.node.settings import NodeSettings
-from motley.daemon.node.survey.capabilities import measure
+from motley.daemon.node.survey.capabilities import measure, tell_when
 from motley.daemon.node.survey.engines import installed_engines
 from motley.daemon.node.survey.speeds import compute_speed
 from motley.daemon.node.workers.leasing import Leasing
@@ -130,6 +130,7 @@ async def run_daemon(config: DaemonConfig, observer: Observer) -> None:
     capabilities.zone = config.zone
     capabilities.gpu_bytes = config.gpu_limit
     capabilities.cannot_train = cannot_train()
+    tell_when(capabilities)
     await asyncio.to_thread(config.cache.prepare)
     if speed := await compute_speed(config.threads or capabilities.cores, config.cache.folder):
         capabilities.speeds.extend(pb.FormatSpeed(**asdict(each)) for each in speed.formats)

@@ -11,6 +11,9 @@ from motley.daemon.machine.processor import cpu_name, usable_cores
 from motley.plugins.expert_engine import expert_engine_names
 from motley.protocol import mesh_pb2 as pb
 
+AS_STARTED = "; so it was when this node started: start it again once that has changed"
+"""Follows what a node lacks: it looks for that when it starts, and its people may have installed it since."""
+
 
 def measure(engines: Sequence[pb.Engine], memory_limit: int | None = None, cores: int | None = None) -> pb.Capabilities:
     """This machine's capabilities. Takes half a second, for the bandwidth.
@@ -35,3 +38,11 @@ def measure(engines: Sequence[pb.Engine], memory_limit: int | None = None, cores
         engines=engines,
         expert_engines=expert_engine_names(),
     )
+
+
+def tell_when(machine: pb.Capabilities) -> None:
+    """Have all that a machine lacks say when that was looked for, for those who read it later, elsewhere."""
+    texts = [(machine, "no_gpu"), (machine, "cannot_train"), *((engine, "lacking") for engine in machine.engines)]
+    for message, field in texts:
+        if why := getattr(message, field):
+            setattr(message, field, why + AS_STARTED)

@@ -9,6 +9,7 @@ import pytest
 
 from motley.daemon.node.survey import capabilities
 from motley.daemon.node.survey.engines import installed_engines
+from motley.protocol import mesh_pb2 as pb
 
 MIB = 2**20
 
@@ -37,3 +38,11 @@ async def test_the_whole_message(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = capabilities.measure([], memory_limit=5 * MIB, cores=1)
     assert (limited.memory_bytes, limited.cores) == (5 * MIB, 1)
     assert capabilities.measure([], memory_limit=2**60).memory_bytes <= psutil.virtual_memory().total
+
+
+def test_what_a_node_lacks_says_that_this_is_of_its_start() -> None:
+    machine = pb.Capabilities(no_gpu="no driver", engines=[pb.Engine(name="a", lacking="pip install b"), pb.Engine()])
+    capabilities.tell_when(machine)
+    again = "; so it was when this node started: start it again once that has changed"
+    assert (machine.no_gpu, machine.cannot_train) == (f"no driver{again}", "")
+    assert [engine.lacking for engine in machine.engines] == [f"pip install b{again}", ""]

@@ -86,5 +86,7 @@ async def test_a_gpu_engine_on_a_machine_without_a_gpu_is_refused_by_name(there:
         nodes = (await client.call("GET", "/api/nodes"))["nodes"]
         if any(node["gpus"] for node in nodes):
             pytest.skip("there is a GPU here")
-        with pytest.raises(CliError, match=r"node 'a' cannot run engine 'cuda': it shows no GPU.*; it can run: onnx"):
+        with pytest.raises(
+            CliError, match=r"node 'a' cannot run engine 'cuda': it shows no GPU.*start it again.*; it can run: onnx"
+        ):
             await there.session(engines={"a": "cuda"})
