@@ -17,7 +17,7 @@ from motley.cli.reaching.client import POLL_S, Client, Refused
 from motley.cli.reaching.misnamed import MISSING, misnamed
 from motley.cli.shown.show import console, devices_told, forecast_line, without_part
 from motley.cli.typed.devices import UNUSABLE, no_device
-from motley.cli.typed.wanted import Wanted, option_of, stop_command
+from motley.cli.typed.wanted import Wanted, nodes_of, option_of, stop_command
 from motley.daemon.weights.hub import no_model
 
 if TYPE_CHECKING:
@@ -147,6 +147,10 @@ async def load(
         else:
             if made["forecast"]:
                 console.print(f"[dim]{forecast(made)}[/]")
+            elif made["hosts"]:
+                names = dict.fromkeys(name for host in made["hosts"] for name in nodes_of(host))
+                told = f"experts on {', '.join(names)}: that is not forecast, and may be slower than --experts sliced"
+                console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
             _tell_without_part(made)
             for told in devices_told(made):
                 console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)

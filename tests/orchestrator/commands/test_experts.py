@@ -28,6 +28,7 @@ async def test_run_asks_for_experts_and_says_what_it_got(mesh: Any, nodes: list[
     status, out, err = await motley("run", "mix", "Hi", *wanted)
     assert (status, out) == (0, "Hello, world\n")
     assert "on 1 rank, experts on 2 nodes; ended by stop" in err
+    assert "experts on pc, box: that is not forecast, and may be slower than --experts sliced" in err
     _, body = await mesh.call("GET", "/api/sessions")
     assert (body["sessions"][0]["experts"], body["sessions"][0]["replicas"]) == ("parallel", 2)
     assert (await motley("run", "mix", "Hi", *wanted))[0] == 0
