@@ -49,6 +49,8 @@ LABEL = "label.json"
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PARTIAL = "partial-"
 """What the folder of an entry is called, before a random rest, while it is made or removed."""
+_MADE = re.compile(rf"{_PARTIAL}[0-9a-f]+-(\d+)")
+"""While it is made, the size that its share file will have follows, so that others leave room for that."""
 _UNLABELLED_S = 60.0
 """A partial folder without a label is only just being made, or removed, unless it is older than this."""
 _MOMENT_S = 5.0
@@ -211,17 +213,27 @@ class ShareCache:
             return []
 
     def _make_room(self, size: int) -> None:
-        """Remove entries, used least recently first, until so many bytes more fit into the limit and onto the disk."""
-        if self._bytes() + size <= self.limit and shutil.disk_usage(self.folder).free >= size:
+        """Remove entries, used least recently first, until so many bytes more fit into the limit, and all that is being
+        made onto the disk."""
+        if self._bytes() + size <= self.limit and self._fits():
             return  # soon seen: whoever makes thousands of entries need not read all labels for each
         self.sweep()
         entries = self.entries()
         held = sum(entry.size for entry in entries)
         for entry in entries:
-            if held + size <= self.limit and shutil.disk_usage(self.folder).free >= size:
+            if held + size <= self.limit and self._fits():
                 break
             if self.remove(entry.key):
                 held -= entry.size
+
+    def _fits(self) -> bool:
+        """Whether the disk has room for what the entries that are being made still lack."""
+        lacking = 0
+        for folder in self._folders(_MADE.fullmatch):
+            with contextlib.suppress(FileNotFoundError):  # it has been made meanwhile
+                made = sum(_allocated(file) for file in folder.iterdir())
+                lacking += max(0, int(folder.name.rpartition("-")[2]) - made)
+        return lacking <= shutil.disk_usage(self.folder).free
 
     def _bytes(self) -> int:
         """What share files take in all, of entries or of what is left of such."""
@@ -277,11 +289,10 @@ class ShareCache:
         progress: Callable[[int, int], None] | None,
     ) -> bool:
         """Write an entry and give it its name; False if another process has been faster, or has swept it away."""
-        partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}"
+        partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}-{size}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(size)
-            partial.mkdir()
+            partial.mkdir(parents=True)
+            self._make_room(size)  # after others can see what comes, so that of two at once one sees the other
             with (partial / LABEL).open("xb") as made:
                 if not lock_file(made, exclusive=True) or not partial.exists():
                     return False  # another has swept it away before it was locked
@@ -365,6 +376,12 @@ def _crc32(file: Path, progress: Callable[[int, int], None] | None = None) -> in
                 progress(done, size)
                 reported = done
     return crc
+
+
+def _allocated(file: Path) -> int:
+    """Bytes of the disk that a file has: fewer than its size until it is written, but on Windows."""
+    status = file.stat()
+    return status.st_size if sys.platform == "win32" else status.st_blocks * 512
 
 
 def _age_s(folder: Path) -> float:

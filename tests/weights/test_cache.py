@@ -347,6 +347,35 @@ def test_a_full_disk_makes_others_go(cache: ShareCache, monkeypatch: pytest.Monk
         keep(cache, KEYS[0], SIZE, write=never)
 
 
+def test_two_that_are_made_at_once_find_room_for_both(cache: ShareCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process begins one after room was made for the first, and before that has taken it."""
+    disk, make_room = Disk(cache, 3 * SIZE + 1000, monkeypatch), ShareCache._make_room
+    for key in KEYS[:2]:
+        keep(cache, key, SIZE, write=disk.write(key, SIZE))
+    age(cache, *KEYS[:2])
+
+    def begin_another(self: ShareCache, size: int) -> None:
+        make_room(self, size)
+        monkeypatch.setattr(ShareCache, "_make_room", make_room)
+        keep(ShareCache(cache.folder), KEYS[3], SIZE, write=disk.write(KEYS[3], SIZE))
+
+    monkeypatch.setattr(ShareCache, "_make_room", begin_another)
+    keep(cache, KEYS[2], SIZE, write=disk.write(KEYS[2], SIZE))
+    assert sorted(kept(cache)) == ["1", "2", "3"]
+
+
+def test_what_is_written_of_another_is_counted_once(cache: ShareCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(cache, 3 * SIZE + 1000, monkeypatch)
+    keep(cache, KEYS[0], SIZE, write=disk.write(KEYS[0], SIZE))
+
+    def write(file: Path) -> None:
+        Writer(KEYS[1], SIZE)(file)
+        keep(ShareCache(cache.folder), KEYS[2], SIZE, write=disk.write(KEYS[2], SIZE))
+
+    keep(cache, KEYS[1], SIZE, write=write)
+    assert sorted(kept(cache)) == ["0", "1", "2"]
+
+
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
