@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -59,6 +60,7 @@ class KeptAnswer:
         finished: the numbers of the answers that are complete.
         used: Unix time.
         user: whoever gives it to a client now.
+        cut: whether the file lacks some of what has come: nothing is written behind that.
     """
 
     key: str
@@ -72,6 +74,7 @@ class KeptAnswer:
     used: float = 0.0
     user: asyncio.Task[object] | None = None
     file: IO[bytes] | None = field(default=None, repr=False)
+    cut: bool = False
 
     def deltas(self) -> list[tuple[int, Delta]]:
         """All that has come, each with the number of its answer."""
@@ -114,12 +117,16 @@ class KeptAnswer:
         piece = message.SerializeToString()
         entry = _ENTRY.pack(number, len(piece)) + piece
         self.pieces += entry
-        if self.file is not None:
-            try:
-                self.file.write(entry)
-            except OSError as error:
-                _log.warning("%s: this answer will not outlive the orchestrator: %s", self.file.name, error)
-                self.close_file()
+        if self.file is None:
+            self.cut = True
+            return
+        try:
+            if self.file.write(entry) < len(entry):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            _log.warning("%s: the rest of this answer will not outlive the orchestrator: %s", self.file.name, error)
+            self.cut = True
+            self.close_file()
 
     def close_file(self) -> None:
         """What comes from now on is not written, until the file is opened again."""
@@ -234,8 +241,8 @@ class KeptAnswers:
             _log.warning("%s: an answer will not outlive the orchestrator: %s", self._folder, error)
 
     def _open_file(self, kept: KeptAnswer) -> None:
-        """Open the file of an answer, to go on behind what it has, unless it could not be begun."""
-        if self._folder is not None and kept.file is None:
+        """Open the file of an answer, to go on behind what it has, unless it could not be begun or lacks something."""
+        if self._folder is not None and kept.file is None and not kept.cut:
             with contextlib.suppress(OSError):
                 kept.file = self._path(kept).open("r+b", buffering=0)
                 kept.file.seek(0, os.SEEK_END)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 from motley.orchestrator.api.access.callers import Caller
 from motley.orchestrator.serving.answering import kept_answers
-from motley.orchestrator.serving.answering.kept_answers import KeptAnswers
+from motley.orchestrator.serving.answering.kept_answers import KeptAnswer, KeptAnswers
 from motley.orchestrator.store.keys import Scope
 from motley.protocol.mesh_pb2 import Delta, Described, Generate
 
@@ -225,6 +228,70 @@ async def test_answers_outlive_the_process(tmp_path: Path) -> None:
         answers.let_go(again)
         assert [delta.text for _, delta in again.deltas()] == ["Once", *([] if missing else [" upon"]), "!"]
         assert again.finished == {0}
+
+
+async def taken_up(folder: Path) -> KeptAnswer:
+    """What the next orchestrator knows."""
+    answers = KeptAnswers(folder)
+    kept = await answers.take("k1", "d", "another")
+    answers.let_go(kept)
+    return kept
+
+
+class FullDisk(io.FileIO):
+    """A file of which so many bytes more can be written."""
+
+    def __init__(self, file: Path, room: int) -> None:
+        super().__init__(file, "r+")
+        self.room = room
+        self.seek(0, os.SEEK_END)
+
+    def write(self, data: Any) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, "no space left")
+        written = super().write(data[: self.room])
+        self.room -= written
+        return written
+
+
+@pytest.mark.parametrize("room", [0, 4, 14])
+async def test_nothing_is_written_behind_what_a_full_disk_has_not_taken(tmp_path: Path, room: int) -> None:
+    await keep_one(tmp_path)
+    answers = KeptAnswers(tmp_path)
+    (file,) = (tmp_path / "answers").iterdir()
+    kept = await answers.take("k1", "d", "another")
+    kept.close_file()
+    kept.file = FullDisk(file, room)
+    kept.put(0, Delta(text=" a", ids=[10]))
+    answers.let_go(kept)
+    await answers.take("k1", "d", "another")  # when there is room again
+    kept.put(0, Delta(text=" time", ids=[11]))
+    answers.let_go(kept)
+    assert [delta.text for _, delta in kept.deltas()] == ["Once", " upon", " a", " time"]
+    again = await taken_up(tmp_path)
+    assert [delta.text for _, delta in again.deltas()] == ["Once", " upon"]
+    assert list(again.generates[0].written) == [7, 8, 9]
+
+
+async def test_nothing_is_written_behind_what_came_while_the_file_could_not_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await keep_one(tmp_path)
+    answers = KeptAnswers(tmp_path)
+
+    def run_out(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", run_out)
+        kept = await answers.take("k1", "d", "another")
+    kept.put(0, Delta(text=" a", ids=[10]))
+    answers.let_go(kept)
+    await answers.take("k1", "d", "another")
+    kept.put(0, Delta(text=" time", ids=[11]))
+    answers.let_go(kept)
+    again = await taken_up(tmp_path)
+    assert [delta.text for _, delta in again.deltas()] == ["Once", " upon"]
 
 
 async def test_a_file_that_holds_no_answer_is_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
