@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from motley.cli.errors import EXIT_INTERRUPTED
-from motley.daemon.node.child import wait_for_owner_end
+from motley.daemon.machine.ending import wait_for_owner_end
 
 T = TypeVar("T")
 

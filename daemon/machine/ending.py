@@ -1,10 +1,11 @@
-"""Ending a process at once, without what the interpreter would still do."""
+"""Ending a process: at once, without what the interpreter would still do, or with its owner."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import threading
 from typing import NoReturn
 
 
@@ -19,3 +20,19 @@ def end_process(status: int = 0) -> NoReturn:
             with contextlib.suppress(OSError):  # whoever read it has gone
                 stream.flush()
     os._exit(status)
+
+
+def wait_for_owner_end() -> None:
+    """Read standard input to its end: it is a pipe, which ends when this process's owner does, however that ends."""
+    while os.read(0, 4096):
+        pass
+
+
+def end_with_owner() -> None:
+    """Make this process end when its owner does, whatever it is doing."""
+
+    def wait_and_end() -> None:
+        wait_for_owner_end()
+        os._exit(1)
+
+    threading.Thread(target=wait_and_end, daemon=True).start()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from motley.daemon.lending.borrower import Borrower
 from motley.daemon.lending.wire import LendingError
-from motley.daemon.machine.ending import end_process
-from motley.daemon.node.child import ask_child, kill_child, start_child, wait_for_owner_end
+from motley.daemon.machine.ending import end_process, end_with_owner
+from motley.daemon.node.child import ask_child, kill_child, start_child
 from motley.daemon.weights.cache import ShareCache
 from motley.daemon.weights.hub import files_of
 from motley.protocol import mesh_pb2 as pb
@@ -51,13 +52,14 @@ def main() -> int:
     told = json.loads(sys.stdin.readline() or "null")
     if told is None:
         return 1
+    end_with_owner()
     try:
         with Borrower(pb.Loan.FromString(bytes.fromhex(told["loan"])), Path(told["shares"]), told["limit"]) as borrower:
             for file in files_of(borrower.place):
                 borrower.bring(file, [(0, file.stat().st_size)])
             borrower.end()
             print(json.dumps({"place": str(borrower.place)}), flush=True)
-            wait_for_owner_end()
+            threading.Event().wait()
     except (LendingError, TransportError, OSError) as error:
         print(json.dumps({"refused": str(error)}), flush=True)
         return 1

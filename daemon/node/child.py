@@ -10,10 +10,8 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Protocol
 
@@ -88,19 +86,3 @@ async def kill_child(process: Child) -> None:
                 await process.wait()
         except TimeoutError:
             _log.warning("process %d was killed, and is there: a driver or a disk of this machine hangs", process.pid)
-
-
-def wait_for_owner_end() -> None:
-    """Read standard input to its end."""
-    while os.read(0, 4096):
-        pass
-
-
-def end_with_owner() -> None:
-    """Make this process end when its owner does, whatever it is doing."""
-
-    def wait_and_end() -> None:
-        wait_for_owner_end()
-        os._exit(1)
-
-    threading.Thread(target=wait_and_end, daemon=True).start()

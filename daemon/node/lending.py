@@ -12,10 +12,10 @@ from pathlib import Path
 from motley.daemon.lending.hub_mirror import open_pulled
 from motley.daemon.lending.lender import Lender, membership, serve
 from motley.daemon.lending.wire import LendingError
-from motley.daemon.machine.ending import end_process
+from motley.daemon.machine.ending import end_process, end_with_owner
 from motley.daemon.models.files import open_weights
 from motley.daemon.models.keys import ConfigError
-from motley.daemon.node.child import ask_child, end_with_owner, kill_child, start_child
+from motley.daemon.node.child import ask_child, kill_child, start_child
 from motley.daemon.node.network.address import listening_host
 from motley.daemon.node.settings import NodeSettings
 from motley.daemon.weights.checkpoints.checkpoint import CheckpointError

@@ -2,8 +2,8 @@
 
 Its life: settings on standard input, then over the pipe a `Start` that says which rank of which session it is; it
 listens, is told where its peers are, and becomes what its number makes it: a rank (`motley.daemon.worker.rank`), or,
-from the number of ranks on, an expert host (`motley.daemon.worker.host`). It ends when it is released, when the pipe
-ends, or with an error, of which it tells its daemon.
+from the number of ranks on, an expert host (`motley.daemon.worker.host`). It ends when it is released, when the pipe or
+standard input ends, or with an error, of which it tells its daemon.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from motley.daemon.machine.importing import imports_that_stay
 
 with imports_that_stay():
-    from motley.daemon.machine.ending import end_process
+    from motley.daemon.machine.ending import end_process, end_with_owner
     from motley.daemon.machine.json_log import VARIABLE, JsonLog
     from motley.daemon.machine.processor import pin_to_core
     from motley.daemon.machine.products import limit_products
@@ -50,6 +50,7 @@ def main(network: Network | None = None) -> int:
     line = sys.stdin.readline()
     if not line:
         return 1  # the daemon has gone
+    end_with_owner()  # also while a library computes for minutes, and nobody looks at the pipe
     settings = WorkerSettings.from_line(line)
     if settings.core is not None:
         pin_to_core(settings.core)

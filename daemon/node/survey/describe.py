@@ -15,13 +15,13 @@ from pathlib import Path
 from motley.daemon.lending.hub_mirror import HubMirror, open_pulled
 from motley.daemon.lending.wire import LendingError
 from motley.daemon.loading.fetching import LoadError, found
-from motley.daemon.machine.ending import end_process
+from motley.daemon.machine.ending import end_process, end_with_owner
 from motley.daemon.machine.memory import limit_memory
 from motley.daemon.models.cutting.profile import profile
 from motley.daemon.models.files import load_tokenizer, open_model, open_weights
 from motley.daemon.models.keys import ConfigError, Keys
 from motley.daemon.models.reading import describe as read_config
-from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.node.child import kill_child, start_child
 from motley.daemon.node.survey.read_before import ReadBefore
 from motley.daemon.text.alike import UnlikeTokenizersError, check_alike
 from motley.daemon.text.tokenizer import TokenizerError

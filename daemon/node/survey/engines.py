@@ -10,9 +10,9 @@ import json
 import os
 from dataclasses import asdict
 
-from motley.daemon.machine.ending import end_process
+from motley.daemon.machine.ending import end_process, end_with_owner
 from motley.daemon.machine.gpus import gpus
-from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.node.child import kill_child, start_child
 from motley.plugins.engine import EngineError
 from motley.plugins.installed import abilities, device_speed, engine_names, lacking, on_gpu
 from motley.protocol import mesh_pb2 as pb

@@ -21,10 +21,10 @@ from typing import IO, Any
 import psutil
 
 from motley.daemon.machine.compute_speed import ComputeSpeed, measure_compute_speed
-from motley.daemon.machine.ending import end_process
+from motley.daemon.machine.ending import end_process, end_with_owner
 from motley.daemon.machine.files import lock_file
 from motley.daemon.machine.processor import cpu_name
-from motley.daemon.node.child import end_with_owner, kill_child, start_child
+from motley.daemon.node.child import kill_child, start_child
 from motley.plugins.engine import FormatSpeed
 from motley.protocol.release import release
 
