@@ -37,9 +37,9 @@ class ReadBefore:
                 self._note = cache.folder / FOLDER / sha256(repr(stats).encode()).hexdigest()
 
     def chats(self) -> bool | None:
-        """Whether it has a chat template; None: nobody has read it."""
+        """Whether it has a chat template; None: nobody has read it, or a full disk or a power cut took the note."""
         with contextlib.suppress(OSError):
-            return None if self._note is None else self._note.read_bytes() == b"chats"
+            return None if self._note is None else {b"chats": True, b"writes": False}.get(self._note.read_bytes())
         return None
 
     def keep(self, chats: bool) -> None:
