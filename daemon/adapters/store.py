@@ -165,8 +165,8 @@ class AdapterStore:
             if not there.is_dir():
                 raise
             if not _alike(there, own):  # it is damaged; else another rank here was quicker
-                shutil.rmtree(there)
-                own.rename(there)
+                for file in own.iterdir():  # at no time is there none: other ranks here read it, or do the same
+                    os.replace(file, there / file.name)
         self.close()
         self._make_room(there.name)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +119,29 @@ def test_a_damaged_folder_is_replaced(tmp_path: Path) -> None:
     assert kept.find("a") is None
     send(adapter, kept, "a")
     assert kept.find("a") == there
+
+
+@pytest.mark.parametrize(("module", "name"), [(os, "replace"), (shutil, "rmtree")])
+def test_two_ranks_of_a_machine_replace_a_damaged_folder_at_once(
+    module: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one does so after the first change that the first one makes."""
+    adapter = an_adapter(tmp_path / "mine", b"config", b"weights")
+    first, second = (AdapterStore(tmp_path / "kept", A_LOT) for _ in range(2))
+    send(adapter, first, "a")
+    there, change = tmp_path / "kept" / "a", getattr(module, name)
+    (there / WEIGHTS).write_bytes(b"wei")
+
+    def interpose(*given: Any, **more: Any) -> None:
+        monkeypatch.undo()
+        change(*given, **more)
+        send(adapter, second, "a")
+
+    monkeypatch.setattr(module, name, interpose)
+    send(adapter, first, "a")
+    assert first.find("a") == there
+    assert [(there / name).read_bytes() for name in (CONFIG, WEIGHTS)] == [b"config", b"weights"]
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["a"]
 
 
 def test_a_gguf_file_is_one_again(tmp_path: Path) -> None:
