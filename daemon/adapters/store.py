@@ -128,6 +128,7 @@ class AdapterStore:
             else:
                 with self._coming.weights.open("ab") as out:
                     out.write(data)
+                os.utime(self._coming.folder)  # by which others see that it still comes
                 self._coming.bytes += len(data)
             if start + len(data) >= size:
                 self._finish()

@@ -87,6 +87,18 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["new.part"]
 
 
+def test_what_still_comes_is_not_removed_however_slow(tmp_path: Path) -> None:
+    slow, other = (AdapterStore(tmp_path, A_LOT) for _ in range(2))
+    slow.write("a", 0, 17, (1).to_bytes(8, "little") + b"c")
+    (coming,) = tmp_path.iterdir()
+    os.utime(coming, (5, 5))  # it began long ago
+    slow.write("a", 9, 17, b"we")
+    other.write("b", 0, 9, bytes(8))
+    slow.write("a", 11, 17, b"ights!")
+    assert slow.find("a")
+    other.close()
+
+
 def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     kept = AdapterStore(tmp_path / "kept", 250)
     for at, name in enumerate("abc"):
