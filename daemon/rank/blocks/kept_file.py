@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import sha256
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from zlib import crc32
@@ -83,8 +85,10 @@ class FoundFile(NamedTuple):
         try:
             if (file := _owned(self.path)) is None:
                 return False
-            file.close()  # Windows removes no file that is open
-            self.path.unlink()
+            with file:
+                if sys.platform == "win32":  # where nobody removes a file that is open, whoever has it
+                    file.close()
+                self.path.unlink()  # elsewhere before another can have it
         except OSError as error:
             logger.warning("%s stays: %s", self.path, error)
             return False
@@ -278,22 +282,25 @@ def _own(folder: Path, key: str) -> IO[bytes]:
     """
     for number in range(ALIKE):
         path = folder / f"{key}.{number}{SUFFIX}"
-        path.touch(0o600)
-        if (file := _owned(path)) is not None:
+        if (file := _owned(path, os.O_CREAT)) is not None:
             os.utime(path)
             return file
     raise OSError(f"{ALIKE} sessions that are planned alike have their files there")
 
 
-def _owned(path: Path) -> IO[bytes] | None:
-    """Open a file for this process alone; None: another one has it.
+def _owned(path: Path, how: int = 0) -> IO[bytes] | None:
+    """Open a file for this process alone; None: another one has it, or has just removed it.
+
+    Args:
+        how: flags for `os.open`, besides those for reading and writing.
 
     Raises:
         OSError: it cannot be opened.
     """
-    file = path.open("r+b", buffering=0)
-    if own_file(file) and path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-        return file
+    file = FileIO(str(path), "r+", opener=lambda name, flags: os.open(name, flags | how, 0o600))
+    with suppress(FileNotFoundError):  # it was removed after it was opened
+        if own_file(file) and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
     file.close()
     return None
 

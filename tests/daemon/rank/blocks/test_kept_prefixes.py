@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from motley.daemon.rank.blocks.kept_block import (
     plan_of,
     what_of,
 )
-from motley.daemon.rank.blocks.kept_file import KeptFile, plan_key
+from motley.daemon.rank.blocks.kept_file import KeptFile, kept_files, plan_key
 from motley.daemon.rank.steps import Able, Keep, Restore
 from motley.plugins.engine import CacheBlocks, CacheSpec
 from motley.protocol import mesh_pb2 as pb
@@ -246,6 +247,46 @@ def test_files_that_were_not_used_for_longest_make_room(tmp_path: Path) -> None:
         assert kept_file.own_file(used)
         five = made(5, size)
     assert sorted(tmp_path.iterdir()) == sorted([two, five]), "what a session has stays"
+
+
+def test_a_file_that_a_rank_takes_while_it_is_removed_stays_or_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kept(tmp_path):
+        pass
+    folder, unlink, ranks = tmp_path / "0", Path.unlink, ExitStack()
+
+    def take(path: Path) -> None:
+        monkeypatch.undo()
+        ranks.enter_context(kept(tmp_path))
+        unlink(path)
+
+    with ranks:
+        monkeypatch.setattr(Path, "unlink", take)
+        (found,) = kept_files(folder)
+        assert found.remove()
+        (path,) = folder.iterdir()
+        assert not kept_files(folder)[0].remove(), "a rank has it"
+    assert path.exists()
+
+
+@pytest.mark.parametrize("after", [(Path, "touch"), (os, "open"), (kept_file, "own_file"), (os, "fstat")])
+def test_a_file_that_is_removed_while_a_rank_takes_it_is_made_again(
+    after: tuple[Any, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, name = after
+    do = getattr(where, name)
+
+    def remove(*given: Any, **more: Any) -> Any:
+        done = do(*given, **more)
+        for path in (tmp_path / "0").iterdir():
+            monkeypatch.undo()
+            path.unlink()
+        return done
+
+    monkeypatch.setattr(where, name, remove)
+    with kept(tmp_path) as (file,):
+        assert os.fstat(file._file.fileno()).st_nlink == 1
 
 
 def order(**fields: object) -> pb.Assignment:
