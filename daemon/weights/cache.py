@@ -380,8 +380,10 @@ def _crc32(file: Path, progress: Callable[[int, int], None] | None = None) -> in
 
 def _allocated(file: Path) -> int:
     """Bytes of the disk that a file has: fewer than its size until it is written, but on Windows."""
-    status = file.stat()
-    return status.st_size if sys.platform == "win32" else status.st_blocks * 512
+    if sys.platform == "win32":
+        return file.stat().st_size
+    else:
+        return file.stat().st_blocks * 512
 
 
 def _age_s(folder: Path) -> float:
