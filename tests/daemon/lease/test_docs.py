@@ -14,6 +14,7 @@ import pytest
 from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.lease import LIMIT_S
 from motley.daemon.lease.states import State
+from motley.daemon.machine import files
 
 TEXT = (Path(__file__).parents[3] / "docs" / "lease.md").read_text("utf-8")
 
@@ -47,3 +48,7 @@ def test_it_takes_a_lease_that_ends_with_it(command: list[str], holder: str, dev
     again = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert again.returncode == 1
     assert "somebody has it" in again.stdout + again.stderr
+
+
+def test_it_says_which_byte_is_locked_on_windows() -> None:
+    assert 2 ** int(re.findall(r"on Windows the byte at 2\^(\d+)", TEXT)[0]) == files._BEYOND
