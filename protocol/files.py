@@ -5,7 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from pathlib import Path
+
+AGAIN_S = 0.02
+"""Whoever reads a small file is soon done."""
+TIMES = 10
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -21,12 +26,28 @@ def write_private(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(temporary, path)
         sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def replace_file(new: Path, path: Path) -> None:
+    """Give a file the name of another, which is no more; on Windows as soon as nobody reads that.
+
+    Raises:
+        OSError: it cannot be given.
+    """
+    for left in reversed(range(TIMES)):
+        try:
+            os.replace(new, path)
+            return
+        except PermissionError:
+            if not left:
+                raise
+            time.sleep(AGAIN_S)
 
 
 def sync_folder(folder: Path) -> None:

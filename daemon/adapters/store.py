@@ -20,6 +20,7 @@ from pathlib import Path
 from motley.daemon.adapters.config import CONFIG
 from motley.daemon.adapters.gguf_adapter import GGUF
 from motley.daemon.adapters.reading import WEIGHTS
+from motley.protocol.files import replace_file
 
 FOLDER = "adapters"
 """What the folder of the adapters is called, in that of the shares."""
@@ -167,7 +168,7 @@ class AdapterStore:
                 raise
             if not _alike(there, own):  # it is damaged; else another rank here was quicker
                 for file in own.iterdir():  # at no time is there none: other ranks here read it, or do the same
-                    os.replace(file, there / file.name)
+                    replace_file(file, there / file.name)
         self.close()
         self._make_room(there.name)
 

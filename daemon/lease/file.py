@@ -21,6 +21,7 @@ from motley.daemon.lease.lease import BEGUN_S, Lease, LeaseError, read_lease, wr
 from motley.daemon.lease.states import State
 from motley.daemon.machine.files import own_file
 from motley.protocol.devices import device_words
+from motley.protocol.files import replace_file
 
 LOCK_S = 5.0
 """Programs have the lock for no longer than it takes to write a few lines."""
@@ -200,14 +201,7 @@ class LeaseFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             temporary.write_bytes(content)
-            for left in reversed(range(10)):
-                try:
-                    os.replace(temporary, path)
-                    break
-                except PermissionError:  # on Windows, while somebody reads it
-                    if not left:
-                        raise
-                    time.sleep(AGAIN_S)
+            replace_file(temporary, path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
