@@ -6,6 +6,7 @@ that an earlier Motley has made have none.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -21,9 +22,9 @@ def main() -> None:
     if sys.platform == "win32":  # where a task has no terminal, and nobody keeps what it says
         log = log_file()
         log.parent.mkdir(parents=True, exist_ok=True)
-        if log.exists():
+        with contextlib.suppress(OSError):  # there is none, or somebody has it open: then this goes on behind it
             os.replace(log, log.with_suffix(".old.log"))
-        sys.stdout = sys.stderr = log.open("w", encoding="utf-8", buffering=1)
+        sys.stdout = sys.stderr = log.open("a", encoding="utf-8", buffering=1)
     try:
         settings = load()
     except CliError as error:

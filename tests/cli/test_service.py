@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from motley.cli.service import run
 from motley.cli.service.manager import Manager
 from motley.cli.service.systemd import unit
 from motley.cli.service.windows_task import task
@@ -238,3 +239,29 @@ def test_a_service_keeps_shares_where_others_on_this_machine_do(tmp_path: Path) 
             check=True,
         ).stdout
         assert json.loads(said)["folder"] == str(shares)
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_the_log_of_windows_is_a_new_one_unless_somebody_has_the_old_one_open(
+    read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as `motley service logs`: the system refuses to rename it."""
+
+    def refuse(log: Path, _: Path) -> None:
+        raise PermissionError(13, "Access is denied", str(log))
+
+    (tmp_path / "service.log").write_text("before\n")
+    monkeypatch.setenv("MOTLEY_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["run", str(tmp_path)])
+    monkeypatch.setattr(run.sys, "platform", "win32")
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, None)
+    if read:
+        monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(SystemExit, match="run `motley service install` again"):
+        run.main()
+    print("now", file=sys.stdout, flush=True)
+    sys.stdout.close()
+    monkeypatch.undo()
+    assert (tmp_path / "service.log").read_text() == ("before\nnow\n" if read else "now\n")
+    assert read or (tmp_path / "service.old.log").read_text() == "before\n"
