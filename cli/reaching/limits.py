@@ -10,7 +10,11 @@ from pathlib import Path
 
 from motley.cli.reaching.home import home
 from motley.cli.typed.options import ALL
+from motley.daemon.machine.files import locked
 from motley.protocol.files import write_private
+
+LOCK_S = 5.0
+"""Whoever has the file's lock has it for no longer than it takes to write a few lines."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +72,8 @@ def last_limits(node: str) -> Limits:
 def keep_limits(node: str, limits: Limits) -> None:
     """Write down those of a node name for the next time; that it cannot be is logged."""
     try:
-        write_private(_file(), json.dumps({**_read(), node: asdict(limits)}).encode())
+        with locked(_file().with_suffix(".lock"), LOCK_S):  # another daemon may keep its own at the same time
+            write_private(_file(), json.dumps({**_read(), node: asdict(limits)}).encode())
     except OSError as error:
         _log.warning("what ranks may use here is not remembered: %s", error)
 

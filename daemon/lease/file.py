@@ -19,13 +19,12 @@ import psutil
 
 from motley.daemon.lease.lease import BEGUN_S, Lease, LeaseError, read_lease, write_lease
 from motley.daemon.lease.states import State
-from motley.daemon.machine.files import own_file
+from motley.daemon.machine.files import locked
 from motley.protocol.devices import device_words
 from motley.protocol.files import replace_file
 
 LOCK_S = 5.0
 """Programs have the lock for no longer than it takes to write a few lines."""
-AGAIN_S = 0.02
 MOST_BYTES = 1 << 16
 """A file that is longer holds no lease."""
 
@@ -178,17 +177,13 @@ class LeaseFile:
             LeaseError: another program has it for `LOCK_S`, or it cannot be made.
         """
         lock = self.path.with_suffix(".lock")
-        try:
-            lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = lock.open("ab")
-        except OSError as error:
-            raise LeaseError(f"{lock}: {error.strerror or error}") from error
-        with file:
-            until = time.monotonic() + LOCK_S
-            while not own_file(file):
-                if time.monotonic() > until:
-                    raise LeaseError(f"{lock} is locked by another program; it has not let it go for {LOCK_S:.0f} s")
-                time.sleep(AGAIN_S)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(locked(lock, LOCK_S))
+            except TimeoutError as error:
+                raise LeaseError(str(error)) from error
+            except OSError as error:
+                raise LeaseError(f"{lock}: {error.strerror or error}") from error
             yield
 
     @staticmethod

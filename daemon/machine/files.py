@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 FILES = 1 << 16
 """Files that a process asks to have open at most; an expert has two, a client or a node one."""
 _CHUNK = 1 << 20
+_AGAIN_S = 0.02
+"""Between two looks whether another process has let a file go."""
 _BEYOND = 1 << 43
 """A place in files that none is long enough for, and that every file system knows."""
 _SET_SPARSE = 0x900C4
@@ -57,6 +63,24 @@ def own_file(file: IO[bytes]) -> bool:
         return True
     else:
         return lock_file(file, exclusive=True)
+
+
+@contextlib.contextmanager
+def locked(lock: Path, seconds: float) -> Iterator[None]:
+    """Have a file, which is made where it is missing, for this process alone for as long as the context lasts.
+
+    Raises:
+        TimeoutError: another process has had it for so many seconds.
+        OSError: it cannot be made.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with lock.open("ab") as file:
+        until = time.monotonic() + seconds
+        while not own_file(file):
+            if time.monotonic() > until:
+                raise TimeoutError(f"{lock} is locked by another program; it has not let it go for {seconds:.0f} s")
+            time.sleep(_AGAIN_S)
+        yield
 
 
 def take_room(file: IO[bytes], size: int) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from motley.cli.app import app
 from motley.cli.reaching import joining
+from motley.cli.reaching import limits as module
 from motley.cli.reaching.home import home
 from motley.cli.reaching.limits import Limits, keep_limits, last_limits
 from motley.cli.shown import narrator
+from motley.daemon.machine import files
 from motley.daemon.node import app as daemon
 from motley.daemon.node.settings import NodeSettings
 from motley.protocol.mesh_pb2 import Capabilities
@@ -28,6 +33,35 @@ def test_each_node_name_has_its_own() -> None:
     keep_limits("second", Limits(gpu_memory="1GB"))
     assert last_limits("laptop") == Limits("6GB", threads=2)
     assert last_limits("second") == Limits(gpu_memory="1GB")
+
+
+def test_two_daemons_keep_theirs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one comes after the first one has read what is there."""
+    read, done_or_waiting = module._read, threading.Event()
+
+    def keep_another() -> None:
+        keep_limits("second", Limits("1GB"))
+        done_or_waiting.set()
+
+    second = threading.Thread(target=keep_another)
+
+    def read_before() -> dict[str, object]:
+        monkeypatch.setattr(module, "_read", read)
+        told = read()
+        second.start()
+        assert done_or_waiting.wait(10)
+        return told
+
+    def wait(_: float) -> None:
+        done_or_waiting.set()
+        time.sleep(0.001)
+
+    monkeypatch.setattr(module, "_read", read_before)
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+    keep_limits("laptop", Limits("6GB"))
+    second.join(10)
+    assert last_limits("laptop") == Limits("6GB")
+    assert last_limits("second") == Limits("1GB")
 
 
 def test_what_is_typed_takes_the_place_of_what_was() -> None:
