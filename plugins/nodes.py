@@ -9,18 +9,19 @@ import onnx
 from onnx import helper
 
 from motley.plugins.engine import DOMAIN
-from motley.plugins.streams import STREAM_OPERATORS
+from motley.plugins.streams import MATCH_STREAMS, STREAM_OPERATORS
 
 COLLECTIVE = "DistCollective"
 EXPERTS = "Experts"
 SPARSE_MIXER, XIELU = "SparseMixer", "Xielu"
 """Functions of domain ``motley``: by which a row chooses two experts, and an activation."""
 CHOSEN_POSITIONS, CHOSEN_BLOCKS, CHOSEN_POOLS = "ChosenPositions", "ChosenBlocks", "ChosenPools"
-CHOSEN = (CHOSEN_POSITIONS, CHOSEN_BLOCKS, CHOSEN_POOLS)
+CHOSEN_MEANS = "ChosenMeans"
+CHOSEN = (CHOSEN_POSITIONS, CHOSEN_BLOCKS, CHOSEN_POOLS, CHOSEN_MEANS)
 """The functions of domain ``motley`` that say which positions rows see, or which each KV head of theirs."""
 CHOICE = "ChoiceOfSlots"
 """What some engines compute in its place, see `motley.plugins.segments`."""
-OWN_FUNCTIONS = ("HeadProducts", SPARSE_MIXER, XIELU, *STREAM_OPERATORS)
+OWN_FUNCTIONS = ("HeadProducts", SPARSE_MIXER, XIELU, MATCH_STREAMS, *STREAM_OPERATORS)
 """Functions of domain ``motley``, besides attention, that the reference computes as a whole."""
 NORMS = ("RMSNormalization", "LayerNormalization")
 
@@ -46,8 +47,14 @@ def is_choice(node: onnx.NodeProto) -> bool:
 
 
 def heads_choose(node: onnx.NodeProto) -> bool:
-    """Whether each head chooses, of a node that says which positions rows see: it has no weights of the heads then."""
+    """Whether each head chooses, of a node that says which positions rows see."""
     return "latest" in attributes_of(node)
+
+
+def weighs_heads(node: onnx.NodeProto) -> bool:
+    """Whether the third operand of such a node are weights of the heads: else each of these chooses, or, where keys are
+    means of blocks, all count alike."""
+    return attributes_of(node).keys().isdisjoint(("latest", "epsilon"))
 
 
 def all_seen(nodes: Iterable[onnx.NodeProto], context: int) -> int:
@@ -67,10 +74,10 @@ def only_for_choices(nodes: Sequence[onnx.NodeProto], results: Collection[str]) 
     for node in reversed(nodes):
         if is_choice(node):
             q, k, *others = node.input
-            serving.update([q] if heads_choose(node) else [q, others.pop(0)])
+            serving.update([q, others.pop(0)] if weighs_heads(node) else [q])
             needed.update((k, *others))
         elif not needed.isdisjoint(node.output) or serving.isdisjoint(node.output) or is_collective(node):
-            needed.update(reads(node))
+            needed.update((*reads(node), *node.output))  # whoever makes one of its results makes all
         else:
             serving.update(reads(node))
     return serving - needed

@@ -36,6 +36,10 @@ The attributes are heads (H), group (G), key_size (dk), value_size (dv), least a
 ``motley.ShortConvolution`` (https://arxiv.org/abs/2511.23404). Its operands are b, c, x: f32[T, C], filters: f32[C, R]
 and, if there is one, filter_bias: f32[C]; its result is ``c * (convolution of b * x + filter_bias)``, f32[T, C]. The
 state is nothing but the rows that the convolution sees.
+
+``motley.DilatedConvolution``. Its operands are x: f32[T, C] and filters: f32[C, K]; its result is ``silu(convolution of
+x)``, f32[T, C], of which element k of the filter is for the row ``(K - 1 - k) * dilation`` before a row. So it sees R =
+``(K - 1) * dilation + 1`` rows, which are its state. The attributes are layer and dilation.
 """
 
 from __future__ import annotations
@@ -50,16 +54,18 @@ MOST_GUESSES = 16
 """Rows of a span at most that may be guesses, where a model has recurrent states."""
 
 GATED_DELTA, STATE_SPACE, SHORT_CONVOLUTION = "GatedDelta", "StateSpace", "ShortConvolution"
+DILATED_CONVOLUTION = "DilatedConvolution"
 
-ROWS_READ: Mapping[str, int] = {GATED_DELTA: 6, STATE_SPACE: 5, SHORT_CONVOLUTION: 3}
+ROWS_READ: Mapping[str, int] = {GATED_DELTA: 6, STATE_SPACE: 5, SHORT_CONVOLUTION: 3, DILATED_CONVOLUTION: 1}
 """How many of the first operands of each operator have a row for each token; those that follow are weights."""
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """The recurrent state of one layer on this rank.
+    """A recurrent state of one layer on this rank.
 
     Attributes:
+        layer: whose it is; no layer's number, where the layer has another state besides.
         columns: C, elements of a row that the convolution sees.
         reach: R, rows that it sees, a row's own among them.
         heads: how many have a state of their own; 0: there is none but the rows that the convolution sees.

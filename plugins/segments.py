@@ -16,7 +16,7 @@ import onnx
 
 from motley.plugins.adapters import is_adapted
 from motley.plugins.engine import DOMAIN, EngineError
-from motley.plugins.nodes import CHOICE, attributes_of, heads_choose, is_collective, is_experts, reads
+from motley.plugins.nodes import CHOICE, attributes_of, is_collective, is_experts, reads, weighs_heads
 from motley.plugins.streams import STREAM_OPERATORS
 
 ROWS = "rows"
@@ -30,7 +30,7 @@ ROWS = "rows"
 # `ATTENTION`       q, k and v side by side f32[T, E], and what else        y and the caches
 #                   ``motley.CachedAttention`` has; attribute choices:
 #                   how many positions ``chosen`` has, or 0
-# `CHOICE`          q, k, weights unless each head chooses, and what else   chosen and the cache
+# `CHOICE`          q, k, perhaps weights of heads, and what else           chosen and the cache
 #                   ``motley.ChosenPositions`` or its kin has
 # `ATTEND`          queries, turned, f32[T, heads * d], and the rest; the   y
 #                   rows' keys and values are in the caches
@@ -49,6 +49,7 @@ ROWS = "rows"
 #                   else ``motley.StateSpace`` has
 # `CONVOLUTION`     b, c, x side by side, and what else                     y; attributes as
 #                   ``motley.ShortConvolution`` has                         ``motley.ShortConvolution``
+# `DILATED`         as ``motley.DilatedConvolution``                        as ``motley.DilatedConvolution``
 # ================  ======================================================  ==========================================
 #
 # Zero points, bias and skip may be absent. Those of `motley.plugins.streams` stay as they are.
@@ -62,7 +63,8 @@ GATED = "Gated"
 DELTA = "DeltaOfSlots"
 SPACE = "StateSpaceOfSlots"
 CONVOLUTION = "ShortConvolutionOfSlots"
-RECURRENT = (DELTA, SPACE, CONVOLUTION)
+DILATED = "DilatedConvolutionOfSlots"
+RECURRENT = (DELTA, SPACE, CONVOLUTION, DILATED)
 _OPERATORS = (PRODUCT, HEAD_PRODUCT, NORM, HEAD_NORMS, GATED, *RECURRENT, *STREAM_OPERATORS)
 
 
@@ -256,7 +258,7 @@ def _then(node: onnx.NodeProto, initializers: Collection[str]) -> Then | None:
     if node.domain == DOMAIN and node.op_type in (ATTENTION, ATTEND, CHOICE):
         operands = 2 if attributes_of(node).get("choices") else 1
         if node.op_type == CHOICE:
-            operands = 2 if heads_choose(node) else 3
+            operands = 3 if weighs_heads(node) else 2
         return Kernel(node, tuple(node.input[:operands]), (node.output[0],))
     if is_adapted(node) or (node.domain == DOMAIN and node.op_type in _OPERATORS):
         rows = tuple(name for name in node.input if name and name not in initializers)

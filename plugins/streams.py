@@ -24,6 +24,10 @@ anything, rows f32[T, D], it makes streams f32[T, S D]: stream k is that stream,
 times M[j, k], plus the rows times what it gets of them.
 
 The attributes of both are streams (S).
+
+``motley.MatchStreams``: of queries and keys f32[T, S D] and rows f32[T, D] it makes streams f32[T, S D]: stream k is
+the rows times ``sigmoid(sign(m) * sqrt(max(abs(m), LEAST_MATCH)))``, where m is the product of its query and its key
+times scale. The attributes are streams (S) and scale.
 """
 
 from __future__ import annotations
@@ -33,5 +37,7 @@ MOST_STREAMS = 8
 
 STREAM_GATES = ("StreamGates", "StreamGatesToWrite", "StreamGatesToMix")
 """By their parts, one more each."""
-READ_STREAMS, WRITE_STREAMS = "ReadStreams", "WriteStreams"
+READ_STREAMS, WRITE_STREAMS, MATCH_STREAMS = "ReadStreams", "WriteStreams", "MatchStreams"
 STREAM_OPERATORS = (*STREAM_GATES, READ_STREAMS, WRITE_STREAMS)
+LEAST_MATCH = 1e-6
+"""Stated in cuda/device/nodes.cu too."""

@@ -14,6 +14,7 @@ import numpy as np
 from motley.daemon.models import reading
 from motley.daemon.models.cutting.holding import Formats
 from motley.daemon.models.cutting.units import fused_matrices
+from motley.daemon.models.description.hashed_rows import I64, HashedRows, with_those_before
 from motley.daemon.models.description.model import Model, expected_shapes, tensors
 from motley.daemon.models.gguf.keys import gguf_model
 from motley.daemon.models.keys import ConfigError
@@ -38,19 +39,38 @@ class OpenModel:
     source: Source
     stored: Formats
 
-    def rows(self, tokens: Sequence[int]) -> F32:
+    def rows(self, tokens: Sequence[int], recent: I64 | None = None) -> F32:
         """What a step of some tokens begins with: f32[T, D], their embeddings, and behind them the rows of
-        `Model.beside`, the first one for tokens beyond it.
+        `Model.beside`, the first one for tokens beyond it, or those of `Model.hashed`.
+
+        Args:
+            recent: i64[T, `Model.recent` + 1]: each token and those before it, see `HashedRows.numbers`; None: the
+                tokens are those that a sequence begins with.
 
         Raises:
             IndexError: there is no such token.
             CheckpointError: a file cannot be read (any more).
         """
         embeddings, beside = self.source.rows(self.model.embedding.name, tokens), self.model.beside
-        if beside is None:
+        if beside is not None:
+            there = [token if token < beside.out.size else 0 for token in tokens]
+            return np.concatenate([embeddings, self.source.rows(beside.name, there)], axis=1)
+        if not self.model.hashed:
             return embeddings
-        there = [token if token < beside.out.size else 0 for token in tokens]
-        return np.concatenate([embeddings, self.source.rows(beside.name, there)], axis=1)
+        if recent is None:
+            recent = with_those_before(np.array(tokens, np.int32), 0, len(tokens), self.model.recent)
+        return np.concatenate([embeddings, *(self._hashed(rows, recent) for rows in self.model.hashed)], axis=1)
+
+    def _hashed(self, rows: HashedRows, recent: I64) -> F32:
+        """f32[T, N]: what some tokens need of a table; errors as `rows`."""
+        numbers = rows.numbers(recent).reshape(-1)
+        stops = np.cumsum([part.out.size for part in rows.parts])
+        owners = np.searchsorted(stops, numbers, side="right")
+        found = np.empty((len(numbers), rows.parts[0].shape[1]), np.float32)
+        for owner in np.unique(owners):
+            own, part = owners == owner, rows.parts[owner]
+            found[own] = self.source.rows(part.name, (numbers[own] - (stops[owner] - part.out.size)).tolist())
+        return found.reshape(len(recent), -1)
 
 
 def open_weights(path: Path, bring: Bring | None = None) -> TensorFiles:

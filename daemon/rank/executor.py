@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
+from motley.daemon.models.description.hashed_rows import I64, with_those_before
 from motley.daemon.rank.adapters.messages import (
     FindAdapter,
     FoundAdapter,
@@ -53,9 +54,15 @@ from motley.plugins.engine import F32, CacheBlocks, Engine, Span, blocks_in_memo
 from motley.plugins.recurrent import RecurrentEngine
 from motley.protocol import mesh_pb2 as pb
 
-Embed = Callable[[Sequence[int]], F32]
-"""Gives the rows f32[T, D] that a step of token ids begins with on this rank: their embeddings, or what the stage
-before has made of them; raises `IndexError` where there is no such token."""
+
+class Embed(Protocol):
+    """Gives the rows f32[T, D] that a step of token ids begins with on this rank: their embeddings, or what the stage
+    before has made of them; raises `IndexError` where there is no such token."""
+
+    def __call__(self, tokens: Sequence[int], recent: I64 | None = None, /) -> F32:
+        """`recent`: i64[T, N + 1], each token and the N before it, where these say which rows they are: see
+        `motley.daemon.models.description.hashed_rows.HashedRows.numbers`; None: they do not."""
+        ...
 
 
 class Adapters(Protocol):
@@ -82,18 +89,24 @@ class _Sequence:
         blocks: i32[N], its cache blocks so far.
         windowed: i32[N], those of layers with a window, where these have blocks of their own; else None.
         known: how many of its tokens this rank has been told, up to the end of its last step.
+        told: i32[N], these tokens, where those before a row say which rows it begins with; empty where they do not.
         logits: f32[R, V_r]{tp} of the wanted rows of its last step, so that more can be asked for.
         first: how many tokens were generated before the one that the first of these rows is to choose.
         allowed: which tokens may be chosen by these rows, as `SpanPlan` has them.
         pool: what its embedding is made of; None: it is answered.
     """
 
-    def __init__(self, sampler: ShardSampler, prompt: int, known: int, most_blocks: int, adapter: int) -> None:
-        """`prompt`: tokens of it; `most_blocks`: that it may come to have."""
+    def __init__(
+        self, sampler: ShardSampler, prompt: int, tokens: Numbers, most_blocks: int, adapter: int, told: int
+    ) -> None:
+        """`prompt`: tokens of it; `tokens`: that are known; `most_blocks`: that it may come to have; `told`: tokens
+        that are kept at most."""
         self.sampler = sampler
         self.adapter = adapter
         self.prompt = prompt
-        self.known = known
+        self.known = len(tokens)
+        self.told = np.zeros(told, np.int32)
+        self.told[: len(tokens)] = tokens[:told]
         self._table = np.zeros(most_blocks, np.int32)
         self.blocks = self._table[:0]
         self._windowed = np.zeros(most_blocks, np.int32)
@@ -142,6 +155,10 @@ class _Sequence:
                 f"slot {plan.slot} gets tokens {plan.position} to {end}, of which {plan.wanted} are wanted; it has a"
                 f" prompt of {self.prompt} and knows {self.known}"
             )
+        if len(self.told):
+            if end > len(self.told):
+                raise StepError(f"slot {plan.slot} gets tokens {plan.position} to {end} of {len(self.told)} at most")
+            self.told[plan.position : end] = tokens
         for position in range(max(self.prompt, plan.position), end):
             self.sampler.accept(position - self.prompt, tokens[position - plan.position])
         self.known = end
@@ -170,6 +187,7 @@ class Executor:
         pooling: str = "",
         handed: HandedRows | None = None,
         block_s: Sequence[float] = (),
+        recent: int = 0,
     ) -> None:
         """
         Args:
@@ -192,10 +210,13 @@ class Executor:
             handed: takes what the engine gives behind the logits, for the model's own head to guess tokens by; None: it
                 gives nothing there.
             block_s: what a step takes for each block in these places, in seconds, if there are several.
+            recent: how many tokens before a row say, besides its own, which rows it begins with.
         """
         self._engine = engine
         self._blocks = blocks
         self._most_blocks = ceil(context / blocks.tokens)
+        self._told = self._most_blocks * blocks.tokens if recent else 0
+        self._recent = recent
         self._embed = embed
         self._vocabulary = vocabulary
         self._words_per_unit = words_per_unit
@@ -245,7 +266,7 @@ class Executor:
                     sampler.accept(step, token)
                 if adapter != NONE and self._adapters is None:
                     raise StepError(f"slot {slot} is to be computed with adapter {adapter}; this rank has none")
-                self._sequences[slot] = _Sequence(sampler, prompt, len(tokens), self._most_blocks, adapter)
+                self._sequences[slot] = _Sequence(sampler, prompt, tokens, self._most_blocks, adapter, self._told)
             case Close(slot):
                 self._sequence(slot)
                 del self._sequences[slot]
@@ -365,7 +386,7 @@ class Executor:
         for place in self._far:
             place.verify(np.concatenate([p.blocks for p in step.spans]), np.concatenate([s.blocks for s in spans]))
         try:
-            hidden = self._embed(tokens)
+            hidden = self._embed(tokens, self._recent_of(step.spans))
         except IndexError as error:
             raise StepError(f"a step has tokens that there are not: {error}") from error
         self._embed_by_adapters(hidden, tokens, spans)
@@ -376,6 +397,13 @@ class Executor:
         if self._blocks.far:
             return tell_losses([place.lost for place in self._far], join(summaries))
         return join(summaries) if summaries else None
+
+    def _recent_of(self, plans: Sequence[SpanPlan]) -> I64 | None:
+        """The tokens of a step, which its sequences know, each with those before it; None: those say nothing."""
+        if not self._recent:
+            return None
+        told = ((self._sequences[plan.slot].told, plan.position, plan.position + plan.rows) for plan in plans)
+        return np.concatenate([with_those_before(*own, self._recent) for own in told])
 
     def _embed_by_adapters(self, hidden: F32, tokens: Sequence[int], spans: Sequence[Span]) -> None:
         """Have the rows of sequences whose adapters have embeddings of their own begin with those."""

@@ -54,7 +54,8 @@ from motley.plugins.engine import (
     Span,
 )
 from motley.plugins.mixture import Compute, Sent
-from motley.plugins.nodes import all_seen, is_collective, is_experts, reads
+from motley.plugins.nodes import all_seen, attributes_of, is_collective, is_experts, reads
+from motley.plugins.recurrent import ROWS_READ
 from motley.plugins.streams import WRITE_STREAMS
 
 FAR = 4000
@@ -445,7 +446,8 @@ def _only(graph: RankGraph, layers: Sequence[int]) -> RankGraph:
         del values[:]
         values.extend(staying)
     caches = [spec for spec in graph.caches if spec.layer in layers]
-    states = [each for each in graph.states if each.layer in layers]
+    changed = {attributes_of(node)["layer"] for node in needed if node.op_type in ROWS_READ}
+    states = [each for each in graph.states if each.layer in changed]
     return replace(graph, proto=proto, caches=caches, states=states)
 
 

@@ -20,6 +20,7 @@ from motley.daemon.models.cutting.holding import has_floats
 from motley.daemon.models.cutting.profile import activations
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stages_of
+from motley.daemon.models.description.hashed_rows import I64
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.adapters.on_rank import RankAdapters
@@ -155,7 +156,7 @@ def load_rank(
         raise ConfigError("ranks cannot form stages where experts are on hosts; plan the session anew")
     with open_planned(assignment, models, cache, progress, assignment.shares[rank].quantisation) as planned:
         opened = planned.opened
-        recurrent = any(layer.recurrence for layer in opened.model.layers)
+        recurrent = any(layer.recurrences for layer in opened.model.layers)
         if recurrent and assignment.keep_prefixes:
             raise ConfigError(f"{planned.path}: no prefixes can be kept of a model with recurrent states")
         if recurrent:
@@ -243,6 +244,7 @@ def load_rank(
                 pooling=assignment.embeddings,
                 handed=handed,
                 block_s=block_s,
+                recent=opened.model.recent if declared.stage.first else 0,
             )
             yield LoadedRank(
                 executor=executor,
@@ -340,7 +342,7 @@ def planned_stages(assignment: pb.Assignment) -> list[Stage]:
 def _taking(passage: Passage, width: int) -> Embed:
     """What enters a stage that is not the first, f32[T, width]."""
 
-    def take(tokens: Sequence[int]) -> F32:
+    def take(tokens: Sequence[int], recent: I64 | None = None, /) -> F32:
         return passage.take(len(tokens), width)
 
     return take

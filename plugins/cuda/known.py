@@ -17,9 +17,9 @@ from motley.plugins.cuda.experts import unknown_in
 from motley.plugins.cuda.kernels import GATES
 from motley.plugins.engine import DOMAIN
 from motley.plugins.known_nodes import ANY, KNOWN, check_attributes, is_number, is_stored, numbers_of, refuse
-from motley.plugins.nodes import CHOSEN_BLOCKS, CHOSEN_POOLS, CHOSEN_POSITIONS, SPARSE_MIXER, XIELU
-from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
-from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
+from motley.plugins.nodes import CHOSEN_BLOCKS, CHOSEN_MEANS, CHOSEN_POOLS, CHOSEN_POSITIONS, SPARSE_MIXER, XIELU
+from motley.plugins.recurrent import DILATED_CONVOLUTION, GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
+from motley.plugins.streams import MATCH_STREAMS, READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 _ATTENTION = {**KNOWN[DOMAIN, "CachedAttention"], "soft_cap": ANY}
 _CHOICE = ("heads", "head_dim", "rotary_dim", "count")
@@ -60,11 +60,14 @@ KNOWN_HERE: Mapping[tuple[str, str], Mapping[str, Any]] = {
     (DOMAIN, "CachedAttentionWithGains"): _ATTENTION,
     (DOMAIN, "CachedAttentionWithSinks"): _ATTENTION,
     (DOMAIN, CHOSEN_BLOCKS): dict.fromkeys((*_CHOICE, "block", "blocks", "latest"), ANY),
+    (DOMAIN, CHOSEN_MEANS): dict.fromkeys((*_CHOICE, "block", "blocks", "lists", "epsilon"), ANY),
     (DOMAIN, CHOSEN_POOLS): dict.fromkeys(("heads", "head_dim", "count", "block", "blocks"), ANY),
     (DOMAIN, CHOSEN_POSITIONS): dict.fromkeys(_CHOICE, ANY),
     (DOMAIN, "Experts"): {"experts": ANY},
     (DOMAIN, "HeadProducts"): {"heads": ANY, "first": ANY, "last": ANY, "width": ANY},
     (DOMAIN, GATED_DELTA): {**_HEADS, "key_heads": ANY, "epsilon": ANY, **_DELTA},
+    (DOMAIN, DILATED_CONVOLUTION): {"layer": ANY, "dilation": ANY},
+    (DOMAIN, MATCH_STREAMS): {"streams": ANY, "scale": ANY},
     (DOMAIN, SHORT_CONVOLUTION): {"layer": ANY},
     (DOMAIN, SPARSE_MIXER): {"tolerance": ANY},
     (DOMAIN, XIELU): {},
@@ -103,10 +106,10 @@ def _shapes(graph: onnx.GraphProto) -> set[str]:
 
 
 def _gates(graph: onnx.GraphProto) -> set[str]:
-    """The values that open a gate: a product with them computes them too. What else reads a GELU has it made."""
+    """The values that open a gate: a product with them computes them too. What else reads one has it made."""
     multiplied = {node.input[0] for node in graph.node if node.op_type == "Mul"}
-    made = {node.output[0]: node.op_type for node in graph.node if node.op_type in GATES}
-    return {name for name, operator in made.items() if operator != "Gelu" or name in multiplied}
+    made = {node.output[0]: node for node in graph.node if node.op_type in GATES}
+    return made.keys() & multiplied
 
 
 def _unknown(graph: onnx.GraphProto) -> Iterator[str]:

@@ -44,7 +44,7 @@ def module_of(kernel: str) -> Module:
         return (TILES if found[2] else CODES)[found[1]]
     if found := re.fullmatch(r"(?:rotate|attend_(?:\d+|row)|combine)_(\w+)", kernel):
         return ATTENTION[found[1]]
-    if kernel == "choose_positions" or kernel.startswith(("score_index_", "pool_index_")):
+    if kernel == "choose_positions" or kernel.startswith(("score_index_", "pool_index_", "average_index_")):
         return CHOOSING
     return FLOATS if re.match(r"(expert_)?matmul_|widen_", kernel) else NODES
 

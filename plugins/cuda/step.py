@@ -34,8 +34,8 @@ from motley.plugins.cuda.nodes.small import SmallNodes
 from motley.plugins.cuda.nodes.submission import StepRows
 from motley.plugins.engine import DOMAIN, Collectives
 from motley.plugins.nodes import CHOSEN, SPARSE_MIXER, XIELU, attributes_of
-from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
-from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
+from motley.plugins.recurrent import DILATED_CONVOLUTION, GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
+from motley.plugins.streams import MATCH_STREAMS, READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 FEW_ROWS = 32
 """Rows that cuBLAS never multiplies by floats, which may round a row otherwise in other company (1e-7)."""
@@ -243,6 +243,7 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     ("", "Softplus"): _Step.softplus,
     ("", "Split"): _Step.split,
     ("", "Sqrt"): _Step.root,
+    ("", "Swish"): _Step.open,
     ("", "Tanh"): _Step.tanh,
     ("", "TopK"): _Step.top_k,
     ("", "Where"): _Step.keep_best_groups,
@@ -262,6 +263,8 @@ _SUBMITTERS: dict[tuple[str, str], Callable[[_Step, onnx.NodeProto], None]] = {
     (DOMAIN, "Experts"): _Step.experts,
     (DOMAIN, "HeadProducts"): _Step.multiply_heads,
     (DOMAIN, GATED_DELTA): _Step.gated_delta,
+    (DOMAIN, DILATED_CONVOLUTION): _Step.dilated_convolution,
+    (DOMAIN, MATCH_STREAMS): _Step.match_streams,
     (DOMAIN, SHORT_CONVOLUTION): _Step.short_convolution,
     (DOMAIN, SPARSE_MIXER): _Step.mix_sparsely,
     (DOMAIN, XIELU): _Step.xielu,

@@ -35,9 +35,11 @@ def bind_choice(
     block: int = 1,
     latest: int = 0,
     pooling: F32 | None = None,
+    gain: F32 | None = None,
+    epsilon: float = 0.0,
+    copies: int = 1,
 ) -> Action:
-    """The choice of all spans of a step, in one layer; ``motley.ChosenPositions``, ``motley.ChosenBlocks`` and
-    ``motley.ChosenPools`` say what is chosen.
+    """The choice of all spans of a step, in one layer; ``motley.ChosenPositions`` and its kin say what is chosen.
 
     A call first writes the keys of all rows, turned, to their blocks. Rows of M that no span has are left alone. It
     raises `IndexError` as a call of `motley.plugins.native.attention.bind_attention` does.
@@ -45,15 +47,16 @@ def bind_choice(
     Args:
         q: f32[M, heads * d]; not read of rows that see no more positions than are chosen, nor are `weights`.
         k: f32[M, d]; where keys are pooled f32[M, 2 * d], keys and their gates.
-        weights: f32[M, heads]; None: each head chooses.
+        weights: f32[M, heads]; None: each head chooses, or, where keys are means, all count alike.
         near: the blocks of this layer, whose keys [N, 1, tokens, d], or 2 * d, are written to; the values are the keys.
         chosen: i64[M, count], or [M, heads * count] where each head chooses, overwritten: positions, ascending, then
-            -1.
+            -1; each list is there `copies` times, side by side.
         spans, rope, turned, context, pool, far: as of an attention.
         block: positions that are chosen together, from a multiple of it on; `count` is a multiple of it, and where keys
-            are pooled ``block - 1`` more.
+            are pooled, or means, ``block - 1`` more.
         latest: so many blocks up to a row's own are always chosen.
-        pooling: f32[block, d], what is added to gates; None: keys are not pooled.
+        pooling: f32[block, d], what is added to gates; None: keys are not pooled by gates.
+        gain, epsilon: f32[d], of the norm of keys that are means; None: they are none.
 
     Raises:
         ValueError: an operand has another shape or type, is not contiguous or aligned, or is to be written but
@@ -70,9 +73,9 @@ def bind_choice(
         raise ValueError(f"a context of {context} positions, or {turned} angles for heads of {size}, cannot be")
     if turned and not 0 <= rope < spans.struct.ropes:
         raise ValueError(f"rope must be one of the {spans.struct.ropes} tables that spans have, not number {rope}")
-    rows, lists = len(chosen), heads if weights is None else 1
-    count = chosen.shape[1] // lists
-    behind = 0 if pooling is None else block - 1
+    rows, lists = len(chosen), heads if weights is None and gain is None else 1
+    count = chosen.shape[1] // (lists * copies)
+    behind = 0 if pooling is None and gain is None else block - 1
     if block < 1 or count < block or count % block != behind or not 0 <= latest <= count // block:
         raise ValueError(f"{count} positions in blocks of {block}, {latest} of them the latest, cannot be chosen")
     numbers = keys.dtype, 1, tokens, size
@@ -98,12 +101,15 @@ def bind_choice(
         k=address("k", k, np.float32, rows, size),
         weights=None if weights is None else address("weights", weights, np.float32, rows, heads),
         pooling=None if pooling is None else address("pooling", pooling, np.float32, block, size // 2),
-        chosen=place("chosen", chosen, np.int64, rows, lists * count),
+        gain=None if gain is None else address("gain", gain, np.float32, size),
+        chosen=place("chosen", chosen, np.int64, rows, lists * copies * count),
         count=count,
         block=block,
         latest=latest,
+        copies=copies,
+        epsilon=epsilon,
     )
     if not library().motley_prepare_choice(choice):
         raise MemoryError(f"no memory to choose from {context} positions with {heads} heads of {size}")
-    choice.kept = (q, k, weights, pooling, near, chosen, spans, far, pool)
+    choice.kept = (q, k, weights, pooling, gain, near, chosen, spans, far, pool)
     return partial(library().motley_choose, ctypes.byref(choice))

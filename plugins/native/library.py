@@ -39,7 +39,7 @@ LEVELS = ("portable", "avx2", "avx_vnni", "avx512_vnni")
 
 PATH = Path(__file__).with_name("_kernels.dll" if sys.platform == "win32" else "_kernels.so")
 
-INTERFACE = (23, *map(ctypes.sizeof, STRUCTS))
+INTERFACE = (24, *map(ctypes.sizeof, STRUCTS))
 """What ``motley_interface`` of library.c must be: a number that is raised in both files whenever they no longer
 understand each other, and the size of each struct. It shows that a library was built before an update."""
 

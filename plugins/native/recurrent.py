@@ -27,6 +27,7 @@ class _Kind(IntEnum):
     GATED_DELTA = 0
     STATE_SPACE = 1
     SHORT_CONVOLUTION = 2
+    DILATED_CONVOLUTION = 3
 
 
 class RecurrentRows(NamedTuple):
@@ -243,6 +244,30 @@ def bind_short_convolution(
     return _bound(more, y, slots.columns, filters, filter_bias, spans, slots, pool, (bcx,))
 
 
+def bind_dilated_convolution(
+    x: F32, y: F32, spans: RecurrentSpans, slots: Slots, *, filters: F32, dilation: int, pool: Pool
+) -> Callable[[], None]:
+    """As `bind_gated_delta`, of a convolution that sees each `dilation`-th row, and is opened by itself.
+
+    Args:
+        x: f32[M, C].
+        filters: f32[C, taps]; the slots' reach is ``(taps - 1) * dilation + 1``.
+
+    Raises:
+        ValueError, MemoryError: see `bind_gated_delta`.
+    """
+    if dilation < 1 or slots.reach != (filters.shape[1] - 1) * dilation + 1:
+        raise ValueError(f"filters of {filters.shape[1]} taps, {dilation} rows apart, do not see {slots.reach} rows")
+    more: dict[str, Any] = {
+        "kind": _Kind.DILATED_CONVOLUTION,
+        "first": address("x", x, np.float32, len(y), slots.columns),
+        "first_columns": slots.columns,
+        "first_stride": slots.columns,
+        "dilation": dilation,
+    }
+    return _bound(more, y, slots.columns, filters, None, spans, slots, pool, (x,))
+
+
 def _bound(
     more: dict[str, Any],
     y: F32,
@@ -259,11 +284,12 @@ def _bound(
     if max(key_size, value_size) > WIDEST_HEAD:
         raise ValueError(f"heads of {key_size} and {value_size} elements are wider than {WIDEST_HEAD}")
     turned = np.ascontiguousarray(filters.T)
+    taps = (slots.reach - 1) // more.get("dilation", 1) + 1
     added = None if filter_bias is None else address("filter_bias", filter_bias, np.float32, slots.columns)
     recurrent = Recurrent(
         pool=pool.handle,
         spans=ctypes.pointer(spans.struct),
-        filters=address("filters", turned, np.float32, slots.reach, slots.columns),
+        filters=address("filters", turned, np.float32, taps, slots.columns),
         filter_bias=added,
         states=place("states", slots.states, np.float32, *slots.states.shape),
         recent=place("recent", slots.recent, np.float32, *slots.recent.shape),

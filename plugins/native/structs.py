@@ -280,10 +280,13 @@ class Choice(ctypes.Structure):
         ("k", c_void_p),
         ("weights", c_void_p),
         ("pooling", c_void_p),
+        ("gain", c_void_p),
         ("chosen", c_void_p),
         ("count", c_int64),
         ("block", c_int64),
         ("latest", c_int64),
+        ("copies", c_int64),
+        ("epsilon", c_float),
     )
 
 
@@ -382,6 +385,7 @@ class Recurrent(ctypes.Structure):
         ("first_stride", c_int64),
         ("gate_columns", c_int64),
         ("reach", c_int64),
+        ("dilation", c_int64),
         ("most_guesses", c_int64),
         ("width", c_int64),
         ("decays", c_int64),

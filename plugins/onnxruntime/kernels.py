@@ -235,7 +235,9 @@ def choice(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[Atte
     heads, size = attributes["heads"], attributes["head_dim"]
     (q, k, *weights), (chosen,) = then.operands, then.results
     keys, _, cosines, sines, *others = then.node.input[len(then.operands) :]
-    pooling = weight(others[0]) if others else None
+    means = "epsilon" in attributes
+    of_keys = weight(others[0]) if others else None
+    pooling, gain = (None, of_keys) if means else (of_keys, None)
     row = size if pooling is None else 2 * size
 
     def bind(places: Mapping[str, Array], spans: Spans, rope: int, await_told: Callable[[], None] | None) -> Action:
@@ -254,6 +256,9 @@ def choice(then: Kernel, weight: Weight, pool: Pool, context: int) -> tuple[Atte
             pool=pool,
             far=_far(places, keys, ""),
             pooling=pooling,
+            gain=gain,
+            epsilon=attributes.get("epsilon", 0.0),
+            copies=attributes.get("lists", 1),
             block=attributes.get("block", 1),
             latest=attributes.get("latest", 0),
         )

@@ -11,6 +11,7 @@ in the graph                                    in the runtime (domain ``com.mic
 ``Split`` -> ``GatedDelta``                     `motley.plugins.segments.DELTA` on packed QKVZ
 ``Split`` -> ``StateSpace``                     `motley.plugins.segments.SPACE` on packed XZ and BC
 ``Split`` -> ``ShortConvolution``               `motley.plugins.segments.CONVOLUTION` on packed BCX
+``DilatedConvolution``                          `motley.plugins.segments.DILATED`
 ``Add`` -> ``RMSNormalization`` of rows         `motley.plugins.segments.NORM`, with a ``Mul`` by a number before it
 ``Add`` -> ``LayerNormalization`` of rows       the same, centred
 ``Reshape`` -> ``RMSNormalization`` of heads    `motley.plugins.segments.HEAD_NORMS` on packed QKV
@@ -34,8 +35,20 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from motley.plugins.engine import DOMAIN
 from motley.plugins.native.rows import ANY
 from motley.plugins.nodes import CHOICE, CHOSEN, NORMS, SPARSE_MIXER, XIELU, attributes_of, is_experts
-from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
-from motley.plugins.segments import ATTENTION, CONVOLUTION, DELTA, GATED, HEAD_NORMS, HEAD_PRODUCT, NORM, PRODUCT, SPACE
+from motley.plugins.recurrent import DILATED_CONVOLUTION, GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
+from motley.plugins.segments import (
+    ATTENTION,
+    CONVOLUTION,
+    DELTA,
+    DILATED,
+    GATED,
+    HEAD_NORMS,
+    HEAD_PRODUCT,
+    NORM,
+    PRODUCT,
+    SPACE,
+)
+from motley.plugins.streams import MATCH_STREAMS
 
 MICROSOFT = "com.microsoft"
 HEAD_PRODUCTS = "HeadProducts"
@@ -44,8 +57,13 @@ _PACKED = {
     GATED_DELTA: (DELTA, ((4, "qkvz"), (2, "ba"))),
     STATE_SPACE: (SPACE, ((2, "xz"), (2, "bc"), (1, "dt"))),
     SHORT_CONVOLUTION: (CONVOLUTION, ((3, "bcx"),)),
+    DILATED_CONVOLUTION: (DILATED, ((1, "x"),)),
 }
 """What computes each operator with a recurrent state, and how many of its operands lie side by side, called what."""
+
+
+_INLINED = (MATCH_STREAMS, SPARSE_MIXER, XIELU)
+"""Functions of domain ``motley`` that the runtime computes operator by operator."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +123,8 @@ class Lowering:
         """See `lower`."""
         if any(node.op_type == HEAD_PRODUCTS and not is_narrow(model.graph, node) for node in model.graph.node):
             model = onnx.inliner.inline_selected_functions(model, [(DOMAIN, HEAD_PRODUCTS)])
-        if any(node.op_type in (SPARSE_MIXER, XIELU) for node in model.graph.node):
-            model = onnx.inliner.inline_selected_functions(model, [(DOMAIN, SPARSE_MIXER), (DOMAIN, XIELU)])
+        if any(node.op_type in _INLINED for node in model.graph.node):
+            model = onnx.inliner.inline_selected_functions(model, [(DOMAIN, name) for name in _INLINED])
         initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         return Lowered(cls(model.graph.node, initializers).run(), initializers)
 

@@ -10,6 +10,7 @@ from motley.plugins.native.matmul import Pool
 from motley.plugins.native.recurrent import (
     RecurrentSpans,
     Slots,
+    bind_dilated_convolution,
     bind_gated_delta,
     bind_short_convolution,
     bind_state_space,
@@ -18,7 +19,7 @@ from motley.plugins.native.rows import Action
 from motley.plugins.nodes import attributes_of
 from motley.plugins.onnxruntime.kernels import Weight
 from motley.plugins.recurrent import MOST_GUESSES, StateSpec
-from motley.plugins.segments import CONVOLUTION, DELTA, SPACE, Kernel
+from motley.plugins.segments import CONVOLUTION, DELTA, DILATED, SPACE, Kernel
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,8 @@ def allocated_slots(spec: StateSpec, slots: int) -> Slots:
 
 def recurrence(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[str, int]]:
     """What computes the node of a layer with a recurrent state, and the width of its operands and result by names."""
-    return {DELTA: _gated_delta, SPACE: _state_space, CONVOLUTION: _short_convolution}[then.node.op_type](
-        then, weight, pool
-    )
+    kinds = {DELTA: _gated_delta, SPACE: _state_space, CONVOLUTION: _short_convolution, DILATED: _dilated_convolution}
+    return kinds[then.node.op_type](then, weight, pool)
 
 
 def _gated_delta(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[str, int]]:
@@ -116,6 +116,18 @@ def _short_convolution(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur,
 
     columns = len(filters)
     return Recur(bind, attributes_of(then.node)["layer"]), {bcx: 3 * columns, y: columns}
+
+
+def _dilated_convolution(then: Kernel, weight: Weight, pool: Pool) -> tuple[Recur, dict[str, int]]:
+    (x, name), (y,), of = then.node.input, then.results, attributes_of(then.node)
+    (filters,) = _weights([name], weight)
+
+    def bind(places: Mapping[str, Array], spans: RecurrentSpans, slots: Slots) -> Action:
+        return bind_dilated_convolution(
+            places[x], places[y], spans, slots, filters=filters, dilation=of["dilation"], pool=pool
+        )
+
+    return Recur(bind, of["layer"]), {x: len(filters), y: len(filters)}
 
 
 def _weights(names: list[str], weight: Weight) -> list[Array]:

@@ -19,7 +19,7 @@ import onnx
 from onnx import numpy_helper
 
 from motley.plugins.reference.device import Array, ArrayModule
-from motley.plugins.streams import STREAM_GATES
+from motley.plugins.streams import LEAST_MATCH, STREAM_GATES
 
 Operator = Callable[..., Any]
 
@@ -151,6 +151,14 @@ def write_streams(xp: ArrayModule, x: Array, gates: Array, rows: Array | None = 
     return apart.reshape(x.shape)
 
 
+def match_streams(xp: ArrayModule, x: Array, keys: Array, rows: Array, *, streams: int, scale: float) -> Array:
+    """``motley.MatchStreams``, see `motley.plugins.streams`."""
+    number = x.dtype.type
+    fit = (x * keys).reshape(len(x), streams, -1).sum(axis=-1, keepdims=True) * number(scale)
+    root = xp.sqrt(xp.maximum(xp.abs(fit), number(LEAST_MATCH))) * xp.sign(fit)
+    return (sigmoid(xp, root) * rows[:, None]).reshape(x.shape)
+
+
 def dequantize_linear(
     xp: ArrayModule, x: Array, scale: Array, zero_point: Array, *, axis: int, block_size: int
 ) -> Array:
@@ -278,6 +286,7 @@ OPERATORS: dict[str, Operator] = {
     "Less": lambda xp, a, b: a < b,
     "LessOrEqual": lambda xp, a, b: a <= b,
     "Log": lambda xp, x: xp.log(x),
+    "MatchStreams": match_streams,
     "MatMul": lambda xp, a, b: a @ b,
     "Min": lambda xp, a, b: xp.minimum(a, b),
     "Mod": lambda xp, a, b: a % b,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from motley.plugins.engine import EngineError, Span
-from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE, StateSpec
+from motley.plugins.recurrent import DILATED_CONVOLUTION, GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE, StateSpec
 from motley.plugins.reference.device import Array, ArrayModule
 from motley.plugins.reference.operators import sigmoid, softplus
 
@@ -158,7 +158,29 @@ def short_convolution(
     )
 
 
-RECURRENCES = {GATED_DELTA: gated_delta, STATE_SPACE: state_space, SHORT_CONVOLUTION: short_convolution}
+def dilated_convolution(
+    xp: ArrayModule,
+    span: Span,
+    states: LayerStates,
+    rows: Arrays,
+    weights: Arrays,
+    of: Mapping[str, Any],
+) -> Array:
+    """``motley.DilatedConvolution`` of the rows of a span."""
+    (x,), (filters,) = rows, weights
+
+    def step(state: Array, seen: Array, gates: Array) -> Array:
+        return _silu(xp, (filters.T * seen[:: of["dilation"]]).sum(axis=0))
+
+    return states.advance(span, x, x[:, :0], step)
+
+
+RECURRENCES = {
+    GATED_DELTA: gated_delta,
+    STATE_SPACE: state_space,
+    SHORT_CONVOLUTION: short_convolution,
+    DILATED_CONVOLUTION: dilated_convolution,
+}
 
 
 def _silu(xp: ArrayModule, x: Array) -> Array:

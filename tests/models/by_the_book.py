@@ -13,11 +13,18 @@ import numpy.typing as npt
 
 from motley.daemon.models.cutting.states import reach
 from motley.daemon.models.description.axes import Value, W
+from motley.daemon.models.description.hashed_rows import with_those_before
 from motley.daemon.models.description.model import EMBEDDED, Model
 from motley.daemon.models.description.operations import Operation
 from motley.daemon.models.description.operations.attention import Attend, Choose
 from motley.daemon.models.description.operations.experts import Experts, Route, Routing
-from motley.daemon.models.description.operations.recurrence import DeltaRule, HeadParts, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.recurrence import (
+    DeltaRule,
+    DilatedConvolution,
+    HeadParts,
+    ShortConvolution,
+    StateSpace,
+)
 from motley.daemon.models.description.operations.rows import (
     Activation,
     Add,
@@ -38,7 +45,12 @@ from motley.daemon.models.description.operations.rows import (
     WholeNorm,
     Xielu,
 )
-from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
+from motley.daemon.models.description.operations.streams import (
+    MatchStreams,
+    ReadStreams,
+    StreamGates,
+    WriteStreams,
+)
 from motley.daemon.models.description.rope import rotary_tables
 from motley.daemon.weights.places import numbered
 
@@ -56,6 +68,11 @@ def logits_by_the_book(model: Model, weights: Mapping[str, npt.NDArray[Any]], to
         there = [token if token < model.beside.out.size else 0 for token in tokens]
         parts = np.split(book.weights[model.beside.name][there], len(given), axis=1)
         values |= dict(zip((each.name for each in given), parts, strict=True))
+    before = with_those_before(np.array(tokens, np.int32), 0, len(tokens), model.recent)
+    for own, layer in zip(model.hashed, (each for each in model.layers if each.given), strict=False):
+        assert layer.given is not None
+        table = np.concatenate([book.weights[part.name] for part in own.parts])
+        values[layer.given.name] = table[own.numbers(before)].reshape(len(tokens), -1)
     for layer in model.layers:
         values[layer.x.name] = rows
         rows = book.run(layer.operations, values, layer.y)
@@ -133,6 +150,17 @@ class _Book:
                     ]
                 made = [each + shares[:, count + k, None] * values[rows.name] for k, each in enumerate(mixed)]
                 values[y.name] = np.concatenate(made, axis=1)
+            case MatchStreams(queries, keys, rows, y):
+                fits = [
+                    (one * other).sum(axis=1) / np.sqrt(rows.axis.size)
+                    for one, other in zip(
+                        _streams(values[queries.name], rows.axis.size),
+                        _streams(values[keys.name], rows.axis.size),
+                        strict=True,
+                    )
+                ]
+                shares = [_sigmoid(np.sign(fit) * np.sqrt(np.maximum(np.abs(fit), 1e-6))) for fit in fits]
+                values[y.name] = np.concatenate([share[:, None] * values[rows.name] for share in shares], axis=1)
             case Clip(x, y, low, high):
                 values[y.name] = np.minimum(np.maximum(values[x.name], low), high)
             case HeadParts(x, ys):
@@ -150,6 +178,9 @@ class _Book:
             case ShortConvolution(b=b, c=c, x=x, y=y, filter=own):
                 convolved = self._convolved(values[b.name] * values[x.name], own, operation.filter_bias)
                 values[y.name] = values[c.name] * convolved
+            case DilatedConvolution(x=x, y=y, filter=own, dilation=dilation):
+                convolved = self._convolved(values[x.name], own, dilation=dilation)
+                values[y.name] = convolved * _sigmoid(convolved)
             case Choose():
                 values[operation.y.name] = self._choose(operation, values)
             case Attend():
@@ -210,17 +241,20 @@ class _Book:
 
     def _choose(self, choose: Choose, values: Values) -> npt.NDArray[Any]:
         """i64[T, lists, count]: the best positions of each row, or for each KV head of it, -1 where it has fewer."""
-        q, k = (self._rotated(values[each.name], choose) for each in (choose.q, choose.k))
-        heads, lists = choose.heads.queries, choose.heads.queries if choose.weights is None else 1
-        chosen = np.full((len(q), lists, choose.y.axis.size // lists), -1)
-        if choose.pooling is not None:
-            k = self._pooled(k, choose)
+        q, k = self._rotated(values[choose.q.name], choose), values[choose.k.name]
+        pools, heads = choose.pooling is not None or choose.means is not None, choose.heads.queries
+        lists = heads if choose.weights is None and choose.means is None else 1
+        count = choose.y.axis.heads.size if choose.y.axis.heads else choose.y.axis.size
+        chosen = np.full((len(q), lists, count), -1)
+        k = self._pooled(k, choose) if pools else self._rotated(k, choose)
         for row in range(len(q)):
-            scores = q[row].reshape(heads, -1) @ k[: row + 1 if choose.pooling is None else (row + 1) // choose.block].T
+            scores = q[row].reshape(heads, -1) @ k[: (row + 1) // choose.block if pools else row + 1].T
             if choose.weights is not None:
                 scores = values[choose.weights.name][row][None] @ np.maximum(scores, 0)
+            if choose.means is not None:
+                scores = np.maximum(scores, 0).sum(axis=0)[None]
             for own, of_list in zip(scores, chosen[row], strict=True):
-                if choose.pooling is None:
+                if not pools:
                     starts = range(0, row + 1, choose.block)
                     own = np.array([own[start : start + choose.block].max() for start in starts])
                     own[max(0, len(starts) - choose.latest) :] = np.inf
@@ -231,9 +265,13 @@ class _Book:
         return chosen
 
     def _pooled(self, k: F64, choose: Choose) -> F64:
-        """The keys of whole blocks, of those of rows with their gates behind them."""
-        assert choose.pooling is not None
+        """The keys of whole blocks, of those of rows, perhaps with their gates behind them."""
         whole = len(k) - len(k) % choose.block
+        if (means := choose.means) is not None:
+            k = k[:whole].reshape(-1, choose.block, k.shape[1]).mean(axis=1)
+            normed = _normed(k, means.epsilon) * (self.weights[means.gain.name] + means.offset)
+            return self._rotated(normed, choose, choose.block)
+        assert choose.pooling is not None
         keys, gates = np.split(k[:whole].reshape(-1, choose.block, k.shape[1]), 2, axis=2)
         odds = np.exp(gates + self.weights[choose.pooling.name])
         return (odds * keys).sum(axis=1) / odds.sum(axis=1)
@@ -287,13 +325,13 @@ class _Book:
                 made[row, part] = mix.ravel()
         return made
 
-    def _convolved(self, rows: F64, own: W, bias: W | None = None) -> F64:
-        """Sums over a row and those before it, by taps."""
+    def _convolved(self, rows: F64, own: W, bias: W | None = None, dilation: int = 1) -> F64:
+        """Sums over a row and those before it, by taps, which are so many rows apart."""
         taps, seen = self.weights[own.name], reach(own)
         whole = np.zeros_like(rows) + (self.weights[bias.name] if bias else 0.0)
         for row in range(len(rows)):
-            for back in range(min(row + 1, seen)):
-                whole[row] += taps[:, seen - 1 - back] * rows[row - back]
+            for back in range(min(row // dilation + 1, seen)):
+                whole[row] += taps[:, seen - 1 - back] * rows[row - back * dilation]
         return whole
 
     def _state_space(self, space: StateSpace, values: Values) -> F64:
@@ -346,12 +384,13 @@ class _Book:
                 y[row, own] = _normed(found, delta.epsilon) * gain * gate
         return y
 
-    def _rotated(self, rows: F64, attend: Attend | Choose) -> F64:
-        """Heads whose first elements are turned in pairs: of the first half of these and of the second."""
+    def _rotated(self, rows: F64, attend: Attend | Choose, apart: int = 1) -> F64:
+        """Heads whose first elements are turned in pairs: of the first half of these and of the second. The rows are so
+        many positions apart."""
         if attend.rope is None:
             return rows
-        rope = self.model.ropes[attend.rope]
-        cosines, sines = (table.astype(np.float64) for table in rotary_tables(rope, len(rows), len(rows)))
+        rope, count = self.model.ropes[attend.rope], len(rows) * apart
+        cosines, sines = (table[::apart].astype(np.float64) for table in rotary_tables(rope, count, count))
         turned = rows.copy()
         half = rope.size // 2
         for start in range(0, rows.shape[1], attend.heads.size):

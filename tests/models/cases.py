@@ -23,6 +23,7 @@ from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.cutting.units import Units
 from motley.daemon.models.description.axes import Heads
+from motley.daemon.models.description.hashed_rows import I64, with_those_before
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations.attention import Attend
 from motley.daemon.models.description.operations.rows import StatisticalTopK, Sum, WholeNorm
@@ -122,7 +123,7 @@ class Case:
     @property
     def recurrent(self) -> bool:
         """Whether layers have recurrent states."""
-        return any(layer.recurrence for layer in self.model.layers)
+        return any(layer.recurrences for layer in self.model.layers)
 
     @property
     def chooses(self) -> bool:
@@ -344,6 +345,8 @@ class LocalSession(Closing):
         self._groups = [LocalGroup(len(stage.ranks)) for stage in self._stages]
         self.members = members = [group.member(place) for group in self._groups for place in range(group.size)]
         self._threads = [ThreadPoolExecutor(1, f"rank {rank}") for rank in range(len(shares))]
+        self._told: dict[tuple[int, int], int] = {}
+        """Tokens by their blocks and places in these, of models whose rows depend on those before them."""
         self.graphs: list[RankGraph] = []
         self.engines: list[Engine] = []
         try:
@@ -396,7 +399,23 @@ class LocalSession(Closing):
 
     def rows(self, spans: Sequence[Span], tokens: Sequence[int]) -> F32:
         """What a step begins with."""
-        return self._opened.rows(tokens)
+        return self._opened.rows(tokens, self._with_those_before(spans, tokens))
+
+    def _with_those_before(self, spans: Sequence[Span], tokens: Sequence[int]) -> I64 | None:
+        """Tokens of a step with those before them, where these say which rows they begin with: they are found where
+        the keys of a sequence are, as another may have been there before."""
+        recent, size = self._opened.model.recent, self.graphs[0].blocks.tokens
+        if not recent:
+            return None
+        found, left = [], [*tokens]
+        for span in spans:
+            end = span.position + span.rows
+            places = [(int(span.blocks[position // size]), position % size) for position in range(end)]
+            own, left = left[: span.rows], left[span.rows :]
+            self._told.update(zip(places[span.position :], own, strict=True))
+            told = np.array([self._told.get(place, 0) for place in places], np.int32)
+            found.append(with_those_before(told, span.position, end, recent))
+        return np.concatenate(found)
 
     def _step(self, stage: Stage, hidden: F32, spans: Sequence[Span], halved: bool) -> list[F32]:
         return self._everywhere(lambda engine: engine.step(hidden.copy(), spans, halved).copy(), stage.ranks)

@@ -35,7 +35,7 @@ def test_defaults(config: dict[str, Any], keys: int, tmp_path: Path) -> None:
     """Those of transformers: one layer of four attends, with a quarter of its heads rotated."""
     model = read(tmp_path, config)
     attends = [each for each in model.operations if isinstance(each, Attend)]
-    deltas = [layer.recurrence for layer in model.layers if layer.recurrence]
+    deltas = [each for layer in model.layers for each in layer.recurrences]
     assert ([each.layer for each in attends], [each.layer for each in deltas]) == ([3, 7], [0, 1, 2, 4, 5, 6])
     assert {(each.heads.queries, each.heads.keys, each.heads.size) for each in attends} == {(16, keys, 256)}
     assert {(each.heads, reach(each.filters[0])) for each in deltas} == {(RecurrentHeads(16, 32, 128, 128), 4)}
@@ -80,7 +80,7 @@ def test_the_profile_counts_states_by_the_heads_that_a_group_has(tmp_path: Path)
 def test_shares_take_key_heads_with_all_that_read_them() -> None:
     case = golden_case("qwen3-5")
     cut = units(case.model, "fp32", 32)
-    heads = next(layer.recurrence.heads for layer in case.model.layers if layer.recurrence)
+    heads = next(each.heads for layer in case.model.layers for each in layer.recurrences)
     for share in uneven_shares(cut, 2):
         own = cut.query_heads(share.attention, share.attention_split, heads.per_key(1))
         values = cut.query_heads(share.attention, share.attention_split, heads.value_axis.heads or heads.per_key(1))

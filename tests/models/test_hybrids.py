@@ -206,7 +206,7 @@ def test_published_files_may_be_of_todays_transformers(tmp_path: Path) -> None:
     del config["hybrid_override_pattern"]
     (folder / "config.json").write_text(json.dumps(config))
     with open_model(folder) as opened:
-        assert [bool(layer.recurrence) for layer in opened.model.layers] == [True, False, True, False, False]
+        assert [bool(layer.recurrences) for layer in opened.model.layers] == [True, False, True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_heads_that_are_too_wide_for_a_state_are_refused(name: str, key: str) ->
 
 def test_falcon_h1_attends_beside_each_state_and_both_share_a_sum(tmp_path: Path) -> None:
     model = read(tmp_path, SHAPES["falcon-h1-0.5b"])
-    assert all(layer.attention and isinstance(layer.recurrence, StateSpace) for layer in model.layers)
+    assert all(layer.attention and isinstance(layer.recurrences[0], StateSpace) for layer in model.layers)
     assert {each.heads for each in model.operations if isinstance(each, StateSpace)} == {
         RecurrentHeads(24, 24, 128, 64, shared=True)
     }

@@ -140,7 +140,7 @@ def measure_drift(model: Path, ranks: int, progress: Callable[[int, int], None] 
     layers = []
     with open_model(model) as opened, thread_mesh(1) as alone, thread_mesh(ranks) as together:
         described, source = opened.model, opened.source
-        if described.experts or any(layer.recurrence for layer in described.layers):
+        if described.experts or any(layer.recurrences for layer in described.layers):
             raise ConfigError(
                 f"{model}: drift is measured of models without experts or recurrent states only; this one is"
                 f" {described.family}"

@@ -37,7 +37,7 @@ def model(
         logits_scale: what logits are multiplied by: the rows that the head reads are, as they are shorter.
         logits_cap: logits are ``cap * tanh(logits / cap)``; 0: they are not.
         ignored: see `Model`.
-        last_norm: the gain of the head's norm.
+        last_norm: the gain of the head's norm; empty: the head has no norm.
         head_bias: the head adds a bias to logits.
 
     Raises:
@@ -46,7 +46,7 @@ def model(
     words = Axis(Kind.VOCABULARY, shape.vocabulary, "vocab_size")
     table = W(EMBEDDING, words, shape.residual)
     head = Writer(Value("head.rows", shape.residual))
-    normed = norm(head, shape, "head.norm", head.x, last_norm)
+    normed = norm(head, shape, "head.norm", head.x, last_norm) if last_norm else head.x
     normed = head.scaled(normed, logits_scale)
     matrix = table if shape.tied else W(HEAD, words, shape.residual, "lm_head.bias" * head_bias)
     (logits,) = head.linear("head", normed, matrix, ys=("head.uncapped" if logits_cap else "logits",))

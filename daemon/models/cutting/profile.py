@@ -64,7 +64,8 @@ def profile(
     chosen = first.chosen.axis.size if first else 0
     expert = max((count.whole_expert(layer.experts) for layer in model.layers if layer.experts), default=0)
     trunk_fixed = RUNTIME_BYTES + 4 * activations(model) + count.replicated
-    trunk_fixed += sum(4 * tensor.shape[0] for w in weights_of(model.last_norm) for tensor in w.tensors())
+    of_head = [] if model.last_norm is None else weights_of(model.last_norm)
+    trunk_fixed += sum(4 * tensor.shape[0] for w in of_head for tensor in w.tensors())
     return mesh_pb2.ModelProfile(
         layers=len(model.layers),
         kv_groups=cut.kv_groups,
@@ -292,12 +293,13 @@ def adapter_elements(model: Model) -> int:
 
 def activations(model: Model) -> int:
     """Elements of the values that are alive at a time in the widest step, generously: residual and MLP, twice, or what
-    queries become where each head has a product of its own."""
+    queries become where each head has a product of its own, or gates of all residual streams."""
+    streams = (1 + model.further_streams) * model.hidden if model.further_streams else 0
     columns = max(
         w.out.size
         for each in model.operations
         if isinstance(each, Linear | HeadLinear)
         for w in each.ws
-        if w.out.kind is Kind.MLP or isinstance(each, HeadLinear)
+        if w.out.kind is Kind.MLP or isinstance(each, HeadLinear) or w.out.size == streams
     )
     return EngineOptions().max_rows * 2 * ((2 + model.further_streams) * model.hidden + 3 * columns)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from motley.daemon.models.description.axes import Axis, W
-from motley.daemon.models.description.operations.recurrence import DeltaRule, Recurrence, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.recurrence import (
+    DeltaRule,
+    DilatedConvolution,
+    Recurrence,
+    ShortConvolution,
+    StateSpace,
+)
 from motley.plugins.recurrent import StateSpec
 
 
@@ -23,6 +29,8 @@ def state_spec(recurrence: Recurrence, width: Callable[[Axis], int]) -> StateSpe
             return StateSpec(layer, columns, reach(filters[0]), count, heads.key_size, heads.value_size, count)
         case ShortConvolution(layer=layer, filter=own):
             return StateSpec(layer, width(own.out), reach(own))
+        case DilatedConvolution(layer=layer, filter=own, dilation=dilation):
+            return StateSpec(layer, width(own.out), (reach(own) - 1) * dilation + 1)
 
 
 def reach(filters: W) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from motley.daemon.models.description.axes import Value, W
+from motley.daemon.models.description.hashed_rows import HashedRows
 from motley.daemon.models.description.operations import Operation, weights_of
 from motley.daemon.models.description.operations.attention import Attend, Choose
 from motley.daemon.models.description.operations.experts import Experts
@@ -38,8 +39,8 @@ class Layer:
     where a model has these between its layers.
 
     Attributes:
-        given: the layer's part of the rows that enter beside the embeddings: those of `Model.beside` or, where there is
-            no such table, what the caller gives; None: it reads none.
+        given: the layer's part of the rows that enter beside the embeddings: those of `Model.beside` or of
+            `Model.hashed` or, where there are no such tables, what the caller gives; None: it reads none.
     """
 
     x: Value
@@ -68,9 +69,9 @@ class Layer:
         return self.attention is not None and self.attention.chosen is not None and self.choice is None
 
     @property
-    def recurrence(self) -> Recurrence | None:
-        """What reads and changes a recurrent state in the layer; None: it has none."""
-        return next((each for each in self.operations if isinstance(each, Recurrence)), None)
+    def recurrences(self) -> list[Recurrence]:
+        """What reads and changes recurrent states in the layer."""
+        return [each for each in self.operations if isinstance(each, Recurrence)]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class Model:
         embedding_scale: what these are multiplied by.
         beside: a second table f32[words, layers * P], by token, each layer of which is given P columns, the first row
             where a token is beyond it; None: there is none.
+        hashed: rows by hashes of the last tokens, that layers are given, in their order; such a model has nothing
+            `beside`.
         layers: in order.
         head: from `head_x`, the residuals of the rows that are asked for, to `logits`.
         ropes: rotary embeddings by name, as `Attend.rope` calls them.
@@ -111,13 +114,20 @@ class Model:
     ignored: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
     beside: W | None = None
+    hashed: tuple[HashedRows, ...] = ()
     spelled: Mapping[str, str] = field(default_factory=dict)
     handed: Value | None = None
 
     @property
     def tables(self) -> tuple[W, ...]:
-        """The tables whose rows, by token, a step begins with, side by side."""
-        return (self.embedding,) if self.beside is None else (self.embedding, self.beside)
+        """The tables whose rows a step begins with, side by side."""
+        beside = () if self.beside is None else (self.beside,)
+        return (self.embedding, *beside, *(part for rows in self.hashed for part in rows.parts))
+
+    @property
+    def recent(self) -> int:
+        """How many tokens before a row say, besides its own, which rows of tables it begins with."""
+        return max((len(rows.multipliers) - 1 for rows in self.hashed), default=0)
 
     @property
     def further_streams(self) -> int:
@@ -136,11 +146,10 @@ class Model:
         return any(w.name == self.embedding.name for each in self.head for w in weights_of(each))
 
     @property
-    def last_norm(self) -> Norm:
-        """The norm that the head begins with; what follows it is about words."""
-        norm = self.head[0]
-        assert isinstance(norm, Norm), "all families begin their heads with one"
-        return norm
+    def last_norm(self) -> Norm | None:
+        """The norm that the head begins with; what follows it is about words. None: there is none, all of it is."""
+        first = next(iter(self.head), None)
+        return first if isinstance(first, Norm) else None
 
     @property
     def experts(self) -> Experts | None:

@@ -24,10 +24,17 @@ from motley.daemon.models.description.axes import (
 )
 from motley.daemon.models.description.model import Layer
 from motley.daemon.models.description.operations import Operation
-from motley.daemon.models.description.operations.attention import Attend, Choose, Warmth
+from motley.daemon.models.description.operations.attention import Attend, Choose, Means, Warmth
 from motley.daemon.models.description.operations.experts import Experts, Route, Routing
-from motley.daemon.models.description.operations.recurrence import DeltaRule, HeadParts, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.recurrence import (
+    DeltaRule,
+    DilatedConvolution,
+    HeadParts,
+    ShortConvolution,
+    StateSpace,
+)
 from motley.daemon.models.description.operations.rows import (
+    ALONE,
     Activation,
     Add,
     AsLarge,
@@ -47,7 +54,12 @@ from motley.daemon.models.description.operations.rows import (
     WholeNorm,
     Xielu,
 )
-from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
+from motley.daemon.models.description.operations.streams import (
+    MatchStreams,
+    ReadStreams,
+    StreamGates,
+    WriteStreams,
+)
 from motley.daemon.models.keys import ConfigError
 
 OfOneValue = (
@@ -60,12 +72,14 @@ OfOneValue = (
     | StreamGates
     | ReadStreams
     | WriteStreams
+    | MatchStreams
     | Clip
     | Choose
     | Attend
     | DeltaRule
     | StateSpace
     | ShortConvolution
+    | DilatedConvolution
     | Gated
     | Xielu
     | Sum
@@ -239,6 +253,15 @@ class Writer:
         self._check_gates(name, x, gates, fits)
         return self._made(WriteStreams(x, gates, rows, Value(name, x.axis)))
 
+    def match_streams(self, name: str, queries: Value, keys: Value, rows: Value) -> Value:
+        """Rows as residual streams, by how far queries and keys of these fit each other, see `MatchStreams`."""
+        self._streams(name, queries.axis, rows.axis)
+        for each in (queries, keys, rows):
+            self._wants(each, Placement.REPLICATED, name)
+        if keys.axis != queries.axis:
+            raise ShardingError(f"{name}: {queries.name} and {keys.name} are of unlike axes")
+        return self._made(MatchStreams(queries, keys, rows, Value(name, queries.axis)))
+
     def _check_gates(self, name: str, x: Value, gates: Value | tuple[float, ...], fits: bool) -> None:
         """Refuse gates that do not fit the streams, and what some ranks do not have."""
         for each in (x, gates):
@@ -287,6 +310,35 @@ class Writer:
             raise ShardingError(f"{name}: {pooling.name} pools no {count} positions of heads of {heads.size}")
         y = Value(name, Axis(Kind.PLAIN, count + block - 1, "index_topk"))
         return self._made(Choose(layer, q, k, weights, y, heads, rope, block, pooling=pooling))
+
+    def choose_means(
+        self,
+        name: str,
+        layer: int,
+        q: Value,
+        k: Value,
+        heads: Heads,
+        kv_heads: Heads,
+        count: int,
+        block: int,
+        means: Means,
+        *,
+        rope: str,
+    ) -> Value:
+        """The same of blocks of so many positions whose keys are means, see `Choose`: each KV head sees what all index
+        heads choose together, i64[T, KV heads * (count + block - 1)]{tp}.
+
+        Args:
+            kv_heads: the heads of the attention.
+        """
+        if q.axis.size != heads.queries * heads.size or k.axis.size != heads.size or q.axis.cut or k.axis.cut:
+            raise ShardingError(f"{name}: {q.name} and {k.name} are not made of {heads.queries} heads of {heads.size}")
+        for value in (q, k):
+            self._wants(value, Placement.REPLICATED, name)
+        if means.gain.shape != (heads.size,) or block < 2 or count % block or not count:
+            raise ShardingError(f"{name}: {count} positions in blocks of {block}, or {means.gain.name}, do not fit")
+        y = Value(name, key_axis(replace(kv_heads, size=count + block - 1)), Placement.SHARDED)
+        return self._made(Choose(layer, q, k, None, y, heads, rope, block, means=means))
 
     def choose_blocks(
         self,
@@ -433,6 +485,13 @@ class Writer:
         y = Value(name, own.out, Placement.SHARDED)
         return self._made(ShortConvolution(layer, *bcx, y, own, bias))
 
+    def dilated_convolution(self, name: str, layer: int, x: Value, own: W, dilation: int) -> Value:
+        """Rows convolved over some of those before them, see `DilatedConvolution`; `layer` is whose state it is."""
+        self._wants(x, Placement.REPLICATED, name)
+        if own.out != x.axis or own.in_ is None or dilation < 1:
+            raise ShardingError(f"{name}: {x.name} and the filter {own.name} are of unlike axes")
+        return self._made(DilatedConvolution(layer, x, Value(name, x.axis), own, dilation))
+
     def gated(
         self,
         name: str,
@@ -444,7 +503,7 @@ class Writer:
         """What the down projection of an MLP gets, see `Gated`."""
         if limits and activation is not Activation.SILU:
             raise ShardingError(f"{name}: {gate.name} is not bounded by {limits} where it opens by {activation}")
-        if up is None and activation is not Activation.GELU_TANH:
+        if up is None and activation not in ALONE:
             raise ShardingError(f"{name}: {gate.name} opens nothing by {activation}")
         if up is not None and (gate.axis != up.axis or gate.placement is not up.placement):
             raise ShardingError(f"{name}: {gate.name} and {up.name} are of unlike axes")

@@ -1,5 +1,4 @@
-"""``motley.ChosenPositions``, ``motley.ChosenBlocks`` and ``motley.ChosenPools`` in standard ONNX operators: which
-positions the rows of one sequence see.
+"""``motley.ChosenPositions`` and its kin in standard ONNX operators: which positions the rows of one sequence see.
 
 Engines that have a kernel for the whole recognise the nodes; others inline the functions.
 """
@@ -43,9 +42,13 @@ _BEGIN = (
     third_axis = Constant <value_ints: ints = [2]> ()
 """
 )
-_TURNED = """
+_QUERIES_TURNED = """
     q_rotated = RotaryEmbedding <rotary_embedding_dim: int = @rotary_dim>
         (q_heads_apart, cos_cache, sin_cache, position_ids)
+"""
+_TURNED = (
+    _QUERIES_TURNED
+    + """
     k_rotated = RotaryEmbedding <rotary_embedding_dim: int = @rotary_dim>
         (k_heads_apart, cos_cache, sin_cache, position_ids)
     index_cache_out = TensorScatter <axis: int = 2> (index_cache, k_rotated, position)
@@ -55,14 +58,19 @@ _TURNED = """
     key_positions = Range (zero, key_limit, one)
     causal = LessOrEqual (key_positions, row_column)
 """
-_POOLED = """
-    # Keys of whole blocks: [blocks, block, 2 * head_dim] -> [blocks, head_dim].
+)
+_OF_BLOCKS = """
     index_cache_out = TensorScatter <axis: int = 2> (index_cache, k_heads_apart, position)
     block = Constant <value_int: int = @block> ()
     block_size = Reshape (block, vector)
     over = Mod (capacity, block_size)
     whole = Sub (capacity, over)
     of_blocks = Slice (index_cache_out, first_axis, whole, third_axis)
+"""
+_POOLED = (
+    _OF_BLOCKS
+    + """
+    # Keys of whole blocks: [blocks, block, 2 * head_dim] -> [blocks, head_dim].
     both_widths = Add (widths, widths)
     blocks_shape = Concat <axis: int = 0> (rest, block_size, both_widths)
     in_blocks = Reshape (of_blocks, blocks_shape)
@@ -75,6 +83,39 @@ _POOLED = """
     keys_turned = Transpose <perm: ints = [1, 0]> (pooled)
     products = MatMul (q_heads_apart, keys_turned)
 """
+)
+_AVERAGED = (
+    _QUERIES_TURNED
+    + _OF_BLOCKS
+    + """
+    # Keys of whole blocks: [blocks, block, head_dim] -> [1, 1, blocks, head_dim].
+    blocks_shape = Concat <axis: int = 0> (rest, block_size, widths)
+    in_blocks = Reshape (of_blocks, blocks_shape)
+    sum_of_block = ReduceSum <keepdims: int = 0> (in_blocks, second_axis)
+    as_float = Cast <to: int = 1> (block)
+    mean_of_block = Div (sum_of_block, as_float)
+    normed = RMSNormalization <axis: int = -1, epsilon: float = @epsilon> (mean_of_block, gain)
+    heads_of_blocks = Unsqueeze (normed, head_axes)
+
+    # They turn as the first positions of their blocks. There may be blocks behind what sequences can have.
+    whole_count = Shape <start: int = 0, end: int = 1> (sum_of_block)
+    whole_limit = Squeeze (whole_count)
+    whole_numbers = Range (zero, whole_limit, one)
+    whole_starts = Mul (whole_numbers, block)
+    table_rows = Shape <start: int = 0, end: int = 1> (cos_cache)
+    is_in_table = Less (whole_starts, table_rows)
+    table_starts = Where (is_in_table, whole_starts, zero)
+    start_ids = Unsqueeze (table_starts, first_axis)
+    k_rotated = RotaryEmbedding <rotary_embedding_dim: int = @rotary_dim>
+        (heads_of_blocks, cos_cache, sin_cache, start_ids)
+    keys_turned = Transpose <perm: ints = [0, 1, 3, 2]> (k_rotated)
+    products = MatMul (q_rotated, keys_turned)
+
+    # What the heads find of each key: [T, blocks].
+    found = Relu (products)
+    sums = ReduceSum <keepdims: int = 0> (found, head_axes)
+"""
+)
 _WEIGHED = """
     # What the heads find of each key, weighed: [T, keys].
     found = Relu (products)
@@ -134,6 +175,15 @@ _POOLS = """
     is_seen = LessOrEqual (last_positions, row_column)
     after = Where (is_seen, last_positions, none)
     chosen = Concat <axis: int = 1> (of_whole_blocks, after)
+}
+"""
+_AS_OFTEN = """
+    list_count = Constant <value_int: int = @lists> ()
+    list_counts = Reshape (list_count, vector)
+    lists_shape = Concat <axis: int = 0> (row_count, list_counts, counts)
+    of_each_list = Unsqueeze (of_each, second_axis)
+    of_all_lists = Expand (of_each_list, lists_shape)
+    chosen = Reshape (of_all_lists, rows_shape)
 }
 """
 _BLOCKS = """
@@ -222,3 +272,13 @@ CHOSEN_POOLS = onnx.parser.parse_function(
 )
 """The same of ``blocks`` of ``block`` positions, whose keys are pooled by the gates behind them, f32[T, 2 * head_dim],
 and ``pooling`` f32[block, head_dim]. Nothing is turned. ``count`` is ``blocks * block + block - 1``."""
+
+CHOSEN_MEANS = onnx.parser.parse_function(
+    _BEGIN
+    % """ChosenMeans <heads, head_dim, rotary_dim, count, lists, block, blocks, epsilon>
+    (q, k, index_cache, position, cos_cache, sin_cache, gain)"""
+    + _AVERAGED
+    + _POOLS.replace("chosen = Concat", "of_each = Concat").replace("}\n", _AS_OFTEN)
+)
+"""The same where the key of a block is the mean of its positions' keys, which are cached as they are: normed then, with
+``gain`` f32[head_dim], and turned. The heads count alike. ``chosen`` is i64[T, lists * count], so often the same."""

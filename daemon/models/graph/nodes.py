@@ -24,6 +24,7 @@ from motley.daemon.models.description.operations.attention import Attend, Choose
 from motley.daemon.models.description.operations.experts import Experts, Route
 from motley.daemon.models.description.operations.recurrence import (
     DeltaRule,
+    DilatedConvolution,
     HeadParts,
     Recurrence,
     ShortConvolution,
@@ -49,15 +50,25 @@ from motley.daemon.models.description.operations.rows import (
     WholeNorm,
     Xielu,
 )
-from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
+from motley.daemon.models.description.operations.streams import (
+    MatchStreams,
+    ReadStreams,
+    StreamGates,
+    WriteStreams,
+)
 from motley.daemon.models.graph.adapted_parts import Parts, attributes_of_parts, parts_of
 from motley.daemon.models.graph.cached_attention import attention_of
-from motley.daemon.models.graph.chosen_positions import CHOSEN_BLOCKS, CHOSEN_POOLS, CHOSEN_POSITIONS
+from motley.daemon.models.graph.chosen_positions import (
+    CHOSEN_BLOCKS,
+    CHOSEN_MEANS,
+    CHOSEN_POOLS,
+    CHOSEN_POSITIONS,
+)
 from motley.daemon.models.graph.emitter import LARGEST, Emitter
 from motley.daemon.models.graph.head_products import HEAD_PRODUCTS
 from motley.daemon.models.graph.recurrence import lower_head_parts
 from motley.daemon.models.graph.routing import Router
-from motley.daemon.models.graph.streams import read_streams, stream_gates, write_streams
+from motley.daemon.models.graph.streams import match_streams, read_streams, stream_gates, write_streams
 from motley.daemon.models.graph.xielu import XIELU
 from motley.daemon.weights.places import numbered
 from motley.daemon.weights.spec import Piece, Weight
@@ -66,6 +77,13 @@ from motley.plugins.engine import DOMAIN
 
 CLAMPED_LIMIT, CLAMPED_ALPHA = 7.0, 1.702
 """Of `Activation.CLAMPED`."""
+
+_ALONE: Mapping[Activation, tuple[str, Mapping[str, str]]] = {
+    Activation.GELU_TANH: ("Gelu", {"approximate": "tanh"}),
+    Activation.SIGMOID: ("Sigmoid", {}),
+    Activation.SILU: ("Swish", {}),
+}
+"""The operator that opens a gate which nothing is multiplied by, and its attributes."""
 
 Terms = Mapping[range, str]
 """The terms of a partial value, by the leaves that they are of."""
@@ -170,7 +188,7 @@ class Nodes(Emitter):
             case SideBySide(xs, y):
                 self._made[y.name] = self.node("Concat", [*map(self.read, xs)], self.named(y.name), axis=1)
                 self._tell_width(y)
-            case StreamGates() | ReadStreams() | WriteStreams():
+            case StreamGates() | ReadStreams() | WriteStreams() | MatchStreams():
                 self._streams(operation)
             case Clip(x, y, low, high):
                 self._make(y, "Clip", [self.read(x), self.floats(low), self.floats(high)])
@@ -180,7 +198,7 @@ class Nodes(Emitter):
                 self._choose(operation)
             case Attend():
                 self._attend(operation)
-            case DeltaRule() | StateSpace() | ShortConvolution():
+            case DeltaRule() | StateSpace() | ShortConvolution() | DilatedConvolution():
                 self.recurrence(operation)
             case Gated():
                 self._gated(operation)
@@ -256,6 +274,7 @@ class Nodes(Emitter):
             gains = self.weight(Weight(f"{name}.weight", pieces, offset=norm.offset))
             rows = self.node("Mul", [rows, gains], f"{name}.weighed")
         self._made[norm.y.name] = rows
+        self._tell_width(norm.y)
 
     def _normed(self, norm: Norm, x: str, name: str, gain: str) -> str:
         bias = []
@@ -367,7 +386,7 @@ class Nodes(Emitter):
         self.crosses(name, whole)
         self.given(join.y, self.node("Reshape", [joined, self.integers((-1, whole))], name))
 
-    def _streams(self, operation: StreamGates | ReadStreams | WriteStreams) -> None:
+    def _streams(self, operation: StreamGates | ReadStreams | WriteStreams | MatchStreams) -> None:
         """A node of `motley.plugins.streams`."""
         y, more = operation.y, {}
         match operation:
@@ -388,16 +407,21 @@ class Nodes(Emitter):
                 function = write_streams(streams, mixes)
                 said = self.read(gates) if isinstance(gates, Value) else self.floats(*[0.0] * streams, *gates)
                 read = [self.read(x), said, self.read(rows)]
+            case MatchStreams(queries=queries, keys=keys, rows=rows):
+                streams = queries.axis.size // rows.axis.size
+                function, more = match_streams(streams), {"scale": rows.axis.size**-0.5}
+                read = [*map(self.read, (queries, keys, rows))]
         self.functions[function.name] = function
         self._make(y, function.name, read, domain=DOMAIN, streams=streams, **more)
 
     def _choose(self, choose: Choose) -> None:
         cache, width, heads = f"index_cache.{choose.layer}", self.width(choose.y.axis), choose.heads.queries
         rows, function, rope = [choose.q, choose.k], CHOSEN_POSITIONS, choose.rope or "none"
-        more, pooling = {"count": width, "rotary_dim": self.rotary_size(choose)}, []
+        more: dict[str, Any] = {"count": width, "rotary_dim": self.rotary_size(choose)}
+        pooling = []
         if choose.weights is not None:
             rows.append(choose.weights)
-        else:
+        elif choose.means is None:
             heads, function = self.width(choose.q.axis) // choose.heads.size, CHOSEN_BLOCKS
             more |= {"count": width // heads, "latest": choose.latest}
         if choose.pooling is not None:
@@ -405,6 +429,12 @@ class Nodes(Emitter):
             function = CHOSEN_POOLS
             pooling.append(self.matrix(f"{choose.y.name}.pooling", self._rows_of(choose.pooling), floats=True))
             del more["rotary_dim"]
+        if (means := choose.means) is not None:
+            function = CHOSEN_MEANS
+            lists = width // choose.y.axis.heads.size if choose.y.axis.heads else 1
+            more |= {"count": width // lists, "lists": lists, "epsilon": means.epsilon}
+            piece = Piece(means.gain.name, range(means.gain.out.size))
+            pooling.append(self.weight(Weight(f"{choose.y.name}.gain", (piece,), offset=means.offset)))
         if choose.block > 1:
             more |= {"block": choose.block, "blocks": more["count"] // choose.block}
         operands = [*map(self.read, rows), cache, "position"]
@@ -464,7 +494,9 @@ class Nodes(Emitter):
     def _gated(self, gated: Gated) -> None:
         name, gate = self.named(gated.y.name), self.read(gated.gate)
         if gated.up is None:
-            self._made[gated.y.name] = self.node("Gelu", [gate], name, approximate="tanh")
+            operator, more = _ALONE[gated.activation]
+            self._made[gated.y.name] = self.node(operator, [gate], name, **more)
+            self._tell_width(gated.y)
             return
         up = self.read(gated.up)
         match gated.activation:
@@ -485,6 +517,7 @@ class Nodes(Emitter):
                 up = self.node("Add", [up, self.floats(1.0)], f"{up}.plus_one")
                 opened = self.node("Swish", [gate], f"{gate}.swish", alpha=CLAMPED_ALPHA)
         self._made[gated.y.name] = self.node("Mul", [opened, up], name)
+        self._tell_width(gated.y)
 
     def _bounded(self, gate: str, up: str, most: float, magnitude: float) -> tuple[str, str]:
         """A gate and up with bounds."""

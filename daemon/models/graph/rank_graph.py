@@ -210,7 +210,7 @@ class _RankNodes(RankSums):
         entering = self.layers[0].x.axis.size
         entering += sum(layer.given.axis.size for layer in self.layers if layer.given is not None)
         placed, share_bytes = lay_out(self.weights)
-        recurrences = [each for layer in self.layers if (each := layer.recurrence) is not None]
+        recurrences = [each for layer in self.layers for each in layer.recurrences]
         caches = [spec for layer in self.layers for spec in self._caches(layer, context)]
         ropes = model.rotations(self.layers) if caches else {}
         graph = helper.make_graph(
@@ -273,10 +273,13 @@ class _RankNodes(RankSums):
         if not self.stage.last:
             self.node("Gather", [residual, "rows"], "logits", axis=0)
             return self.layers[-1].y.axis.size
+        norm = self.model.last_norm
+        if embeds and norm is None:
+            self.node("Gather", [residual, "rows"], "logits", axis=0)
+            return self.model.hidden
         if self.words or embeds or hands:
             self.given(self.model.head_x, self.node("Gather", [residual, "rows"], self.model.head_x.name, axis=0))
-        if embeds:
-            norm = self.model.last_norm
+        if embeds and norm is not None:
             result = replace(norm.y, name="logits")
             self.lower([replace(norm, y=result)])
             self.read(result)
@@ -295,7 +298,8 @@ class _RankNodes(RankSums):
         logits = replace(self.model.logits, name="logits.words")
         named = replace(last, ys=(logits,)) if isinstance(last, Linear) else replace(last, y=logits)
         self.lower([*before, named])
-        handed = self.read(self.model.handed or self.model.last_norm.y)
+        norm = self.model.last_norm
+        handed = self.read(self.model.handed or (norm.y if norm else self.model.head_x))
         words = [self.read(logits)] if self.words else []
         if words:
             self.crosses(words[0], len(self.words))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from motley.daemon.models.description.axes import Value, W
 from motley.daemon.models.description.operations.recurrence import (
     DeltaRule,
+    DilatedConvolution,
     HeadParts,
     Recurrence,
     ShortConvolution,
@@ -15,7 +16,7 @@ from motley.daemon.models.description.operations.recurrence import (
 )
 from motley.daemon.weights.spec import Piece, Weight
 from motley.plugins.engine import DOMAIN
-from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
+from motley.plugins.recurrent import DILATED_CONVOLUTION, GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE
 
 if TYPE_CHECKING:
     from motley.daemon.models.graph.nodes import Nodes
@@ -86,6 +87,9 @@ def lower_recurrence(nodes: RankSums, recurrence: Recurrence) -> None:
         case ShortConvolution(b=b, c=c, x=x, filter_bias=bias):
             weights = {"filter": (recurrence.filter,), "filter_bias": (bias,) if bias else ()}
             _lower(nodes, recurrence, SHORT_CONVOLUTION, (b, c, x), weights)
+        case DilatedConvolution(x=x, dilation=dilation):
+            filters = {"filter": (recurrence.filter,)}
+            _lower(nodes, recurrence, DILATED_CONVOLUTION, (x,), filters, dilation=dilation)
 
 
 def _lower(

@@ -10,7 +10,7 @@ from functools import cache
 
 import onnx.parser
 
-from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
+from motley.plugins.streams import LEAST_MATCH, MATCH_STREAMS, READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 
 @cache
@@ -97,6 +97,35 @@ def write_streams(streams: int, mixes: bool) -> onnx.FunctionProto:
             f"whole = Add ({'mixed' if mixes else 'apart'}, given)",
             "all_elements = Constant <value_ints: ints = [0, -1]> ()",
             "y = Reshape (whole, all_elements)",
+        ],
+    )
+
+
+@cache
+def match_streams(streams: int) -> onnx.FunctionProto:
+    """Rows as streams, each of which has as much of them as its query fits its key."""
+    return _function(
+        f"{MATCH_STREAMS} <streams, scale> (x, keys, rows) => (y)",
+        [
+            *_apart(streams),
+            "keys_apart = Reshape (keys, apart_shape)",
+            "products = Mul (apart, keys_apart)",
+            "last_axis = Constant <value_ints: ints = [2]> ()",
+            "whole = ReduceSum <keepdims: int = 1> (products, last_axis)",
+            "scale = Constant <value_float: float = @scale> ()",
+            "fit = Mul (whole, scale)",
+            "size = Abs (fit)",
+            f"least = Constant <value_float: float = {LEAST_MATCH}> ()",
+            "bounded = Max (size, least)",
+            "root = Sqrt (bounded)",
+            "sign = Sign (fit)",
+            "signed = Mul (root, sign)",
+            "share = Sigmoid (signed)",
+            "second_axis = Constant <value_ints: ints = [1]> ()",
+            "row = Unsqueeze (rows, second_axis)",
+            "given = Mul (row, share)",
+            "all_elements = Constant <value_ints: ints = [0, -1]> ()",
+            "y = Reshape (given, all_elements)",
         ],
     )
 

@@ -3,7 +3,7 @@
 //
 // A score is the sum of weight * max(product, 0) over heads: a product by fmaf, from the first element on; each of
 // SCORING_WARPS sums has every so many-th head, and the sums are added in order. Of INT8 it is then multiplied by the key's
-// scale. Without weights each head chooses, and such a product is a score. So bits depend on a row and a position alone. A
+// scale. Heads may count alike, or each head chooses, and such a product is a score. So bits depend on a row and a position alone. A
 // block of positions has the largest score of those up to a row's own. Of equal scores the earlier one is chosen.
 //
 // Where keys are pooled, the last position of a block has the block's key, and blocks have scores by these.
@@ -90,18 +90,103 @@ POOL_INDEX(pool_index_fp32, Fp32Kept)
 POOL_INDEX(pool_index_fp16, Fp16Kept)
 POOL_INDEX(pool_index_int8, Int8Kept)
 
+// The same of keys that are means: the block's key, f32[width], in the place of the row's own, is the mean of those of the
+// block, as they are cached but for the row's own, normed with `gain`, and turned as the block's first position is.
+template <class Format>
+__device__ void average_index(const float* k, int k_stride, const float* gain, const Place* places, void* keys,
+                              float* key_scales, int tokens, int rows, int width, int pool, const Turning& turning,
+                              float epsilon) {
+    typedef typename Format::Number Number;
+    const i64 row = warp_number();
+    const int lane = threadIdx.x % WARP, half = width / 2, turned = turning.size / 2;
+    if (row >= rows) return;
+    const Place place = places[row];
+    const int begin = int(place.position) + 1 - pool;
+    const bool ends = (begin + pool) % pool == 0;
+    const float* own = k + row * k_stride;
+    Number* kept = static_cast<Number*>(keys);
+    const auto mean = [&](int column) {
+        float sum = 0;
+        for (int n = 0; n < pool - 1; ++n) {
+            const i64 cached = place.cached(begin + n, 0, tokens, 0, 1);
+            const float number = Format::read(kept[cached * width + column]);
+            sum += Format::SCALED ? number * key_scales[cached] : number;
+        }
+        return (sum + own[column]) / pool;
+    };
+    // Of the elements that are not turned, the first half is taken with the second, too, as `rotate` does it.
+    const auto first_of = [&](int i) { return i < turned ? i : i + turned; };
+    const auto second_of = [&](int i) { return i < turned ? i + turned : i + half; };
+    float first[INDEX_WIDTH / 2 / WARP], second[INDEX_WIDTH / 2 / WARP], squares = 0;
+    for (int p = 0; p < INDEX_WIDTH / 2 / WARP; ++p) {
+        const int i = p * WARP + lane;
+        if (!ends || i >= half) break;
+        first[p] = mean(first_of(i)), second[p] = mean(second_of(i));
+        squares = fmaf(first[p], first[p], fmaf(second[p], second[p], squares));
+    }
+    const float scale = 1 / sqrtf(warp_sum(squares) / width + epsilon);  // of all rows, as in `pool_index`
+    u32 largest = 0;
+    for (int p = 0; p < INDEX_WIDTH / 2 / WARP; ++p) {
+        const int i = p * WARP + lane;
+        if (!ends || i >= half) break;
+        const float a = first[p] * scale * gain[first_of(i)], b = second[p] * scale * gain[second_of(i)];
+        first[p] = a, second[p] = b;
+        if (i < turned) {
+            const i64 turn = i64(begin) * turned + i;
+            const float cosine = floats_at(place.turns)[turning.cosines + turn];
+            const float sine = floats_at(place.turns)[turning.sines + turn];
+            first[p] = a * cosine - b * sine, second[p] = b * cosine + a * sine;
+        }
+        const u32 one = __float_as_uint(first[p]) & 0x7FFFFFFF, other = __float_as_uint(second[p]) & 0x7FFFFFFF;
+        largest = largest > one ? largest : one;
+        largest = largest > other ? largest : other;
+    }
+    const i64 cached = place.cached(ends ? begin + pool - 1 : int(place.position), 0, tokens, 0, 1);
+    bool finite = true;
+    float inverse = 1;
+    if (Format::SCALED) {
+        for (int distance = WARP / 2; distance; distance /= 2) {
+            const float seen = __shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance);
+            largest = largest > __float_as_uint(seen) ? largest : __float_as_uint(seen);
+        }
+        const Int8Scale by(largest);
+        finite = by.finite, inverse = by.inverse;
+        if (ends && lane == 0) key_scales[cached] = by.scale;
+    }
+    Number* to = kept + cached * width;
+    for (int p = 0; p < INDEX_WIDTH / 2 / WARP; ++p) {
+        const int i = p * WARP + lane;
+        if (!ends || i >= half) break;
+        to[first_of(i)] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? first[p] : 0, inverse) : first[p]);
+        to[second_of(i)] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? second[p] : 0, inverse) : second[p]);
+    }
+}
+
+#define AVERAGE_INDEX(name, Format)                                                                                    \
+    extern "C" __global__ void name(const float* k, int k_stride, const float* gain, const Place* places, void* keys,  \
+                                    float* key_scales, int tokens, int rows, int width, int pool, Turning turning,     \
+                                    float epsilon) {                                                                   \
+        wait_for_previous();                                                                                           \
+        average_index<Format>(k, k_stride, gain, places, keys, key_scales, tokens, rows, width, pool, turning,         \
+                              epsilon);                                                                                \
+    }
+
+AVERAGE_INDEX(average_index_fp32, Fp32Kept)
+AVERAGE_INDEX(average_index_fp16, Fp16Kept)
+AVERAGE_INDEX(average_index_int8, Int8Kept)
+
 // scores: f32[rows, lists, room], of the positions up to a row's own, or of the blocks of `pool` that end up to it; a list is of
-// all heads, or of each.
+// each head where they choose `apart`, or of all. `kept`: elements of a row of the cache.
 template <class Format>
 __device__ void score_index(const float* q, int q_stride, const float* weights, int weights_stride, const Place* places,
                             const void* keys, const float* key_scales, int tokens, float* scores, int heads, int width,
-                            int count, int room, int pool) {
+                            int kept, int apart, int count, int room, int pool) {
     ScoringMemory& memory = shared_memory<ScoringMemory>();
     const int chunks = (room + SCORED - 1) / SCORED, lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const i64 row = blockIdx.x / chunks;
     const int first = int(blockIdx.x % chunks) * SCORED, at = first + lane;
     const Place place = places[row];
-    const int last = (int(place.position) + 1) / pool - 1, kept = pool > 1 ? 2 * width : width;
+    const int last = (int(place.position) + 1) / pool - 1;
     const bool is_scored = place.position >= count && first <= last;
     const int cached = is_scored ? int(place.cached((at < last ? at : last) * pool + pool - 1, 0, tokens, 0, 1)) : 0;
     for (int position = warp; is_scored && position < SCORED; position += SCORING_WARPS) {
@@ -116,11 +201,11 @@ __device__ void score_index(const float* q, int q_stride, const float* weights, 
         float product = 0;
 #pragma unroll 8
         for (int column = 0; column < width; ++column) product = fmaf(query[column], memory.keys[column][lane], product);
-        if (weights) total = fmaf(weights[row * weights_stride + head], fmaxf(product, 0), total);
+        if (!apart) total = fmaf(weights ? weights[row * weights_stride + head] : 1, fmaxf(product, 0), total);
         else if (at <= last)
             scores[(row * heads + head) * room + at] = Format::SCALED ? product * key_scales[cached] : product;
     }
-    if (!weights) return;
+    if (apart) return;
     memory.totals[warp][lane] = total;
     __syncthreads();
     if (warp || at > last) return;
@@ -132,10 +217,11 @@ __device__ void score_index(const float* q, int q_stride, const float* weights, 
 #define SCORE_INDEX(name, Format)                                                                                      \
     extern "C" __global__ void name(const float* q, int q_stride, const float* weights, int weights_stride,            \
                                     const Place* places, const void* keys, const float* key_scales, int tokens,        \
-                                    float* scores, int heads, int width, int count, int room, int pool) {              \
+                                    float* scores, int heads, int width, int kept, int apart, int count, int room,     \
+                                    int pool) {                                                                        \
         wait_for_previous();                                                                                           \
         score_index<Format>(q, q_stride, weights, weights_stride, places, keys, key_scales, tokens, scores, heads,     \
-                            width, count, room, pool);                                                                 \
+                            width, kept, apart, count, room, pool);                                                    \
     }
 
 SCORE_INDEX(score_index_fp32, Fp32Kept)

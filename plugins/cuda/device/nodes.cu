@@ -229,6 +229,21 @@ extern "C" __global__ void write_streams(const float* x, int x_stride, const flo
     }
 }
 
+// y: streams, each of which is own[rows, width] times how far its query in x fits its key. A warp per row and stream.
+extern "C" __global__ void match_streams(const float* x, int x_stride, const float* keys, int keys_stride, const float* own,
+                                         int own_stride, float* y, int y_stride, int rows, int width, int streams, float scale) {
+    wait_for_previous();
+    const i64 row = warp_number() / streams;
+    const int first = int(warp_number() % streams) * width, lane = threadIdx.x % WARP;
+    if (row >= rows) return;
+    const float *query = x + row * x_stride + first, *key = keys + row * keys_stride + first;
+    float sum = 0;
+    for (int i = lane; i < width; i += WARP) sum = fmaf(query[i], key[i], sum);
+    const float fit = warp_sum(sum) * scale, root = sqrtf(fmaxf(fabsf(fit), 1e-6f));
+    const float share = sigmoid_of(fit > 0 ? root : fit < 0 ? -root : 0);
+    for (int i = lane; i < width; i += WARP) y[row * y_stride + first + i] = own[row * own_stride + i] * share;
+}
+
 // -- elements at places, sums, groups of experts ---------------------------------------------------------------------------
 
 // y[rows, count]: the elements of x's rows at some places

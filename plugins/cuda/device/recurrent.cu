@@ -47,11 +47,11 @@ __device__ inline float seen_of(const Recurring& own, i64 number, const float* l
     return own.fresh ? 0 : recent[(own.slot * kept + kept + number) * columns + i];
 }
 
-// y: f32[lined, columns], of which `filters`: f32[columns, reach] and the bias, which may be null, say what they are of. With
-// `opens`, x becomes x * sigmoid(x) then.
+// y: f32[lined, columns], of which `filters`: f32[columns, taps] and the bias, which may be null, say what they are of: of
+// each `apart`-th of the rows before. With `opens`, x becomes x * sigmoid(x) then.
 extern "C" __global__ void convolve(const float* lined_up, int width, const float* recent, const float* filters,
                                     const float* bias, const Recurring* spans, const int* owners, float* y, int rows,
-                                    int lined, int columns, int reach, int opens) {
+                                    int lined, int columns, int taps, int apart, int opens) {
     wait_for_previous();
     const i64 row = thread_number() / columns;
     const int i = int(thread_number() % columns);
@@ -59,9 +59,10 @@ extern "C" __global__ void convolve(const float* lined_up, int width, const floa
     const Recurring& own = spans[owners[row]];
     const i64 number = row < rows ? row - own.row + own.before : row - own.extra;
     float sum = bias ? bias[i] : 0;
-    for (int tap = 0; tap < reach; ++tap) {
-        const float value = seen_of(own, number - reach + 1 + tap, lined_up, width, recent, reach - 1, columns, i);
-        sum = fmaf(filters[i * reach + tap], value, sum);
+    const int kept = (taps - 1) * apart;
+    for (int tap = 0; tap < taps; ++tap) {
+        const float value = seen_of(own, number - kept + tap * apart, lined_up, width, recent, kept, columns, i);
+        sum = fmaf(filters[i * taps + tap], value, sum);
     }
     y[thread_number()] = opens ? sum * sigmoid_of(sum) : sum;
 }

@@ -10,7 +10,7 @@ from motley.plugins.cuda.kernels import PLACE, WARP, View, integers, pointer, ro
 from motley.plugins.cuda.nodes.attention import Turning, places_of
 from motley.plugins.cuda.nodes.submission import Submission
 from motley.plugins.engine import SCALES
-from motley.plugins.nodes import attributes_of, heads_choose
+from motley.plugins.nodes import attributes_of, heads_choose, weighs_heads
 
 SCORED = 32
 """Positions of a block of threads that scores, as in the source."""
@@ -26,37 +26,49 @@ class ChoiceNodes(Submission):
         positions alone."""
         graph, attributes = self._graph, attributes_of(node)
         heads, width, count = (attributes[name] for name in ("heads", "head_dim", "count"))
-        lists = heads if heads_choose(node) else 1
-        names = node.input[: 2 if heads_choose(node) else 3]
-        cache, _, cosines, sines, *pooling = node.input[len(names) :]
+        apart, means = heads_choose(node), attributes.get("epsilon")
+        lists, told = heads if apart else 1, heads if apart else attributes.get("lists", 1)
+        names = node.input[: 3 if weighs_heads(node) else 2]
+        cache, _, cosines, sines, *of_keys = node.input[len(names) :]
         block = attributes.get("block", 1)
-        pool = block if pooling else 1
+        pool, kept = block if of_keys else 1, width if means is not None or not of_keys else 2 * width
         chooses = max(self._step.sees) > graph.all_seen
         none = View(0, 0, 0)
         q, k, weights = [*(graph.values[name] if chooses or name == names[1] else none for name in names), none][:3]
-        kept = [pointer(graph.caches.get(f"{cache}{end}", 0)) for end in ("", SCALES)]
+        arrays = [pointer(graph.caches.get(f"{cache}{end}", 0)) for end in ("", SCALES)]
         places, tokens = pointer(self._places), graph.blocks.tokens
-        turned = heads if chooses and not pooling else 0
-        turns = self._step.turns[cosines], self._step.turns[sines]
-        graph.launch(
-            f"rotate_{graph.blocks.format}",
-            self._tokens * (turned + 1) * WARP,
-            *(*rows_of(q), *rows_of(k), *rows_of(none), places, *kept, *kept, *integers(0, tokens, self._tokens)),
-            *integers(turned, 1, 2 * width if pooling else width),
-            Turning(*turns, 0, 0, 0, 0, 0, attributes.get("rotary_dim", 0)),
-        )
-        for name in pooling:
+        turning = Turning(*self._turns(cosines, sines), 0, 0, 0, 0, 0, attributes.get("rotary_dim", 0))
+        plain = Turning(*self._turns(cosines, sines), 0, 0, 0, 0, 0, 0)
+        asks = heads if chooses and (means is not None or not of_keys) else 0
+
+        def rotate(queries: int, keys: View, turning: Turning) -> None:
             graph.launch(
-                f"pool_index_{graph.blocks.format}",
+                f"rotate_{graph.blocks.format}",
+                self._tokens * (queries + bool(keys.address)) * WARP,
+                *(*rows_of(q), *rows_of(keys), *rows_of(none), places, *arrays, *arrays),
+                *integers(0, tokens, self._tokens, queries, 1, kept),
+                turning,
+            )
+
+        if means is None:
+            rotate(asks, k, turning)
+        else:  # keys are kept as they are
+            rotate(0, k, plain)
+            if asks:
+                rotate(asks, none, turning)
+        for name in of_keys:
+            graph.launch(
+                f"{'pool' if means is None else 'average'}_index_{graph.blocks.format}",
                 self._tokens * WARP,
-                *(*rows_of(k), pointer(graph.address(name)), places, *kept),
+                *(*rows_of(k), pointer(graph.address(name)), places, *arrays),
                 *integers(tokens, self._tokens, width, pool),
+                *([] if means is None else [turning, ctypes.c_float(means)]),
             )
         together = max(1, min(graph.max_rows, SCORES_BYTES // (4 * lists * graph.context)))
         scores = graph.buffer("scores of positions", lists * graph.context, together)
-        slots = [graph.buffer(f"{node.output[0]}.{own}", count, graph.max_rows) for own in range(lists)]
+        slots = [graph.buffer(f"{node.output[0]}.{own}", count, graph.max_rows) for own in range(told)]
         chosen = [
-            graph.buffer(places_of(node.output[0], own), PLACE.itemsize // 4, graph.max_rows) for own in range(lists)
+            graph.buffer(places_of(node.output[0], own), PLACE.itemsize // 4, graph.max_rows) for own in range(told)
         ]
         for first in range(0, self._tokens, together):
             rows = min(together, self._tokens - first)
@@ -67,15 +79,18 @@ class ChoiceNodes(Submission):
                 graph.launch(
                     f"score_index_{graph.blocks.format}",
                     rows * -(-room // SCORED) * 4 * WARP,
-                    *(*rows_of(q.after(first)), *rows_of(weights.after(first)), places, *kept, *integers(tokens)),
-                    *(pointer(scores.address), *integers(heads, width, count, room, pool)),
+                    *(*rows_of(q.after(first)), *rows_of(weights.after(first)), places, *arrays, *integers(tokens)),
+                    *(pointer(scores.address), *integers(heads, width, kept, int(apart), count, room, pool)),
                 )
-            for own in range(lists):
+            for own in range(told):
                 graph.launch(
                     "choose_positions",
                     rows * 4 * WARP,
-                    *(pointer(scores.address + 4 * own * room), *integers(lists * room), places),
-                    *(*integers(tokens, own, lists), ctypes.c_ulonglong(slots[own].after(first).address)),
+                    *(pointer(scores.address + 4 * (own if apart else 0) * room), *integers(lists * room), places),
+                    *(*integers(tokens, own, told), ctypes.c_ulonglong(slots[own].after(first).address)),
                     pointer(chosen[own].after(first).address),
                     *integers(count, block, attributes.get("latest", 0), int(pool > 1)),
                 )
+
+    def _turns(self, cosines: str, sines: str) -> tuple[int, int]:
+        return self._step.turns[cosines], self._step.turns[sines]

@@ -98,6 +98,15 @@ class RecurrentNodes(Submission):
         graph.launch("multiply", count, *rows_of(c), *rows_of(mixed), *rows_of(y), *size)
         self._keep(layer, lined)
 
+    def dilated_convolution(self, node: onnx.NodeProto) -> None:
+        graph, of = self._graph, attributes_of(node)
+        x, filters = graph.values[node.input[0]], pointer(graph.address(node.input[1]))
+        layer = self._step.states.layers[of["layer"]]
+        lined = self._line_up(layer, [x])
+        # It is read where it is: before another layer, or this one's other state, convolves anything.
+        graph.values[node.output[0]] = self._convolved(layer, lined, filters, pointer(0), True, of["dilation"])
+        self._keep(layer, lined)
+
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _line_up(self, layer: LayerStates, values: Sequence[View]) -> View:
@@ -116,7 +125,13 @@ class RecurrentNodes(Submission):
         return lined
 
     def _convolved(
-        self, layer: LayerStates, lined: View, filters: ctypes.c_void_p, bias: ctypes.c_void_p, opens: bool
+        self,
+        layer: LayerStates,
+        lined: View,
+        filters: ctypes.c_void_p,
+        bias: ctypes.c_void_p,
+        opens: bool,
+        apart: int = 1,
     ) -> View:
         step, spec = self._step.lined_up, layer.spec
         mixed = self._graph.buffer("convolved", spec.columns, self._step.states.room)
@@ -125,7 +140,7 @@ class RecurrentNodes(Submission):
             step.rows * spec.columns,
             *(*rows_of(lined), pointer(layer.recent), filters, bias),
             *map(pointer, (step.table, step.owners, mixed.address)),
-            *integers(self._tokens, step.rows, spec.columns, spec.reach, int(opens)),
+            *integers(self._tokens, step.rows, spec.columns, (spec.reach - 1) // apart + 1, apart, int(opens)),
         )
         return mixed
 

@@ -166,6 +166,14 @@ class SmallNodes(Making):
         views = (*rows_of(x), *rows_of(gates), *rows_of(own), *rows_of(y))
         graph.launch("write_streams", self._count * own.width, *views, *size)
 
+    def match_streams(self, node: onnx.NodeProto) -> None:
+        """Rows as residual streams, each with as much of them as its query fits its key. A warp per row and stream."""
+        of = attributes_of(node)
+        x, keys, own = map(self._operand, node.input)
+        y, size = self._result(node, x.width), integers(self._count, own.width, of["streams"])
+        views, scale = (*rows_of(x), *rows_of(keys), *rows_of(own), *rows_of(y)), ctypes.c_float(of["scale"])
+        self._graph.launch("match_streams", self._count * of["streams"] * WARP, *views, *size, scale)
+
     def tanh(self, node: onnx.NodeProto) -> None:
         self._map(node, "bounded")
 

@@ -11,7 +11,9 @@
  *
  * Where keys are pooled, an element of a block's key is the sum of e * k by fma, position by position, divided by the sum
  * of e, with e = exp(gate - the block's largest gate) (floats.h), and k and gates as they are cached, but for those of the
- * block's last position, which are not rounded. A gate is that of a row plus `pooling`.
+ * block's last position, which are not rounded. A gate is that of a row plus `pooling`. Or an element is the sum of its
+ * positions', in their order, divided by their number; then the key is normed as rows are (rows.c) and turned as the
+ * first of them is. A head counts 1 then.
  */
 #include "choosing.h"
 
@@ -77,7 +79,7 @@ static void score(const void *job, int64_t stretch) { kernels->score_index(job, 
 
 /* From the scores of positions to those of blocks, in place; how many blocks there are. */
 static int64_t score_blocks(const struct choice *c, float *scores, int64_t positions) {
-    if (c->pooling) return keys_of(c, positions);
+    if (pools(c)) return keys_of(c, positions);
     const int64_t blocks = divide_up(positions, c->block);
     for (int64_t b = 0; b < blocks; b++) {
         float best = scores[b * c->block];
@@ -103,11 +105,12 @@ static void choose_of_list(const void *job, int64_t list) {
     const struct choosing *now = job;
     const struct choice *c = now->c;
     const int64_t lists = lists_of(c), positions = now->piece.position + list / lists + 1;
-    int64_t *chosen = c->chosen + (now->piece.row * lists + list) * c->count;
+    int64_t *chosen = c->chosen + (now->piece.row * lists + list) * c->copies * c->count;
     float *scores = now->totals + list * now->piece.stretches * SIGHT;
     const int64_t blocks = score_blocks(c, scores, positions);
     choose_best(scores, blocks, c->count / c->block, chosen);
     spread(c, blocks, positions, chosen);
+    for (int64_t n = 1; n < c->copies; n++) memcpy(chosen + n * c->count, chosen, (size_t)c->count * sizeof *chosen);
 }
 
 /* Do work(now, chunk) for all chunks, on several threads if it is enough for them. */
@@ -122,8 +125,9 @@ static void share(const struct choosing *now, void (*work)(const void *, int64_t
 static int64_t choose_all(const struct choice *c, const struct span *span) {
     int64_t row = 0;
     for (; row < span->rows && span->position + row < c->count; row++) {
-        int64_t *chosen = c->chosen + (span->row + row) * lists_of(c) * c->count;
-        for (int64_t list = 0; list < lists_of(c); list++, chosen += c->count)
+        const int64_t lists = lists_of(c) * c->copies;
+        int64_t *chosen = c->chosen + (span->row + row) * lists * c->count;
+        for (int64_t list = 0; list < lists; list++, chosen += c->count)
             for (int64_t i = 0; i < c->count; i++) chosen[i] = i <= span->position + row ? i : -1;
     }
     return row;

@@ -37,7 +37,22 @@ ALWAYS void pool_index_as(const struct choice *c, const struct span *span, int64
     }
 }
 
-/* The index keys of a span's rows, turned, go to its blocks; where they are pooled, those of blocks that end too. */
+/* The key of a block, of which `last` is the last row: the mean, normed, and turned as the first position is. */
+ALWAYS void average_index_as(const struct choice *c, const struct span *span, const struct table *table, int64_t position,
+                             const float *last, float *row, const int format) {
+    const int64_t size = c->attention.size, first = position + 1 - c->block;
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int64_t left = size - i;
+        floats sum = cached_index(&c->attention, span, first, i, left, format);
+        for (int64_t n = 1; n < c->block - 1; n++) sum += cached_index(&c->attention, span, first + n, i, left, format);
+        store_floats(row + i, (sum + load_floats(last + i, left)) / (float)c->block, left);
+    }
+    const struct norm norm = {.weight = c->gain, .columns = size, .epsilon = c->epsilon};
+    normalise_row(&norm, row, NULL, row, NULL);
+    turn(table, first, row, row, size, 1, NULL);
+}
+
+/* The index keys of a span's rows, turned, go to its blocks; where blocks have keys, those of blocks that end too. */
 static void cache_index(const struct choice *c, const struct span *span, const struct table *table, float *scratch) {
     const struct attention *a = &c->attention;
     float *pooled = scratch + 2 * up_to_multiple(a->size, LANES_IN_ALL);
@@ -53,7 +68,15 @@ static void cache_index(const struct choice *c, const struct span *span, const s
             }
             row = pooled;
         }
-        keep(a, table, position, row, NULL, a->near.keys, a->near.key_scales, n, scratch);
+        if (c->gain && (position + 1) % c->block == 0) {
+            switch (a->format) {
+                case FP32: average_index_as(c, span, table, position, row, pooled, FP32); break;
+                case FP16: average_index_as(c, span, table, position, row, pooled, FP16); break;
+                case INT8: average_index_as(c, span, table, position, row, pooled, INT8); break;
+            }
+            row = pooled;
+        }
+        keep(a, c->gain ? NULL : table, position, row, NULL, a->near.keys, a->near.key_scales, n, scratch);
     }
 }
 
@@ -85,12 +108,13 @@ static struct run *cut_in_blocks(const struct choosing *now, int64_t begin, int6
     return runs;
 }
 
-/* What some heads of a row score at the positions of a stretch that lie in these runs, added up; of INT8 without scales. */
+/* What some heads of a row score at the positions of a stretch that lie in these runs, added up; of INT8 without scales.
+ * Without weights all count 1. */
 static void add_scores(float *totals, const float *weights, float scores[][SIGHT], int64_t heads, int64_t to) {
     for (int64_t h = 0; h < heads; h++)
         for (int64_t t = 0; t < to; t += LANES) {
             const floats score = load_floats(scores[h] + t, LANES), found = choose(score > 0, score, all_lanes(0));
-            const floats total = fused(all_lanes(weights[h]), found, load_floats(totals + t, LANES));
+            const floats total = fused(all_lanes(weights ? weights[h] : 1), found, load_floats(totals + t, LANES));
             store_floats(totals + t, total, LANES);
         }
 }
@@ -101,19 +125,20 @@ ALWAYS void score_index_as(const struct choosing *now, int64_t stretch, const in
     const int64_t begin = stretch * SIGHT, left = keys_of(now->c, piece->position + piece->rows) - begin;
     const int64_t to = left < SIGHT ? left : SIGHT;
     struct run runs[SIGHT];
-    const struct run *end = now->c->pooling ? cut_in_blocks(now, begin, to, runs, format)
+    const struct run *end = pools(now->c) ? cut_in_blocks(now, begin, to, runs, format)
                                             : cut_in_runs(piece, begin, 0, 0, to, runs, format);
     const int64_t lists = lists_of(now->c), apart = piece->stretches * SIGHT;
     for (int64_t row = 0; row < piece->rows; row++) {
         const float *weights = now->c->weights ? now->c->weights + (piece->row + row) * a->heads : NULL;
+        const int together = weights || now->c->gain;
         float *totals = now->totals + (row * lists * piece->stretches + stretch) * SIGHT;
         float scores[HEADS_AT_ONCE][SIGHT] = {0};
         for (int64_t list = 0; list < lists; list++) memset(totals + list * apart, 0, SIGHT * sizeof(float));
         for (int64_t head = 0; head < a->heads; head += HEADS_AT_ONCE) {
             const int64_t count = a->heads - head < HEADS_AT_ONCE ? a->heads - head : HEADS_AT_ONCE;
             score_runs(piece, piece->q + (row * a->heads + head) * piece->wide, runs, end, count, scores, format);
-            if (weights) add_scores(totals, weights + head, scores, count, to);
-            for (int64_t h = 0; !weights && h < count; h++)
+            if (together) add_scores(totals, weights ? weights + head : NULL, scores, count, to);
+            for (int64_t h = 0; !together && h < count; h++)
                 memcpy(totals + (head + h) * apart, scores[h], (size_t)to * sizeof(float));
         }
         for (int64_t list = 0; format == INT8 && list < lists; list++)

@@ -37,4 +37,4 @@
 
 #define KERNELS {LANES,     quantise,     multiply, normalise, normalise_heads,   gate,              gate_streams, read_streams, \
                  write_streams, mix, adapt_down, adapt_up,  cache_rows,   turn_queries, attend, combine,          cache_index, turn_index, score_index, encode,            contend,    add_masses, \
-                 recur_delta, recur_state_space, recur_convolution}
+                 recur_delta, recur_state_space, recur_convolution, recur_dilated}

@@ -43,6 +43,7 @@ struct kernels {
     void (*recur_delta)(const struct recurring *now, int64_t head);
     void (*recur_state_space)(const struct recurring *now, int64_t head);
     void (*recur_convolution)(const struct recurring *now, int64_t job);
+    void (*recur_dilated)(const struct recurring *now, int64_t job);
 };
 
 /* Of recurrent.c, of a row of a span under way, rows before it having numbers below 0: what is kept of one that is not

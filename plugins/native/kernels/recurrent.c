@@ -1,5 +1,5 @@
 /* Layers with recurrent states of sequences, read and changed row by row: gated DeltaNet, Mamba2's state space, and short
- * convolutions, whose state is the rows that they see. Threads share (span, head), or (span, some columns).
+ * or dilated convolutions, whose state is the rows that they see. Threads share (span, head), or (span, some columns).
  *
  * The arithmetic. It is the same to the bit for every level and pool, however a sequence is cut in spans, and whichever
  * spans are computed together. s(x) is the sigmoid of rows.c.
@@ -22,6 +22,8 @@
  * - y = fma(gain, x, the sum of c * state by fma, row by row) * (z * s(z)).
  *
  * Short convolution: y = c * the convolved products b * x.
+ *
+ * Dilated convolution: y is the convolved element, which sees each `dilation`-th of the rows.
  */
 #include "library.h"
 #include "pool.h"
@@ -123,7 +125,7 @@ static void end(const struct recurring *now) {
 }
 
 static int64_t jobs(const struct recurrent *d) {
-    return d->kind == SHORT_CONVOLUTION ? (d->columns + COLUMNS_OF_JOB - 1) / COLUMNS_OF_JOB : d->heads;
+    return d->kind >= SHORT_CONVOLUTION ? (d->columns + COLUMNS_OF_JOB - 1) / COLUMNS_OF_JOB : d->heads;
 }
 
 static void recur(const void *job, int64_t chunk) {
@@ -134,7 +136,8 @@ static void recur(const void *job, int64_t chunk) {
     switch (d->kind) {
         case GATED_DELTA: kernels->recur_delta(now, chunk % each); break;
         case STATE_SPACE: kernels->recur_state_space(now, chunk % each); break;
-        default: kernels->recur_convolution(now, chunk % each);
+        case SHORT_CONVOLUTION: kernels->recur_convolution(now, chunk % each); break;
+        default: kernels->recur_dilated(now, chunk % each);
     }
 }
 

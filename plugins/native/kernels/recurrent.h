@@ -7,7 +7,7 @@ enum { WIDEST_HEAD = 512 };    /* SHARED with plugins/recurrent.py. Elements of 
 enum { COLUMNS_OF_JOB = 256 }; /* of a short convolution */
 
 /* SHARED with recurrent.py. */
-enum recurrence { GATED_DELTA, STATE_SPACE, SHORT_CONVOLUTION };
+enum recurrence { GATED_DELTA, STATE_SPACE, SHORT_CONVOLUTION, DILATED_CONVOLUTION };
 
 /* SHARED with structs.py. Rows that are consecutive tokens of one sequence. */
 struct recurrent_span {
@@ -31,7 +31,7 @@ struct recurrent {
     const float *first;   /* [rows, first_stride]: first_columns that are convolved, and behind them what opens gates */
     const float *second;  /* [rows, columns - first_columns]; may be null */
     const float *gates;   /* [rows, gate_columns]; may be null */
-    const float *filters; /* [reach, columns] */
+    const float *filters; /* [reach, columns]; of a dilated convolution [(reach - 1) / dilation + 1, columns] */
     const float *filter_bias; /* [columns]; may be null */
     const float *rate;    /* [heads], e^decay */
     const float *bias;    /* [heads, decays]; state space: [heads] */
@@ -42,7 +42,7 @@ struct recurrent {
     int64_t *marks;       /* [slots, 2]: the position that a state stands before; how many rows have been guessed */
     float *y;             /* [rows, width] */
     int64_t kind, rows, slots, heads, group, key_size, value_size, columns, first_columns, first_stride, gate_columns;
-    int64_t reach, most_guesses, width;
+    int64_t reach, dilation, most_guesses, width;
     int64_t decays;  /* gated delta: numbers by which a head's state decays: 1, or key_size, each of a row of it */
     int64_t squashed; /* gated delta: gates are opened by s(z), not by z * s(z) */
     float epsilon, least, most; /* of a norm; bounds of a state space's steps */

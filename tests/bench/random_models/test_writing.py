@@ -139,8 +139,8 @@ def test_weights_that_lie_in_larger_tensors_are_found(name: str, tmp_path: Path)
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "moe_intermediate_size": 32}
     synthesise(tiny(name) | few | heads | {"num_hidden_layers": 4}, tmp_path)
     with open_model(tmp_path) as opened:
-        assert any(layer.recurrence for layer in opened.model.layers)
-        (gain,) = {layer.recurrence.gain.name for layer in opened.model.layers[:1] if layer.recurrence}
+        assert any(layer.recurrences for layer in opened.model.layers)
+        (gain,) = {each.gain.name for layer in opened.model.layers[:1] for each in layer.recurrences}
         assert opened.source.read(Piece(gain, range(128))).mean() == pytest.approx(1, abs=0.02)
 
 

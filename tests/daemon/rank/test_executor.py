@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from motley.daemon.models.description.hashed_rows import I64, NONE
 from motley.daemon.rank.executor import Executor
 from motley.daemon.rank.steps import (
     Close,
@@ -71,7 +72,7 @@ class Far:
 
 
 def a_rank(engine: Engine | None = None, blocks: CacheBlocks = BLOCKS) -> Executor:
-    def embed(ids: Sequence[int]) -> F32:
+    def embed(ids: Sequence[int], recent: I64 | None = None) -> F32:
         if not 0 <= min(ids) <= max(ids) < 64:
             raise IndexError("no such row")
         return np.zeros((len(ids), 4), np.float32)
@@ -84,7 +85,7 @@ def test_a_rank_of_an_earlier_stage_passes_all_rows_on_and_has_no_logits() -> No
     engine, passed = Engine(), list[F32]()
     rows = {"entered": np.ones((3, 64), np.float32)}
 
-    def enter(ids: Sequence[int]) -> F32:
+    def enter(ids: Sequence[int], recent: I64 | None = None) -> F32:
         return rows["entered"][: len(ids)]
 
     rank = Executor(cast(Any, engine), BLOCKS, CONTEXT, enter, range(0), 8, Stats(0, 1), pass_on=passed.append)
@@ -119,7 +120,7 @@ def test_rows_begin_with_the_embeddings_of_their_own_adapter() -> None:
             entered.append(hidden.copy())
             return super().step(hidden, spans, halved)
 
-    def embed(ids: Sequence[int]) -> F32:
+    def embed(ids: Sequence[int], recent: I64 | None = None) -> F32:
         return np.full((len(ids), 4), -1, np.float32)
 
     tables = cast(Any, Tables())
@@ -130,6 +131,30 @@ def test_rows_begin_with_the_embeddings_of_their_own_adapter() -> None:
     rank.execute(Step(plans, ints(5, 6, 7, 8, 9, 10, 11, 12)))
     assert entered[0][:, 0].tolist() == [-1, -1, 7, 8, -1, -1, 11, 12]
     assert entered[0][2].tolist() == [7, 7, 7, -1]
+
+
+def test_rows_that_depend_on_the_tokens_before_them_are_told_these() -> None:
+    """Of every sequence of a step, in chunks of its prompt, and after guesses that were wrong."""
+    asked: list[Any] = []
+
+    def embed(ids: Sequence[int], recent: I64 | None = None) -> F32:
+        assert recent is not None
+        asked.append(recent.tolist())
+        return np.zeros((len(ids), 4), np.float32)
+
+    rank = Executor(cast(Any, Engine()), BLOCKS, CONTEXT, embed, range(64), 8, Stats(0, 1), recent=2)
+    rank.execute(Open(0, 5, SAMPLING, ints(1, 2, 3, 4, 5)))
+    rank.execute(Open(1, 2, SAMPLING, ints(7, 8, 9)))  # of its tokens one has been generated before it stepped back
+    rank.execute(Step([SpanPlan(0, 0, 3, 0, 0, ints(7))], ints(1, 2, 3)))
+    assert asked.pop() == [[1, NONE, NONE], [2, 1, NONE], [3, 2, 1]]
+    rank.execute(Step([SpanPlan(1, 2, 1, 1, 4, ints(1)), SpanPlan(0, 3, 2, 1, 4, ints(8))], ints(9, 4, 5)))
+    assert asked.pop() == [[9, 8, 7], [4, 3, 2], [5, 4, 3]]
+    rank.execute(Step([SpanPlan(0, 5, 3, 3, 4, ints())], ints(10, 11, 12)))
+    assert asked.pop() == [[10, 5, 4], [11, 10, 5], [12, 11, 10]]
+    rank.execute(Step([SpanPlan(0, 6, 2, 2, 4, ints())], ints(13, 14)))
+    assert asked.pop() == [[13, 10, 5], [14, 13, 10]]
+    with pytest.raises(StepError, match="tokens 8 to 14 of 12 at most"):
+        rank.execute(Step([SpanPlan(0, 8, 6, 1, 4, ints())], ints(1, 2, 3, 4, 5, 6)))
 
 
 def ints(*numbers: int) -> Any:
@@ -153,7 +178,7 @@ def test_blocks_are_added_to_those_that_a_sequence_has() -> None:
 def test_far_blocks_are_verified_when_a_sequence_begins_with_them_and_while_it_uses_them() -> None:
     """And of each place it is told whether they are lost."""
 
-    def embed(ids: Sequence[int]) -> F32:
+    def embed(ids: Sequence[int], recent: I64 | None = None) -> F32:
         return np.zeros((len(ids), 4), np.float32)
 
     places = Far(), Far("a power cut")

@@ -480,7 +480,7 @@ def _nothing() -> None:
     pass
 
 
-def _embed(tokens: Sequence[int]) -> F32:
+def _embed(tokens: Sequence[int], recent: object = None) -> F32:
     return np.array(tokens, np.float32)[:, None]
 
 

@@ -11,6 +11,7 @@ from motley.daemon.models.blocks.layers import begin, model
 from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Placement, Value, W, key_axis, query_axis
 from motley.daemon.models.description.model import Layer
+from motley.daemon.models.description.operations.attention import Means
 from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.description.operations.rows import Activation, Add, Sum, WholeNorm
 from motley.daemon.models.description.writing import ShardingError, Writer
@@ -135,6 +136,17 @@ def routed(writer: Writer, chosen: int = 2) -> tuple[Value, Value]:
     return writer.route("layers.0.mlp.router", X, ROUTER, Routing(chosen))
 
 
+INDEX = Axis(Kind.PLAIN, 20, "index_head_dim")
+TAPS = Axis(Kind.PLAIN, 3, "taps")
+
+
+def choose_means(writer: Writer, count: int = 8, means: Means | None = None, queries: int = 2) -> Value:
+    q, k = Value("layers.0.index.q", Axis(Kind.PLAIN, 40, "queries")), Value("layers.0.index.k", INDEX)
+    of_means = means or Means(W("gain", INDEX), 1e-5, 1.0)
+    heads = Heads(queries, 1, 20)
+    return writer.choose_means("layers.0.chosen", 0, q, k, heads, HEADS, count, 4, of_means, rope="main")
+
+
 REFUSED: dict[str, tuple[Callable[[Writer], object], str]] = {
     "a sharded value added to a residual": (
         lambda writer: writer.add(X, SHARDED),
@@ -214,6 +226,30 @@ REFUSED: dict[str, tuple[Callable[[Writer], object], str]] = {
     "an index query for each query head": (
         lambda writer: writer.choose_blocks("layers.0.chosen", 0, Q, X, HEADS, 3, 16, 1, rope="main"),
         r"layers\.0\.chosen: layers\.0\.q and layers\.0\.x are not of an index head for each KV head",
+    ),
+    "a gate that nothing opens by what opens no gate alone": (
+        lambda writer: writer.gated("layers.0.gated", SHARDED, None, Activation.RELU),
+        r"layers\.0\.gated: layers\.0\.sharded opens nothing by relu",
+    ),
+    "means of blocks of which a list is not made": (
+        lambda writer: choose_means(writer, count=10),
+        r"layers\.0\.chosen: 10 positions in blocks of 4, or gain, do not fit",
+    ),
+    "a norm of means with the gain of others": (
+        lambda writer: choose_means(writer, means=Means(W("gain", TAPS), 1e-5, 1.0)),
+        r"layers\.0\.chosen: .* in blocks of 4, or gain, do not fit",
+    ),
+    "index queries of other heads": (
+        lambda writer: choose_means(writer, queries=3),
+        r"layers\.0\.chosen: layers\.0\.index\.q and layers\.0\.index\.k are not made of 3 heads of 20",
+    ),
+    "a filter of another axis": (
+        lambda writer: writer.dilated_convolution("layers.0.y", 1, X, W("filter", OTHER, TAPS), 2),
+        r"layers\.0\.y: layers\.0\.x and the filter filter are of unlike axes",
+    ),
+    "a convolution of what ranks have parts of": (
+        lambda writer: writer.dilated_convolution("layers.0.y", 1, SHARDED, W("filter", COLUMNS, TAPS), 2),
+        r"layers\.0\.sharded is sharded, not replicated",
     ),
     "two values of one name": (
         lambda writer: [writer.linear("layers.0.up", X, UP), writer.linear("layers.0.up", X, UP)],
@@ -346,6 +382,23 @@ def test_rows_may_choose_themselves() -> None:
         Writer(X).route("layers.0.router", X, ROUTER, routing)
 
 
+def test_all_kv_heads_see_what_is_chosen_by_means() -> None:
+    chosen = choose_means(Writer(X))
+    assert (chosen.axis, chosen.placement) == (key_axis(Heads(12, 4, 8 + 3)), Placement.SHARDED)
+
+
+def test_gates_may_open_by_themselves() -> None:
+    writer = Writer(X)
+    for number, activation in enumerate((Activation.GELU_TANH, Activation.SIGMOID, Activation.SILU)):
+        opened = writer.gated(f"layers.0.{number}", X, None, activation)
+        assert (opened.axis, opened.placement) == (X.axis, X.placement)
+
+
+def test_streams_are_made_of_a_row_by_what_fits_them() -> None:
+    own = Writer(X).match_streams("layers.0.y", OF_STREAMS, Value("layers.0.keys", STREAMS), X)
+    assert own == Value("layers.0.y", STREAMS)
+
+
 def test_streams_are_made_of_a_row_read_and_written_to() -> None:
     writer = Writer(X)
     streams = writer.as_streams("layers.0.streams", STREAMS, X)
@@ -385,6 +438,9 @@ def test_streams_have_gates_that_are_the_same_for_all_rows() -> None:
         ),
         lambda writer: writer.write_streams(OF_STREAMS, GATES, Value("layers.0.y", OTHER)),
         lambda writer: writer.write_streams(OF_STREAMS, MEAN[1:], Value("layers.0.y", RESIDUAL)),
+        lambda writer: writer.match_streams("layers.0.y", OF_STREAMS, X, X),
+        lambda writer: writer.match_streams("layers.0.y", OF_STREAMS, OF_STREAMS, Value("layers.0.other", OTHER)),
+        lambda writer: writer.match_streams("layers.0.y", OF_STREAMS, OF_STREAMS, PARTIAL),
         lambda writer: gates(writer, logits=23),
         lambda writer: gates(writer, streams=5),
         lambda writer: gates(writer, scale=2),

@@ -10,10 +10,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from motley.daemon.models.graph.streams import read_streams, stream_gates, write_streams
+from motley.daemon.models.graph.streams import match_streams, read_streams, stream_gates, write_streams
 from motley.plugins.engine import DOMAIN
 from motley.plugins.reference import operators
-from motley.plugins.streams import READ_STREAMS, STREAM_GATES, WRITE_STREAMS
+from motley.plugins.streams import MATCH_STREAMS, READ_STREAMS, STREAM_GATES, WRITE_STREAMS
 
 ROWS, COLUMNS = 3, 5
 RULES = {"epsilon": 0.02, "written": 1.5, "least": 0.1}
@@ -81,3 +81,17 @@ def test_what_mixes_adds_up_to_one_in_rows_and_columns() -> None:
     mix = gates[:, 8:].reshape(ROWS, 4, 4)
     np.testing.assert_allclose(mix.sum(axis=1), 1, 1e-5)
     np.testing.assert_allclose(mix.sum(axis=2), 1, 1e-3)
+
+
+@pytest.mark.parametrize("streams", [2, 5])
+def test_streams_get_as_much_of_a_row_as_their_queries_fit_their_keys(streams: int) -> None:
+    """Nothing fits a query of zeros: then half of the row."""
+    x, keys, rows = drawn(ROWS, streams * COLUMNS), 3 * drawn(ROWS + 1, streams * COLUMNS)[1:], drawn(ROWS, COLUMNS)
+    x[1] = 0
+    y = by_operators(match_streams(streams), [x, keys, rows], streams=streams, scale=0.5)
+    expected = operators.OPERATORS[MATCH_STREAMS](np, x, keys, rows, streams=streams, scale=0.5)
+    np.testing.assert_allclose(y, expected, 1e-5, 1e-6)
+    np.testing.assert_allclose(y[1], np.tile(rows[1] / 2, streams), 1e-6)
+    fit = (x[0, :COLUMNS] @ keys[0, :COLUMNS]) / 2
+    share = 1 / (1 + np.exp(-np.sign(fit) * np.sqrt(np.abs(fit))))
+    np.testing.assert_allclose(y[0, :COLUMNS], share * rows[0], 1e-4, 1e-6)

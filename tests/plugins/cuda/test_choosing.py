@@ -42,7 +42,7 @@ def test_the_best_blocks_of_positions_are_chosen_the_earlier_of_equal_ones(
     scores, room = np.full((len(stands), lists, capacity), np.nan, np.float32), capacity
     by = pointers(None if each_chooses else weights)
     given = [*pointers(q), *integers(q.shape[1]), *by, *integers(heads), *pointers(places, keys, scales)]
-    given += [*integers(tokens), *pointers(scores), *integers(heads, width, count, room, 1)]
+    given += [*integers(tokens), *pointers(scores), *integers(heads, width, width, each_chooses, count, room, 1)]
     launch_kernel(f"score_index_{cache_format}", len(stands) * -(-room // SCORED), given)
     found = [launched(scores[:, own], places, tokens, (own, lists), count, block, latest) for own in range(lists)]
     rows = (table[:, None] * tokens + np.arange(tokens)).ravel()
@@ -109,7 +109,7 @@ def test_the_best_blocks_by_pooled_keys_are_chosen_and_what_follows_them(
     scores = np.full((len(stands), 1, room), np.nan, np.float32)
     given = [*pointers(q), *integers(q.shape[1]), *pointers(weights), *integers(heads)]
     given += [*pointers(own_places, keys, scales), *integers(tokens), *pointers(scores)]
-    given += integers(heads, width, count, room, block)
+    given += integers(heads, width, 2 * width, False, count, room, block)
     launch_kernel(f"score_index_{cache_format}", len(stands) * -(-room // SCORED), given)
     slots, chosen = launched(scores[:, 0], own_places, tokens, (0, 1), count, block, 0, pooled=True)
     for row, position in enumerate(stands):

@@ -175,6 +175,83 @@ def test_pooled_keys_do_not_depend_on_chunks_and_the_best_blocks_are_chosen(
         assert chosen[row].tolist() == [*expected, *[-1] * (count - len(expected))]
 
 
+@given(
+    format=st.sampled_from(FORMATS),
+    size=st.sampled_from([4, 20, 64]),
+    turned=st.booleans(),
+    block=st.sampled_from([2, 5, 16]),
+    copies=st.sampled_from([1, 3]),
+    tokens=st.sampled_from([1, 16, 24]),
+    cuts=st.lists(st.integers(1, 149), max_size=4, unique=True).map(sorted),
+    guessed=st.integers(0, 20),
+)
+def test_keys_that_are_means_do_not_depend_on_chunks_and_are_turned_as_their_first_positions(
+    format: Format,
+    size: int,
+    turned: bool,
+    block: int,
+    copies: int,
+    tokens: int,
+    cuts: list[int],
+    guessed: int,
+) -> None:
+    """Nor on guesses that were wrong before a chunk; all heads count alike, and each list is told as often as asked."""
+    random, end, heads, blocks = np.random.default_rng([size, block, tokens]), 150, 6, 2
+    count, half = blocks * block + block - 1, size // 4 if turned else 0
+    keys, q, gain = normal(random, end, size), normal(random, end, heads * size), normal(random, size)
+    table = random.permutation(-(-end // tokens)).astype(np.int32)
+    angles = random.uniform(-3, 3, (end, half))
+    tables = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def turn(rows: Any, at: Any) -> Any:
+        one, other, rest = np.split(rows.astype(float), [half, 2 * half], axis=-1)
+        cosines, sines = (each[at].astype(float) for each in tables)
+        return np.concatenate([one * cosines - other * sines, other * cosines + one * sines, rest], axis=-1)
+
+    def chosen_in(cuts: list[int], guessed: int) -> tuple[I64, Any, Any]:
+        kept: Any = np.zeros((len(table), 1, tokens, size), format)
+        scales = np.ones(kept.shape[:3], np.float32) if format is np.int8 else None
+        chosen = np.zeros((end, copies * count), np.int64)
+
+        def act(k: Any, own: I64, start: int) -> None:
+            spans, rows = Spans(1, 1), slice(start, start + len(k))
+            spans.set([SpanRows(0, len(k), start, table, [tables])])
+            layer = LayerBlocks(kept, kept, scales, scales)
+            more = {"heads": heads, "turned": half, "context": end, "pool": POOLS[2], "block": block, "copies": copies}
+            bind_choice(q[rows], k, None, layer, own, spans, 0, gain=gain, epsilon=1e-3, **more)()
+
+        for start, stop in pairwise([0, *cuts, end]):
+            if wrong := min(guessed, end - start):
+                act(-keys[start : start + wrong], np.zeros((wrong, copies * count), np.int64), start)
+            act(keys[start:stop], chosen[start:stop], start)
+        return chosen, kept, scales
+
+    chosen, kept, scales = at_first = chosen_in([], 0)
+    at_all_levels(lambda: chosen_in([], 0)[0].astype(np.float32))
+    for own, other in zip(at_first, chosen_in(cuts, guessed), strict=True):
+        np.testing.assert_array_equal(own, other)
+    positions = np.arange(end)
+    rows = kept[table[positions // tokens], 0, positions % tokens].astype(float)
+    if scales is not None:
+        rows *= scales[table[positions // tokens], 0, positions % tokens][:, None]
+    near, whole = {np.float32: 1e-5, np.float16: 4e-3, np.int8: 5e-2}[format], end // block * block
+    others = np.delete(positions, positions[block - 1 :: block])
+    np.testing.assert_allclose(rows[others], keys[others], atol=near)
+    of_blocks, starts = rows[block - 1 :: block], positions[:whole:block]
+    means = keys[:whole].reshape(-1, block, size).astype(float).mean(axis=1)
+    normed = means / np.sqrt(np.square(means).mean(axis=1, keepdims=True) + 1e-3) * gain
+    np.testing.assert_allclose(of_blocks, turn(normed, starts), atol=12 * near)
+    lists = chosen.reshape(end, copies, count)
+    assert (lists == lists[:, :1]).all()
+    for row in range(end):
+        seen = (row + 1) // block
+        queries = turn(q[row].reshape(heads, size), np.full(heads, row))
+        scores = np.maximum(queries @ of_blocks[:seen].T, 0).sum(axis=0)
+        picked = np.sort(np.argsort(-scores, kind="stable")[:blocks])
+        expected = [*(picked[:, None] * block + np.arange(block)).ravel(), *range(seen * block, row + 1)]
+        assert lists[row, 0].tolist() == [*expected, *[-1] * (count - len(expected))]
+
+
 def attended(
     q: npt.NDArray[np.float32],
     rows: npt.NDArray[np.float32],

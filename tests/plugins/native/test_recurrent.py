@@ -19,11 +19,12 @@ from motley.plugins.native.recurrent import (
     RecurrentRows,
     RecurrentSpans,
     Slots,
+    bind_dilated_convolution,
     bind_gated_delta,
     bind_short_convolution,
     bind_state_space,
 )
-from motley.plugins.recurrent import GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE, StateSpec
+from motley.plugins.recurrent import DILATED_CONVOLUTION, GATED_DELTA, SHORT_CONVOLUTION, STATE_SPACE, StateSpec
 from motley.plugins.reference.states import RECURRENCES, LayerStates
 from tests.plugins.native.native_levels import assert_same, at_all_levels, normal
 
@@ -38,6 +39,7 @@ class Sizes:
         by_rows: a DeltaNet as Kimi's: each row of a state decays by itself, and gates are opened by sigmoids; more is
             written, too.
         floor: the logarithm of what is left of a DeltaNet's state at least; 0: there is none.
+        dilation: of a dilated convolution; `reach` is how many positions it sees.
     """
 
     operator: str
@@ -49,13 +51,14 @@ class Sizes:
     biased: bool = False
     by_rows: bool = False
     floor: float = 0.0
+    dilation: int = 1
 
     @property
     def spec(self) -> StateSpec:
         values = self.keys * self.group
         wide, sizes = values * self.value_size, (values, self.key_size, self.value_size)
-        if self.operator == SHORT_CONVOLUTION:
-            return StateSpec(0, wide, self.reach)
+        if self.operator in (SHORT_CONVOLUTION, DILATED_CONVOLUTION):
+            return StateSpec(0, wide, (self.reach - 1) * self.dilation + 1)
         gates = {GATED_DELTA: 1 + self.decays, STATE_SPACE: 1}[self.operator] * values
         return StateSpec(0, wide + 2 * self.keys * self.key_size, self.reach, *sizes, gates)
 
@@ -72,6 +75,7 @@ class Sizes:
             GATED_DELTA: [keys, keys, wide, wide, values, values * self.decays],
             STATE_SPACE: [wide, wide, keys, keys, values],
             SHORT_CONVOLUTION: [wide] * 3,
+            DILATED_CONVOLUTION: [wide],
         }[self.operator]
 
 
@@ -88,8 +92,11 @@ SIZES = (
     Sizes(SHORT_CONVOLUTION, 1, 1, 0, 37, 2, biased=True),
     Sizes(GATED_DELTA, 2, 3, 24, 40, 4, by_rows=True, floor=-5.0),
     Sizes(GATED_DELTA, 3, 2, 5, 7, 2, floor=-0.5),
+    Sizes(DILATED_CONVOLUTION, 1, 1, 0, 700, 4, dilation=3),
+    Sizes(DILATED_CONVOLUTION, 1, 1, 0, 37, 2, dilation=2),
 )
 DELTA, ODD, BY_ROWS, SPACE, ODD_SPACE, CONVOLUTION, ODD_CONVOLUTION = (SIZES[at] for at in (0, 2, 3, 5, 7, 8, 9))
+DILATED, ODD_DILATED = SIZES[-2:]
 
 
 class Layer:
@@ -103,7 +110,7 @@ class Layer:
         self.attributes: dict[str, Any] = {"group": sizes.group, "key_size": sizes.key_size}
         heads = sizes.keys * sizes.group
         self.weights = {"filters": normal(random, self.spec.columns, sizes.reach)}
-        if sizes.operator != SHORT_CONVOLUTION:
+        if sizes.operator not in (SHORT_CONVOLUTION, DILATED_CONVOLUTION):
             self.weights |= {"decay": normal(random, heads), "bias": normal(random, heads * sizes.decays)}
         match sizes.operator:
             case "GatedDelta":
@@ -116,6 +123,8 @@ class Layer:
             case "StateSpace":
                 self.weights["skip"] = normal(random, heads)
                 self.attributes |= {"heads": heads, "least": 0.2, "most": 1.5}
+            case "DilatedConvolution":
+                self.attributes = {"dilation": sizes.dilation}
         if sizes.biased:
             self.weights["filter_bias"] = normal(random, self.spec.columns)
 
@@ -134,6 +143,8 @@ class Layer:
             more |= {name: self.attributes[name] for name in ("epsilon", "written", "floor")}
             squashed = self.sizes.by_rows
             return bind_gated_delta(qkvz, ba, y, spans, slots, group=self.sizes.group, squashed=squashed, **more)
+        if self.sizes.operator == DILATED_CONVOLUTION:
+            return bind_dilated_convolution(*rows, y, spans, slots, dilation=self.sizes.dilation, **more)
         more.setdefault("filter_bias", None)
         if self.sizes.operator == SHORT_CONVOLUTION:
             return bind_short_convolution(side_by_side(rows), y, spans, slots, **more)
@@ -214,7 +225,7 @@ def test_halves_of_a_span_that_is_guessed() -> None:
     assert_same(layer.native(slots, [(7, 5, 0)]), whole[7:])
 
 
-@pytest.mark.parametrize("sizes", [DELTA, SPACE, CONVOLUTION], ids=str)
+@pytest.mark.parametrize("sizes", [DELTA, SPACE, CONVOLUTION, DILATED], ids=str)
 def test_sequences_are_apart_and_begin_anew(sizes: Sizes) -> None:
     layer = Layer(sizes, 12)
     whole, slots = layer.native(layer.slots(), [(0, 12, 0)]), layer.slots()
@@ -224,7 +235,7 @@ def test_sequences_are_apart_and_begin_anew(sizes: Sizes) -> None:
     assert_same(layer.native(slots, [(0, 12, 0)]), whole)
 
 
-@pytest.mark.parametrize("sizes", [ODD, BY_ROWS, ODD_SPACE, ODD_CONVOLUTION], ids=str)
+@pytest.mark.parametrize("sizes", [ODD, BY_ROWS, ODD_SPACE, ODD_CONVOLUTION, ODD_DILATED], ids=str)
 def test_rows_behind_the_last_span_get_its_last_result(sizes: Sizes) -> None:
     layer = Layer(sizes, 6)
     spans, y, pool = RecurrentSpans(4), np.zeros((6, layer.wide), np.float32), Pool(2)
@@ -235,7 +246,7 @@ def test_rows_behind_the_last_span_get_its_last_result(sizes: Sizes) -> None:
     assert_same(y[5], y[4])
 
 
-@pytest.mark.parametrize("sizes", [DELTA, SPACE, CONVOLUTION], ids=str)
+@pytest.mark.parametrize("sizes", [DELTA, SPACE, CONVOLUTION, DILATED], ids=str)
 @pytest.mark.parametrize("position", [3, 8])
 def test_a_state_is_used_at_its_own_position_alone(sizes: Sizes, position: int) -> None:
     """A state that stands before 4, with 3 guesses behind it, knows nothing of a row at 3, nor of one at 8."""
@@ -263,4 +274,13 @@ def test_spans_that_do_not_fit_are_named(span: tuple[int, int, int, int, int]) -
         layer.bind(slice(0, 6), y, spans, slots, pool)()
     with pytest.raises(ValueError, match="qkvz must be"):
         layer.bind(slice(0, 5), y, spans, slots, pool)
+    pool.close()
+
+
+def test_filters_of_a_dilated_convolution_see_what_is_kept() -> None:
+    layer, pool = Layer(DILATED, 6), Pool(1)
+    y, spans = np.zeros((6, layer.wide), np.float32), RecurrentSpans(1)
+    more: dict[str, Any] = {"dilation": 2, "pool": pool, **layer.weights}
+    with pytest.raises(ValueError, match="filters of 4 taps, 2 rows apart, do not see 10 rows"):
+        bind_dilated_convolution(layer.parts[0], y, spans, layer.slots(), **more)
     pool.close()

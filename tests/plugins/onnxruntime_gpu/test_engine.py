@@ -80,7 +80,7 @@ def is_unknown(case: Case) -> bool:
     return (
         any(unknown)
         or case.chooses
-        or any(layer.recurrence for layer in case.model.layers)
+        or any(layer.recurrences for layer in case.model.layers)
         or case.model.beside is not None
     )
 

@@ -17,7 +17,7 @@ TAKES_HOST_ARRAYS = {"asarray"}
 FUNCTIONS = {
     *TAKES_HOST_ARRAYS,
     *("empty", "empty_like", "zeros", "zeros_like", "full", "stack", "concatenate", "split", "repeat", "broadcast_to"),
-    *("expand_dims", "take_along_axis", "argsort", "where", "clip", "mean", "square", "sqrt", "exp", "abs"),
+    *("expand_dims", "take_along_axis", "argsort", "where", "clip", "mean", "square", "sqrt", "exp", "abs", "sign"),
     *("minimum", "maximum", "log", "log1p", "expm1", "tanh", "rint"),
 }
 """Those of CuPy that the engine calls; each is in CuPy with the arguments that it is given."""

@@ -6,9 +6,15 @@
 from __future__ import annotations
 
 from motley.daemon.models.description.axes import W
-from motley.daemon.models.description.operations.attention import Attend, Choose
+from motley.daemon.models.description.operations.attention import Attend, Choose, Means
 from motley.daemon.models.description.operations.experts import Experts, Route, Routing
-from motley.daemon.models.description.operations.recurrence import DeltaRule, HeadParts, ShortConvolution, StateSpace
+from motley.daemon.models.description.operations.recurrence import (
+    DeltaRule,
+    DilatedConvolution,
+    HeadParts,
+    ShortConvolution,
+    StateSpace,
+)
 from motley.daemon.models.description.operations.rows import (
     Add,
     AsLarge,
@@ -28,7 +34,12 @@ from motley.daemon.models.description.operations.rows import (
     WholeNorm,
     Xielu,
 )
-from motley.daemon.models.description.operations.streams import ReadStreams, StreamGates, WriteStreams
+from motley.daemon.models.description.operations.streams import (
+    MatchStreams,
+    ReadStreams,
+    StreamGates,
+    WriteStreams,
+)
 
 Operation = (
     Norm
@@ -42,6 +53,7 @@ Operation = (
     | StreamGates
     | ReadStreams
     | WriteStreams
+    | MatchStreams
     | Clip
     | HeadParts
     | Choose
@@ -49,6 +61,7 @@ Operation = (
     | DeltaRule
     | StateSpace
     | ShortConvolution
+    | DilatedConvolution
     | Gated
     | Xielu
     | Sum
@@ -75,14 +88,18 @@ def weights_of(operation: Operation) -> tuple[W, ...]:
             return (w,)
         case Attend(sinks=sinks, gains=gains):
             return (*([] if sinks is None else [sinks]), *(gains or ()))
-        case Choose(pooling=pooling) if pooling is not None:
+        case Choose(pooling=W() as pooling):
             return (pooling,)
+        case Choose(means=Means(gain=gain)):
+            return (gain,)
         case DeltaRule(filters=filters, decay=decay, bias=bias, gain=gain):
             return (*filters, decay, bias, gain)
         case StateSpace(filters=filters, filter_biases=biases, decay=decay, bias=bias, skip=skip):
             return (*filters, *(biases or ()), decay, bias, skip)
         case ShortConvolution(filter=own, filter_bias=added):
             return (own,) if added is None else (own, added)
+        case DilatedConvolution(filter=own):
+            return (own,)
         case StreamGates(scale=scale, base=base):
             return (scale, base)
         case Times(w=w):

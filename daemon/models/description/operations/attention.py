@@ -18,6 +18,20 @@ class Warmth:
 
 
 @dataclass(frozen=True)
+class Means:
+    """Keys of blocks of positions that are the means of these positions' keys, with an RMS norm, and turned then as the
+    first of the positions is.
+
+    Attributes:
+        gain: f32[elements of a key], of the norm, whose other two `Norm` has.
+    """
+
+    gain: W
+    epsilon: float
+    offset: float
+
+
+@dataclass(frozen=True)
 class Choose:
     """Which positions each row sees: those that an indexer scores best (https://arxiv.org/abs/2512.02556).
 
@@ -32,18 +46,19 @@ class Choose:
     Or the keys of such blocks are pooled: the key of a block is the sum of its positions' keys, each element weighed by
     the softmax, over these positions, of its gates and what `pooling` adds to those of each place in a block. All heads
     choose together among the blocks that end up to the row's own position; what follows the last of these is seen
-    besides.
+    besides. Or the same of keys that are means (`Means`); the heads then count alike, and all KV heads see the same.
 
     Attributes:
         layer: whose cache has the index keys.
         q: the row's index queries, the heads side by side; sharded by KV heads where each head chooses.
         k: its index key, which all heads share; where keys are pooled, its gates behind it.
-        weights: a number for each head; None: each head chooses.
+        weights: a number for each head; None: each head chooses, or keys are means.
         y: i64[T, count]: positions up to the row's own, the best `count` of them or all, and -1 in the place of more;
-            as many for each KV head, side by side, where each head chooses.
+            as many for each KV head, side by side, where each head chooses, or keys are means.
         heads: of the queries.
         rope: which of `Model.ropes` rotates; None: no rotation.
-        pooling: f32[block, elements of a key]; None: keys are not pooled.
+        pooling: f32[block, elements of a key]; None: keys are not pooled by gates.
+        means: None: keys are no means.
     """
 
     layer: int
@@ -56,6 +71,7 @@ class Choose:
     block: int = 1
     latest: int = 0
     pooling: W | None = None
+    means: Means | None = None
 
     @property
     def cached(self) -> int:

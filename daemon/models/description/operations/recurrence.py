@@ -116,5 +116,24 @@ class ShortConvolution:
     filter_bias: W | None = None
 
 
-Recurrence = DeltaRule | StateSpace | ShortConvolution
+@dataclass(frozen=True)
+class DilatedConvolution:
+    """``y = silu(convolution(x))``, element by element, whose filter is `dilation` rows wide from one element to the
+    next; f32[T, N] -> f32[T, N]. Every rank has all of it.
+
+    ``motley.DilatedConvolution`` in `motley.plugins.recurrent` states the mathematics.
+
+    Attributes:
+        layer: whose state it is: no layer's number, where the layer has another state besides.
+        filter: f32[elements, taps]; the last is the row's own.
+    """
+
+    layer: int
+    x: Value
+    y: Value
+    filter: W
+    dilation: int
+
+
+Recurrence = DeltaRule | StateSpace | ShortConvolution | DilatedConvolution
 """What reads and changes a recurrent state."""

@@ -142,9 +142,13 @@ class Activation(StrEnum):
     """``max(gate, 0) * up``; of one value twice it is its square where it is positive"""
 
 
+ALONE = (Activation.GELU_TANH, Activation.SIGMOID, Activation.SILU)
+"""What a gate may be opened by where there is nothing that it opens for."""
+
+
 @dataclass(frozen=True)
 class Gated:
-    """f32[T, F]{tp} twice -> f32[T, F]{tp}; of a gate alone, `up` is 1 (`Activation.GELU_TANH`).
+    """f32[T, F]{tp} twice -> f32[T, F]{tp}; of a gate alone, `up` is 1 (`ALONE`).
 
     Attributes:
         limits: the largest that a gate is before it opens, and that up is in magnitude (`Activation.SILU`); None: any.

@@ -58,3 +58,17 @@ class WriteStreams:
     gates: Value | tuple[float, ...]
     rows: Value
     y: Value
+
+
+@dataclass(frozen=True)
+class MatchStreams:
+    """Rows as residual streams, each of which has as much of them as its query fits its key: f32[T, S D] twice and
+    f32[T, D] -> f32[T, S D].
+
+    ``motley.MatchStreams`` in `motley.plugins.streams` states the mathematics.
+    """
+
+    queries: Value
+    keys: Value
+    rows: Value
+    y: Value

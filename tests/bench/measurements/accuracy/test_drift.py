@@ -76,7 +76,7 @@ def head(model: Model, source: Source, residual: Residual) -> Residual:
 
 
 def is_recurrent(case: Case) -> bool:
-    return any(layer.recurrence for layer in case.model.layers)
+    return any(layer.recurrences for layer in case.model.layers)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -1,0 +1,49 @@
+"""Rows by hashes of the last tokens: which ones, wherever a sequence is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motley.daemon.models.description.axes import Axis, Kind, W
+from motley.daemon.models.description.hashed_rows import NONE, HashedRows, with_those_before
+
+END = 3
+COLUMNS = Axis(Kind.PLAIN, 8, "columns")
+SIZES = (11, 13, 17, 19)
+ROWS = HashedRows((W("table", Axis(Kind.PLAIN, 64, "rows"), COLUMNS),), (7, 9, 5), SIZES, END)
+
+
+def by_the_book(text: Sequence[int]) -> list[list[int]]:
+    """The rows of each token of a text, in words: what is before an end, or is not there, is an end."""
+    found = []
+    for at, token in enumerate(text):
+        seen, ended = [token], False
+        for back in (1, 2):
+            ended = ended or at < back or text[at - back] == END
+            seen.append(END if ended else text[at - back])
+        pair, three = seen[0] * 7 ^ seen[1] * 9, seen[0] * 7 ^ seen[1] * 9 ^ seen[2] * 5
+        found.append([pair % 11, pair % 13 + 11, three % 17 + 24, three % 19 + 41])
+    return found
+
+
+@given(
+    text=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(1, 29), max_size=5),
+)
+def test_rows_are_the_same_however_a_text_is_cut(text: list[int], cuts: list[int]) -> None:
+    told, expected = np.array(text, np.int32), by_the_book(text)
+    bounds = [0, *sorted({cut for cut in cuts if cut < len(text)}), len(text)]
+    for begin, end in pairwise(bounds):
+        numbers = ROWS.numbers(with_those_before(told, begin, end, 2))
+        assert numbers.tolist() == expected[begin:end]
+
+
+def test_tokens_before_a_sequence_are_none() -> None:
+    told = np.array([4, 5, 6, 7], np.int32)
+    assert with_those_before(told, 0, 2, 3).tolist() == [[4, NONE, NONE, NONE], [5, 4, NONE, NONE]]
+    assert with_those_before(told, 2, 3, 1).tolist() == [[6, 5]]
