@@ -13,6 +13,8 @@ class ConfigError(ValueError):
 
 
 MOST_LAYERS = 10_000
+TEXT_EOS = "text_eos_token_id"
+"""The key that has what the keys of a text part themselves call the tokens that end a text, whatever stands beside."""
 
 
 class Keys:

@@ -9,7 +9,7 @@ from typing import Any
 
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families import AHEAD, FAMILIES, TEXT_PARTS
-from motley.daemon.models.keys import ConfigError, Keys
+from motley.daemon.models.keys import TEXT_EOS, ConfigError, Keys
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -110,5 +110,5 @@ def _text_keys(keys: Keys, kinds: Sequence[str]) -> Keys:
     }
     text = keys.inner(part).filled({"model_type": kinds[0]})
     text.one_of("model_type", kinds)
-    text.values |= beside
+    text.values |= {TEXT_EOS: text.get("eos_token_id"), **beside}
     return text

@@ -60,14 +60,14 @@ TELLING = {
     *("granitemoehybrid", "lfm2", "nemotron-h", "glm4", "hunyuan-moe", "llama4", "ministral3"),
     *("gemma4-given-rows", "nemotron-h-latent", "mimo-v2-flash", "afmoe", "cohere", "starcoder2", "phimoe", "apertus"),
     *("kimi-linear", "falcon-h1", "lfm3", "nanochat", "laguna", "bailing-hybrid", "hy-v4", "glm5-next"),
-    *("muse-glimmer", "kolibri1", "axk2", "gemma3n", "longcat-flash", "minimax-m3"),
+    *("muse-glimmer", "kolibri1", "axk2", "gemma3n", "longcat-flash", "minimax-m3", "qwen4-exp"),
 }
 """Golden cases that have what their family has, and most of what its other cases have."""
 KINDS = {
     *("llama-biases-odd-sizes", "gemma2", "phi3-longrope", "gpt-oss-mxfp4", "olmoe-clipped-normalised", "hunyuan-moe"),
     *("llama4", "deepseek-v3", "gemma4-experts", "gemma4-given-rows", "qwen3-next", "nemotron-h-latent", "lfm2"),
     "mimo-v2-flash",
-    *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next", "gemma3n", "longcat-flash", "minimax-m3"),
+    *("phimoe", "apertus", "laguna", "hy-v4", "glm5-next", "gemma3n", "longcat-flash", "minimax-m3", "qwen4-exp"),
 }
 """Golden cases that have every kind of operation and of attention together, as test_description.py checks."""
 MADE_OF_OTHERS = {

@@ -157,6 +157,13 @@ GLM5_NEXT = (
     | _LATENT
     | {"model_type": "glm5_next_text", "qk_rope_head_dim": 0, "first_k_dense_replace": 1, "num_hidden_layers": 4}
 )
+QWEN4 = (
+    LLAMA
+    | EXPERTS
+    | {"model_type": "qwen4_exp_text", "head_dim": 16, "num_hidden_layers": 4, "shared_expert_intermediate_size": 32}
+    | {"hc_lowrank": 16, "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 32}
+    | {"indexer_compress_ratio": 4, "ngram_vocab_size_base": 40}
+)
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,

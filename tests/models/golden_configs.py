@@ -167,6 +167,14 @@ _DELTA: dict[str, Any] = {
     "linear_value_head_dim": 16,
 }
 """Sizes of layers with a recurrent state, and of attention beside them."""
+_QWEN4: dict[str, Any] = {
+    "hc_lowrank": 32,
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 32,
+    "indexer_budget": 12,
+    "indexer_compress_ratio": 4,
+}
 _PHI3: dict[str, Any] = {"model_type": "phi3", "num_key_value_heads": 2, "head_dim": ABSENT, "pad_token_id": None}
 _LONG_ROPE: dict[str, Any] = {
     "partial_rotary_factor": 0.75,
@@ -1572,6 +1580,61 @@ CASES: dict[str, dict[str, Any]] = {
         "zero_expert_num": 3,
         "routed_scaling_factor": 1.5,
         "rope_theta": 500.0,
+    },
+    "qwen4-exp": {
+        "architectures": ["Qwen4ExpForCausalLM"],
+        "model_type": "qwen4_exp_text",
+        **_EXPERTS,
+        **_DELTA,
+        **_QWEN4,
+        "hidden_size": 48,
+        "num_hidden_layers": 3,
+        "attention_bias": True,
+        "eos_token_id": [17, 2],  # the first of them stands in the prompt
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "output_gate_type": "sigmoid",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 32,
+        "hc_count": 3,
+        "ple_layer_ids": [3, 1],
+        "ple_conv_kernel_size": 3,
+        "ngram_size": 4,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 40,
+        "make_ngram_vocab_size_divisible_by": 16,
+        "split_ngram_parts": 3,
+    },
+    "qwen4-exp-with-vision": {
+        "model_type": "qwen4_exp",
+        "architectures": ["Qwen4ExpForConditionalGeneration"],
+        "text_config": {
+            **BASE,
+            "model_type": "qwen4_exp_text",
+            **_DELTA,
+            **_QWEN4,
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 2,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "full_attention_interval": 2,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_expert_intermediate_size": 32,
+            "hc_count": 2,
+            "rope_parameters": {
+                "mrope_interleaved": True,
+                "mrope_section": [2, 1, 1],
+                "rope_type": "default",
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.25,
+            },
+        },
+        "vision_config": {"model_type": "qwen4_exp_vision", "depth": 1, "hidden_size": 16, "num_heads": 2},
     },
 }
 """By name. A config that names its ``architectures`` is written as it is here: as published models spell it, which may

@@ -147,7 +147,7 @@ def _drawn_for_family(family: str, name: str, noise: torch.Tensor) -> torch.Tens
         return 0.3 * noise
     if family in ("minimax_m3_vl_text", "nemotron", "step3p7") and "norm" in name:  # a norm's distance from 1
         return 0.2 * noise
-    if family.startswith(("qwen3_next", "qwen3_5")):
+    if family.startswith(("qwen3_next", "qwen3_5", "qwen4_exp")):
         if name.endswith(("A_log", "dt_bias")):
             return noise
         if "norm" in name and "linear_attn" not in name:  # a norm's distance from 1
@@ -301,7 +301,7 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
     weights = {name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics."): value for name, value in weights.items()}
     if family == "mimo_v2_flash":
         weights = {name.replace(".sinks", ".attention_sink_bias"): value for name, value in weights.items()}
-    if family == "qwen3_5":
+    if family in ("qwen3_5", "qwen4_exp"):
         for name, value in weights.items():
             yield name.replace("model.", "model.language_model.", 1), value
         yield "model.visual.merger.norm.weight", torch.ones(16)
@@ -310,6 +310,8 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
     if family == "step3p7":
         yield from _of_step(weights)
         return
+    if family == "qwen4_exp_text":
+        weights = dict(_in_shards(weights, "ngram_embedding.weight", 3))
     if family == "sarvam_moe":
         for today, published in _SARVAM.items():
             weights = {name.replace(today, published): value for name, value in weights.items()}
@@ -372,6 +374,16 @@ def _published(family: str, weights: dict[str, torch.Tensor]) -> Iterator[tuple[
         for number, expert in enumerate(value):
             for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
                 yield f"{module}.{number}.{called[part]}.weight", matrix.contiguous()
+
+
+def _in_shards(weights: dict[str, torch.Tensor], ending: str, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Weights with some of them cut in so many tensors, one below the other."""
+    for name, value in weights.items():
+        if not name.endswith(ending):
+            yield name, value
+            continue
+        for number, own in enumerate(value.chunk(count)):
+            yield f"{name.removesuffix('weight')}shard_{number}.weight", own.contiguous()
 
 
 _NORMS = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}

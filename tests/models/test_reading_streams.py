@@ -192,7 +192,6 @@ def test_rows_of_glm_5_3_see_pools_that_an_indexer_chooses_and_what_follows(tmp_
         (GLM5_NEXT | {"linear_head_dim": 1024}, "linear_head_dim"),
         (GLM5_NEXT | {"layer_types": ["linear_attention"] * 4}, "layer_types"),
         (LLAMA | {"model_type": "deepseek_v4"}, "model_type"),
-        (LLAMA | {"model_type": "qwen4_exp_text"}, "model_type"),
     ],
 )
 def test_what_cannot_be_is_named(config: dict[str, Any], key: str, tmp_path: Path) -> None:

@@ -80,12 +80,31 @@ HEADS_NORMS = {
     "layers.*.self_attn.q_halves_norm": "transformers has the gains of all heads on every rank",
     "layers.*.self_attn.k_halves_norm": "the same of keys",
 }
+WHOLE_READERS = {
+    **dict.fromkeys(
+        (
+            f"{module}.input_mix_weight_down"
+            for module in (
+                "layers.*.attn_hyper_connection",
+                "layers.*.mlp_hyper_connection",
+                "hyper_connection_mixer",
+            )
+        ),
+        "transformers sums terms of what narrow matrices make; here every rank has these, as a sum more takes longer",
+    ),
+    "layers.*.self_attn.indexer.index_qk_proj": "transformers cuts it, and gathers what it makes; every rank needs all",
+}
+WHOLE_ATTENTION = dict.fromkeys(
+    (f"layers.*.self_attn.{name}_proj" for name in ("q_query", "q_gate", "k", "v", "o")),
+    "transformers has all heads on every rank",
+)
 DIFFERENCES: Mapping[str, Mapping[str, str]] = {
     "cohere": HEADS_NORMS,
     "cohere2_moe": SHARED_EXPERTS,
     "qwen3_next": GATHERED,
     "qwen3_5": GATHERED,
     "qwen3_5_moe": GATHERED,
+    "qwen4_exp": GATHERED | WHOLE_READERS | WHOLE_ATTENTION,
     "qwen2_moe": SHARED,
     "flex_olmo": WHOLE_NORMS,
     "flint": WHOLE_HEADS,
@@ -114,7 +133,7 @@ def modules(w: W) -> list[str]:
     """What a plan may call the module of a weight: its own, or one that it is a part of. Experts' are stacked there."""
     found = []
     for name in (w.name, *(part.tensor for part in w.parts)):
-        module = re.sub(r"^model\.layers\.\d+\.", "layers.*.", name.removesuffix(".weight"))
+        module = re.sub(r"^layers\.\d+\.", "layers.*.", name.removeprefix("model.").removesuffix(".weight"))
         module = re.sub(r"\.(self_attn|mlps)\.\d+\.", r".\1.*.", module)
         found.append(module.replace(".{expert}", "").replace("[{expert}]", ""))
     return found
@@ -145,6 +164,7 @@ def test_the_same_axes_are_cut(case: Case) -> None:
         "layers.*.feed_forward.experts",
         "layers.*.self_attn",
         "layers.*.self_attn.v_norm",
+        "layers.*.ple.ple_embedding.ngram_embedding",  # whose rows are read from the files
     }
     plain = {f"layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")}
     dense = plain if len(case.model.expert_layers) == len(case.model.layers) else set()  # no layer has them

@@ -103,6 +103,8 @@ REFUSED: Mapping[str, str] = {
     "qwen3-moe": "TopK, .*motley.Experts",
     "qwen3-moe-not-normalised": "TopK, .*motley.Experts",
     "qwen3-next": "motley.GatedDelta",
+    "qwen4-exp": "motley.MatchStreams, motley.DilatedConvolution, .*motley.ChosenMeans, motley.CachedAttentionToChosen",
+    "qwen4-exp-with-vision": "motley.ReadStreams, .*motley.ChosenMeans, motley.CachedAttentionToChosen",
     "sarvam-moe": "Sigmoid, .*TopK, .*motley.Experts",
     "solar-open": "Sigmoid, .*TopK, .*motley.Experts",
     "smollm3": _TABLES,

@@ -96,7 +96,7 @@ def test_cuda_s_kernels_agree(name: str, cache_format: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("cache_format", NARROW)
-@pytest.mark.parametrize("name", ["minimax-m3", "glm5-next"])
+@pytest.mark.parametrize("name", ["minimax-m3", "glm5-next", "qwen4-exp"])
 def test_cuda_s_kernels_see_what_is_chosen(name: str, cache_format: str, tmp_path: Path) -> None:
     """At any split: the rows that see fewer positions than there are."""
     case, found = golden_case(name), []

@@ -61,7 +61,7 @@ def texts(ranks: LocalSession, blocks: CacheBlocks) -> F32:
     return np.concatenate(logits)
 
 
-@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window", "minimax-m3", "glm5-next"])
+@pytest.mark.parametrize("name", ["llama-mqa", "mistral-window", "minimax-m3", "glm5-next", "qwen4-exp"])
 @pytest.mark.parametrize("cache_format", CACHE_FORMATS)
 @pytest.mark.parametrize(
     ("factory", "quantisation", "exact"),

@@ -79,17 +79,31 @@ def hybrid(family: str, keys: Keys, mlp: Callable[[Shape], Mlp], *, ahead: bool 
     return model(family, shape, layer, {"main": rope}, context)
 
 
-def delta_net(writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int) -> Value:
+def delta_net(
+    writer: Writer, shape: Shape, number: int, x: Value, heads: RecurrentHeads, reach: int, squashed: bool = False
+) -> Value:
     """f32[T, D] -> f32[T, D]{U_tp}: a gated DeltaNet, from its normalised input to its output projection.
 
     Args:
         reach: positions that the convolution of queries, keys and values sees, a row's own among them.
+        squashed: see `DeltaRule`.
     """
     at, module = f"layers.{number}.attention", f"model.layers.{number}.linear_attn"
     q, k, v, z, b, a = _projections(writer, at, module, shape.residual, x, heads)
     projections, gates, epsilon, output = (q, k, v, z), (b, a), shape.epsilon, "out_proj"
     return gated_delta_net(
-        writer, shape, number, module, projections, gates, heads, reach, epsilon=epsilon, norm="norm", output=output
+        writer,
+        shape,
+        number,
+        module,
+        projections,
+        gates,
+        heads,
+        reach,
+        epsilon=epsilon,
+        norm="norm",
+        output=output,
+        squashed=squashed,
     )
 
 

@@ -7,7 +7,8 @@ one before them has chosen.
 The rotated elements stand first in a cached row, as those of other heads do. What published models do besides, to
 compute with FP8, turns queries and keys alike and changes no product of them.
 
-GLM-5.3 Flash's pool the keys of several neighbouring positions. MiniMax M3's choose blocks for each KV head.
+GLM-5.3 Flash's pool the keys of several neighbouring positions, Qwen4-Exp's take their mean. MiniMax M3's choose blocks
+for each KV head.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from motley.daemon.models.blocks.layer_kinds import layer_kinds
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis
+from motley.daemon.models.description.operations.attention import Means
 from motley.daemon.models.description.writing import Writer
 from motley.daemon.models.keys import Keys
 from motley.daemon.weights.places import Part
@@ -142,6 +144,47 @@ class BlockIndexer:
         q, k = made
         sizes = self.blocks, self.block, self.latest
         return writer.choose_blocks(f"{at}.chosen", number, q, k, heads, *sizes, rope=rope)
+
+
+@dataclass(frozen=True)
+class MeansIndexer:
+    """The indexers of layers whose rows see blocks of positions, chosen by the means of their keys (Qwen4-Exp).
+
+    All heads count alike. Queries are normed, and so are the means of keys; one matrix makes queries and keys.
+
+    Attributes:
+        heads, size: of its queries, and elements of each, as of its key.
+        count: how many positions are chosen, besides those behind the last whole block.
+        block: positions of a block.
+    """
+
+    heads: int
+    size: int
+    count: int
+    block: int
+
+    def choose(self, writer: Writer, shape: Shape, number: int, x: Value, rope: str) -> Value:
+        """i64[T, KV heads * (count + block - 1)]{tp}: the positions that each KV head of a layer's rows sees.
+
+        Args:
+            x: the layer's normalised input.
+            rope: which of the model's rotary embeddings rotates.
+        """
+        at, module = f"layers.{number}.attention", f"model.layers.{number}.self_attn.indexer"
+        heads = Heads(self.heads, 1, self.size)
+        key = Axis(Kind.PLAIN, self.size, "indexer_head_dim")
+        queries = Axis(Kind.PLAIN, self.heads * self.size, "indexer_n_heads * indexer_head_dim", heads)
+        both = f"{module}.index_qk_proj.weight", (queries.size + key.size, x.axis.size)
+        ws = (
+            W(f"{module}.index_{letter}_proj.weight", out, x.axis, parts=(Part(*both, start),))
+            for letter, out, start in (("q", queries, 0), ("k", key, queries.size))
+        )
+        q, k = writer.linear(f"{at}.index", x, *ws, ys=(f"{at}.index.q", f"{at}.index.k"))
+        gain = W(f"{module}.q_layernorm.weight", key)
+        q = writer.norm(f"{at}.index.q.norm", q, gain, shape.epsilon, shape.norm_offset)
+        means = Means(W(f"{module}.k_layernorm.weight", key), shape.epsilon, shape.norm_offset)
+        sizes = self.count, self.block
+        return writer.choose_means(f"{at}.chosen", number, q, k, heads, shape.heads, *sizes, means, rope=rope)
 
 
 def read_indexer(keys: Keys, turned: int) -> Indexer:

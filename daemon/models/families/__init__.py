@@ -87,6 +87,7 @@ from motley.daemon.models.families.recurrent.nemotron_h import nemotron_h
 from motley.daemon.models.families.recurrent.olmo_hybrid import olmo_hybrid
 from motley.daemon.models.families.recurrent.qwen3_5 import qwen3_5, qwen3_5_ahead, qwen3_5_moe, qwen3_5_moe_ahead
 from motley.daemon.models.families.recurrent.qwen3_next import qwen3_next, qwen3_next_ahead
+from motley.daemon.models.families.recurrent.qwen4_exp import qwen4_exp
 from motley.daemon.models.keys import Keys
 
 FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
@@ -190,6 +191,7 @@ FAMILIES: Mapping[str, Callable[[Keys], Model]] = {
     "qwen3_omni_moe_text": qwen3_omni_moe,
     "qwen3_vl_moe_text": qwen3_vl_moe,
     "qwen3_vl_text": qwen3,
+    "qwen4_exp_text": qwen4_exp,
     "sarvam_mla": sarvam_mla,
     "sarvam_moe": sarvam_moe,
     "seed_oss": seed_oss,
@@ -263,6 +265,7 @@ TEXT_PARTS: Mapping[str, tuple[str, ...]] = {
     "qwen3_omni_moe_thinker": ("qwen3_omni_moe_text",),
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
+    "qwen4_exp": ("qwen4_exp_text",),
     "smolvlm": ("llama",),
     "step3p7": ("step3p5",),
     "voxtral": ("llama",),

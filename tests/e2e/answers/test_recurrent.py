@@ -53,11 +53,12 @@ SOAKED = [
         "olmo-hybrid",
         "qwen3-5",
         "qwen3-next",
+        "qwen4-exp-with-vision",
     )
 ]
 
 
-@pytest.mark.parametrize("name", [*SOAKED, "nemotron-h"])
+@pytest.mark.parametrize("name", [*SOAKED, "nemotron-h", "qwen4-exp"])
 async def test_two_uneven_ranks_write_what_transformers_does(name: str, there: Mesh, tmp_path: Path) -> None:
     """Also beside others, and a second time, from the state that is remembered after the prompt's only whole block."""
     case = golden_case(name)
@@ -78,12 +79,13 @@ async def test_two_uneven_ranks_write_what_transformers_does(name: str, there: M
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == CACHE_BLOCK
 
 
-KINDS = [pytest.param(name, marks=pytest.mark.soak) for name in ("qwen3-5", "lfm2-moe")]
+KINDS = [pytest.param(name, marks=pytest.mark.soak) for name in ("qwen3-5", "lfm2-moe", "qwen4-exp")]
 
 
 @pytest.mark.parametrize("name", [*KINDS, "nemotron-h"])
 async def test_states_survive_wrong_guesses_prefixes_and_losses(name: str, tmp_path: Path) -> None:
-    """Of each kind of state: delta rule, short convolution, Mamba2. Few letters are often guessed wrongly."""
+    """Of each kind of state: delta rule, short convolution, Mamba2; and of rows by the last tokens. Few letters are
+    often guessed wrongly."""
     case = golden_case(name)
     model = with_letters(case, tmp_path)
     asked = {

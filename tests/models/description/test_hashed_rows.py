@@ -1,16 +1,21 @@
-"""Rows by hashes of the last tokens: which ones, wherever a sequence is cut."""
+"""Rows by hashes of the last tokens: which ones, wherever a sequence is cut, and what they are read from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from motley.daemon.models.description.axes import Axis, Kind, W
 from motley.daemon.models.description.hashed_rows import NONE, HashedRows, with_those_before
+from motley.daemon.models.files import open_model
+from motley.daemon.weights.spec import Piece
+from tests.models.cases import golden_case
 
 END = 3
 COLUMNS = Axis(Kind.PLAIN, 8, "columns")
@@ -47,3 +52,33 @@ def test_tokens_before_a_sequence_are_none() -> None:
     told = np.array([4, 5, 6, 7], np.int32)
     assert with_those_before(told, 0, 2, 3).tolist() == [[4, NONE, NONE, NONE], [5, 4, NONE, NONE]]
     assert with_those_before(told, 2, 3, 1).tolist() == [[6, 5]]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_a_step_begins_with_is_read_from_parts_or_a_whole_table(whole: bool, tmp_path: Path) -> None:
+    """Which no rank's share has."""
+    from safetensors.numpy import load_file, save_file
+
+    case = golden_case("qwen4-exp")
+    tensors = load_file(case.folder / "model.safetensors")
+    if whole:
+        for layer in (0, 2):
+            name = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding"
+            parts = [tensors.pop(f"{name}.shard_{number}.weight").astype(np.float32) for number in range(3)]
+            tensors[f"{name}.weight"] = np.concatenate(parts)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((case.folder / "config.json").read_bytes())
+    with open_model(tmp_path) as opened:
+        rows = opened.rows(case.tokens)
+        before = with_those_before(np.array(case.tokens, np.int32), 0, len(case.tokens), opened.model.recent)
+        at = opened.model.hidden
+        for own in opened.model.hashed:
+            table = np.concatenate(
+                [opened.source.read(Piece(part.name, range(part.out.size), range(8))) for part in own.parts]
+            )
+            expected = table[own.numbers(before)].reshape(len(case.tokens), -1)
+            np.testing.assert_array_equal(rows[:, at : at + own.width], expected)
+            at += own.width
+        assert at == rows.shape[1]
+        later = opened.rows(case.tokens[20:], before[20:])
+        np.testing.assert_array_equal(later, rows[20:])

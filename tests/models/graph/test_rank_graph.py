@@ -134,6 +134,7 @@ def test_a_rank_without_any_unit_has_a_valid_graph(tmp_path: Path) -> None:
         wanted = {piece.tensor for place in declared.weights for piece in place.weight.pieces}
         itself = any(isinstance(each, Route) and each.kept is not None for each in case.model.operations)
         multiplies = itself or case.model.beside is not None or case.model.expert_width != case.model.hidden
+        multiplies |= case.model.family == "qwen4_exp"  # normed streams, by what says how they are written to
         assert wanted > after_sums(case.model) if multiplies else wanted == after_sums(case.model)
         assert (len(declared.caches), len(declared.words)) == (0, 0)
         folder = tmp_path / str(case)

@@ -15,9 +15,9 @@ from motley.plugins.engine import F32, EngineError, EngineFactory, EngineOptions
 from motley.plugins.recurrent import MOST_GUESSES
 from tests.models.cases import BLOCKS, LocalSession, golden_case, uneven_shares
 
-NAMES = ("qwen3-5", "kimi-linear", "granitemoehybrid-dense", "lfm2")
-"""Models with gated DeltaNets whose states decay as a whole and row by row, a state space and short convolutions, each
-beside attention."""
+NAMES = ("qwen3-5", "kimi-linear", "granitemoehybrid-dense", "lfm2", "qwen4-exp")
+"""Models with gated DeltaNets whose states decay as a whole and row by row, a state space, short convolutions, and a
+dilated one in layers that have another state, each beside attention."""
 
 
 class Recurring(LocalSession):

@@ -119,13 +119,18 @@ def test_every_architecture_is_compiled_for(module: Module, capability: Capabili
     names |= {"norm_groups", "make_rows", "copy_heads", "keep_best_groups", "adapt_up", "convolve", "keep_rows", "add"}
     names |= {"scan_delta", "scan_delta_by_rows", "decay", "scan_space", "mix", "widen_fp16", "expert_matmul_fp16_1"}
     names |= {f"{each}_{kind}" for each in ("rotate", "attend_64", "attend_row", "combine") for kind in CACHE_FORMATS}
-    names |= {"choose_positions", *(f"{each}_index_{kind}" for each in ("score", "pool") for kind in CACHE_FORMATS)}
+    names |= {
+        "choose_positions",
+        *(f"{each}_index_{kind}" for each in ("score", "pool", "average") for kind in CACHE_FORMATS),
+    }
     own = {each for each in names if module_of(each) == module}
     assert own, "it has what is looked for in it"
     assert all(f".text.{each}\0".encode() in cubin for each in own)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v32", "glm-moe-dsa-shared", "hy-v4", "minimax-m3", "glm5-next"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v32", "glm-moe-dsa-shared", "hy-v4", "minimax-m3", "glm5-next", "qwen4-exp"]
+)
 def test_rows_see_what_is_chosen(name: str, tmp_path: Path) -> None:
     """A prompt that ends beyond what all rows see, tokens one by one, and the rest."""
     case = golden_case(name)
