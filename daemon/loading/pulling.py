@@ -66,7 +66,7 @@ def pull_shares(
                 opened.model, shares, rank, held[0], block, CACHE_BLOCK, opened.stored, beside=held[1:]
             )
             read_share(opened.source, declared.weights)
-            for table in opened.model.tables if declared.stage.first else ():
+            for table in opened.model.tables_of(declared.stage.layers):
                 read_through(opened.source, table.name, lambda done, total: None)
     total = sum(mirror.missing_bytes(file, stretches) for file, stretches in noted.wanted.items())
     came = 0

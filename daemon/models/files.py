@@ -39,13 +39,14 @@ class OpenModel:
     source: Source
     stored: Formats
 
-    def rows(self, tokens: Sequence[int], recent: I64 | None = None) -> F32:
+    def rows(self, tokens: Sequence[int], recent: I64 | None = None, layers: range | None = None) -> F32:
         """What a step of some tokens begins with: f32[T, D], their embeddings, and behind them the rows of
         `Model.beside`, the first one for tokens beyond it, or those of `Model.hashed`.
 
         Args:
             recent: i64[T, `Model.recent` + 1]: each token and those before it, see `HashedRows.numbers`; None: the
                 tokens are those that a sequence begins with.
+            layers: of the first stage; None: there are no others.
 
         Raises:
             IndexError: there is no such token.
@@ -55,11 +56,16 @@ class OpenModel:
         if beside is not None:
             there = [token if token < beside.out.size else 0 for token in tokens]
             return np.concatenate([embeddings, self.source.rows(beside.name, there)], axis=1)
-        if not self.model.hashed:
-            return embeddings
+        return self.with_hashed(embeddings, tokens, recent, layers)
+
+    def with_hashed(self, rows: F32, tokens: Sequence[int], recent: I64 | None, layers: range | None) -> F32:
+        """Rows that enter a stage, and behind them those of `Model.hashed` that some layers are given; see `rows`."""
+        hashed = [own for own in self.model.hashed if layers is None or own.layer in layers]
+        if not hashed:
+            return rows
         if recent is None:
             recent = with_those_before(np.array(tokens, np.int32), 0, len(tokens), self.model.recent)
-        return np.concatenate([embeddings, *(self._hashed(rows, recent) for rows in self.model.hashed)], axis=1)
+        return np.concatenate([rows, *(self._hashed(own, recent) for own in hashed)], axis=1)
 
     def _hashed(self, rows: HashedRows, recent: I64) -> F32:
         """f32[T, N]: what some tokens need of a table; errors as `rows`."""

@@ -21,6 +21,7 @@ from motley.daemon.models.cutting.profile import activations
 from motley.daemon.models.cutting.share import Share
 from motley.daemon.models.cutting.stages import Stage, stages_of
 from motley.daemon.models.description.hashed_rows import I64
+from motley.daemon.models.files import OpenModel
 from motley.daemon.models.graph.rank_graph import build_rank_graph
 from motley.daemon.models.keys import ConfigError
 from motley.daemon.rank.adapters.on_rank import RankAdapters
@@ -185,7 +186,7 @@ def load_rank(
         loaded = partial(progress, declared.share_bytes, declared.share_bytes)
         with contextlib.ExitStack() as stack:
             share_file = stack.enter_context(planned.share(cache, declared.weights, declared.share_bytes, progress))
-            planned.end_loan([w.name for w in opened.model.tables if declared.stage.first], progress)
+            planned.end_loan([w.name for w in opened.model.tables_of(declared.stage.layers)], progress)
             graph = declared.bind(share_file)  # what is examined has near blocks alone
             far = None
             with signs_of_life(loaded, ENGINE_S):
@@ -225,9 +226,9 @@ def load_rank(
                 alike = min(blocks.on_disk, blocks.held, MEASURED)
                 block_s = [place.block_s(alike) for place in places] if len(places) > 1 else []
             share_bytes = sum(place.weight.all_bytes for place in declared.weights)
-            embed: Embed = opened.rows
+            embed: Embed = partial(opened.rows, layers=declared.stage.layers)
             if peers.passage and not declared.stage.first:
-                embed = _taking(peers.passage, graph.entering)
+                embed = _taking(peers.passage, opened, declared.stage.layers)
             executor = Executor(
                 engine,
                 blocks,
@@ -244,7 +245,7 @@ def load_rank(
                 pooling=assignment.embeddings,
                 handed=handed,
                 block_s=block_s,
-                recent=opened.model.recent if declared.stage.first else 0,
+                recent=opened.model.recent,
             )
             yield LoadedRank(
                 executor=executor,
@@ -339,10 +340,11 @@ def planned_stages(assignment: pb.Assignment) -> list[Stage]:
     return stages_of(shares, whole.stop if whole else 1)
 
 
-def _taking(passage: Passage, width: int) -> Embed:
-    """What enters a stage that is not the first, f32[T, width]."""
+def _taking(passage: Passage, opened: OpenModel, layers: range) -> Embed:
+    """What enters a stage of these layers that is not the first: residuals, and rows that layers are given."""
+    width = opened.model.layers[layers.start].x.axis.size
 
     def take(tokens: Sequence[int], recent: I64 | None = None, /) -> F32:
-        return passage.take(len(tokens), width)
+        return opened.with_hashed(passage.take(len(tokens), width), tokens, recent, layers)
 
     return take

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from pathlib import Path
 from threading import BrokenBarrierError
@@ -391,15 +391,17 @@ class LocalSession(Closing):
         """f32[R, V]: what a step gives, the ranks' slices side by side."""
         hidden = self.rows(spans, tokens)
         through = [span._replace(wanted=span.rows) for span in spans]
-        for stage in self._stages[:-1]:
+        for stage, after in pairwise(self._stages):
             each = self._step(stage, hidden, through, halved)
             hidden = each[0]
             assert all(np.array_equal(own, hidden) for own in each), "residuals are the same bits on all ranks"
+            recent = self._with_those_before(spans, tokens)
+            hidden = self._opened.with_hashed(hidden, tokens, recent, after.layers)
         return np.concatenate(self._step(self._stages[-1], hidden, spans, halved), axis=1)
 
     def rows(self, spans: Sequence[Span], tokens: Sequence[int]) -> F32:
         """What a step begins with."""
-        return self._opened.rows(tokens, self._with_those_before(spans, tokens))
+        return self._opened.rows(tokens, self._with_those_before(spans, tokens), self._stages[0].layers)
 
     def _with_those_before(self, spans: Sequence[Span], tokens: Sequence[int]) -> I64 | None:
         """Tokens of a step with those before them, where these say which rows they begin with: they are found where

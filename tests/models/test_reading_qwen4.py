@@ -93,7 +93,12 @@ def test_layers_are_given_rows_of_tables_of_their_own(tmp_path: Path) -> None:
         58511316802557195,
         70866619451242293,
     )
-    assert (model.recent, model.whole) == (3, True)
+    assert (model.recent, model.whole) == (3, False)
+    tables = [rows.parts for rows in model.hashed]
+    assert [rows.layer for rows in model.hashed] == [0, 2]
+    assert model.tables_of(range(1)) == (model.embedding, *tables[0])
+    assert [model.tables_of(range(*own)) for own in ((1, 2), (1, 4))] == [(), tables[1]]
+    assert model.tables == (model.embedding, *tables[0], *tables[1])
     assert [rows.parts[0].shape[1] for rows in model.hashed] == [20, 20]
     assert [(each.layer, each.dilation, each.filter.shape) for each in operations(model, DilatedConvolution)] == [
         (4, 4, (256, 4)),

@@ -31,17 +31,20 @@ class NGrams:
     """What layers are given by n-grams.
 
     Attributes:
-        layers: those that are given any, in order.
-        tables: theirs, in the same order.
+        tables: of the layers that are given rows, in their order.
         taps, dilation: of the convolution.
     """
 
     shape: Shape
     streams: GatedStreams
-    layers: tuple[int, ...]
     tables: tuple[HashedRows, ...]
     taps: int
     dilation: int
+
+    @property
+    def layers(self) -> list[int]:
+        """Those that are given rows."""
+        return [table.layer for table in self.tables]
 
     @property
     def told(self) -> list[str]:
@@ -51,8 +54,7 @@ class NGrams:
 
     def given(self, number: int) -> Value:
         """What a layer is given, f32[T, E]."""
-        width = self.tables[self.layers.index(number)].width
-        return Value(f"layers.{number}.given", Axis(Kind.PLAIN, width, "ple_embed_dim"))
+        return Value(f"layers.{number}.given", Axis(Kind.PLAIN, self.tables[0].width, "ple_embed_dim"))
 
     def take_in(self, writer: Writer, number: int, x: Value) -> Value:
         """f32[T, S D] -> f32[T, S D]: streams with what they get of what a layer is given."""
@@ -105,9 +107,9 @@ def read_ngrams(keys: Keys, shape: Shape, streams: GatedStreams, end: int | None
         rows = -(-sum(own) // padded) * padded
         name = f"{_module(number)}.ngram_embedding"
         multipliers = _multipliers(shape.vocabulary, longest, seed + _APART * place)
-        tables.append(HashedRows(_parts(name, rows, columns, parts), multipliers, own, end))
+        tables.append(HashedRows(number, _parts(name, rows, columns, parts), multipliers, own, end))
     taps = keys.size("ple_conv_kernel_size", 4)
-    return NGrams(shape, streams, tuple(layers), tuple(tables), taps, longest)
+    return NGrams(shape, streams, tuple(tables), taps, longest)
 
 
 def _module(number: int) -> str:

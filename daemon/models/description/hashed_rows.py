@@ -26,6 +26,7 @@ class HashedRows:
     """A table of n-grams.
 
     Attributes:
+        layer: that is given rows of it.
         parts: of it, one below the other: f32[rows, W] each.
         multipliers: what a token, the one before it, ... is multiplied by, odd numbers; as many as the longest n-gram
             has tokens. No product is 2^63 or more.
@@ -34,6 +35,7 @@ class HashedRows:
         end: the token that ends a text: what comes before it counts as such a token too, and so does what is not there.
     """
 
+    layer: int
     parts: tuple[W, ...]
     multipliers: tuple[int, ...]
     sizes: tuple[int, ...]

@@ -120,9 +120,16 @@ class Model:
 
     @property
     def tables(self) -> tuple[W, ...]:
-        """The tables whose rows a step begins with, side by side."""
-        beside = () if self.beside is None else (self.beside,)
-        return (self.embedding, *beside, *(part for rows in self.hashed for part in rows.parts))
+        """The tables whose rows enter a step."""
+        return self.tables_of(range(len(self.layers)))
+
+    def tables_of(self, layers: range) -> tuple[W, ...]:
+        """Those of a stage that has these layers: rows by token enter the first one."""
+        by_token = (self.embedding,) if self.beside is None else (self.embedding, self.beside)
+        return (
+            *(by_token if layers.start == 0 else ()),
+            *(part for rows in self.hashed if rows.layer in layers for part in rows.parts),
+        )
 
     @property
     def recent(self) -> int:
@@ -138,7 +145,7 @@ class Model:
     def whole(self) -> bool:
         """Whether its layers need more than a residual of those before: they cannot be cut apart."""
         borrows = any(layer.attention is not None and layer.attention.borrowed for layer in self.layers)
-        return borrows or any(layer.given for layer in self.layers)
+        return borrows or (not self.hashed and any(layer.given for layer in self.layers))
 
     @property
     def tied(self) -> bool:

@@ -258,8 +258,9 @@ class _RankNodes(RankSums):
         """Lower what is before the layers: rows that enter taken apart where they are of two tables, and scaled."""
         model, rows = self.model, "hidden"
         if parts := [layer.given for layer in self.layers if layer.given is not None]:
-            widths = {"hidden.rows": model.hidden} | {part.name: part.axis.size for part in parts}
+            widths = {"hidden.rows": self.layers[0].x.axis.size} | {part.name: part.axis.size for part in parts}
             rows = self.split("hidden", widths)[0]
+            self.crosses(rows, widths[rows])  # several residual streams may enter
             for part in parts:
                 self.given(part)
                 self.crosses(part.name, part.axis.size)

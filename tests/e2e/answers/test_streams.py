@@ -14,11 +14,12 @@ from tests.e2e.answers.test_recurrent import text_of, with_letters
 from tests.e2e.processes import Mesh
 from tests.models.cases import golden_case
 
+SOAKED = ("glm5-next", "qwen4-exp")
 LAYOUTS = [{"stages": [1, 2]}, {"shares": [3, 1, 2], "quantisation": "fp32"}]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["stages", "shares"])
-@pytest.mark.parametrize("name", ["hy-v4", pytest.param("glm5-next", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", ["hy-v4", *(pytest.param(each, marks=pytest.mark.soak) for each in SOAKED)])
 async def test_streams_reach_every_rank(name: str, layout: dict[str, Any], there: Mesh, tmp_path: Path) -> None:
     case = golden_case(name)
     session = await there.session(model=str(with_letters(case, tmp_path)), nodes=["a", "b", "c"], sequences=2, **layout)

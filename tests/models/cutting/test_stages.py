@@ -113,7 +113,7 @@ def test_stages_give_the_same_logits(case: Case, tmp_path: Path) -> None:
     assert logits[case.prompt - 1 :].argmax(axis=1).tolist() == case.tokens[case.prompt :]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmoe", "hy-v4", "glm5-next"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmoe", "hy-v4", "glm5-next", "qwen4-exp"])
 def test_stages_of_one_rank_each_give_the_bits_of_one_rank(name: str, tmp_path: Path) -> None:
     case = golden_case(name)
     cut = units(case.model, "int8", 32)

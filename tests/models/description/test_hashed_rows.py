@@ -20,7 +20,7 @@ from tests.models.cases import golden_case
 END = 3
 COLUMNS = Axis(Kind.PLAIN, 8, "columns")
 SIZES = (11, 13, 17, 19)
-ROWS = HashedRows((W("table", Axis(Kind.PLAIN, 64, "rows"), COLUMNS),), (7, 9, 5), SIZES, END)
+ROWS = HashedRows(0, (W("table", Axis(Kind.PLAIN, 64, "rows"), COLUMNS),), (7, 9, 5), SIZES, END)
 
 
 def by_the_book(text: Sequence[int]) -> list[list[int]]:
@@ -56,14 +56,19 @@ def test_tokens_before_a_sequence_are_none() -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_a_step_begins_with_is_read_from_parts_or_a_whole_table(whole: bool, tmp_path: Path) -> None:
-    """Which no rank's share has."""
+    """Which no rank's share has; what transformers keeps of the hashes beside it follows from the config."""
     from safetensors.numpy import load_file, save_file
 
     case = golden_case("qwen4-exp")
     tensors = load_file(case.folder / "model.safetensors")
     if whole:
         for layer in (0, 2):
-            name = f"model.layers.{layer}.ple.ple_embedding.ngram_embedding"
+            module = f"model.layers.{layer}.ple.ple_embedding"
+            name = f"{module}.ngram_embedding"
+            tensors[f"{module}.layer_multipliers"] = np.ones(4, np.int64)
+            tensors[f"{module}.ngram_heads_offsets"] = tensors[f"{module}.ngram_heads_vocab_sizes"] = np.ones(
+                6, np.int64
+            )
             parts = [tensors.pop(f"{name}.shard_{number}.weight").astype(np.float32) for number in range(3)]
             tensors[f"{name}.weight"] = np.concatenate(parts)
     save_file(tensors, tmp_path / "model.safetensors")
