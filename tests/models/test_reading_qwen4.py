@@ -115,7 +115,7 @@ def test_tables_are_cut_in_parts_as_files_have_them(tmp_path: Path) -> None:
     assert [part.name for part in rows.parts] == [f"{TABLE}.shard_{number}.weight" for number in range(3)]
     (place,) = rows.parts[2].parts
     assert (place.tensor, place.start) == (f"{TABLE}.weight", 2 * rows.parts[0].out.size)
-    many = read(tmp_path, GIVEN | {"split_ngram_parts": 100_000}).hashed[0]
+    many = read(tmp_path, GIVEN | {"split_ngram_parts": 30_000}).hashed[0]
     assert {part.out.size for part in many.parts} == {1}
 
 
@@ -162,6 +162,10 @@ def test_it_is_the_text_of_a_model_that_sees(tmp_path: Path) -> None:
         ({"ple_layer_ids": [1], "ngram_size": 1}, "ngram_size"),
         ({"ple_layer_ids": [1], "eos_token_id": None}, "eos_token_id"),
         ({"ple_layer_ids": [1], "split_ngram_parts": 0}, "split_ngram_parts"),
+        ({"ple_layer_ids": [1, 2], "split_ngram_parts": 1 << 16}, "split_ngram_parts"),
+        ({"ple_layer_ids": [1], "heads_per_ngram": 4096, "ple_embed_dim": 8192}, "heads_per_ngram"),
+        ({"ple_layer_ids": [1], "ngram_vocab_size_base": 1 << 60}, "ngram_vocab_size_base"),
+        ({"ple_layer_ids": [1], "make_ngram_vocab_size_divisible_by": 1 << 60}, "make_ngram_vocab_size_divisible_by"),
     ],
 )
 def test_what_cannot_be_is_named(changes: dict[str, Any], named: str, tmp_path: Path) -> None:

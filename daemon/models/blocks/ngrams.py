@@ -24,6 +24,8 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 _APART = 10007
 """How far seeds of layers are from each other."""
 _BITS = (1 << 64) - 1
+MOST_HEADS, MOST_PARTS, MOST_WORDS = 4096, 1 << 16, 1 << 31
+"""Of all tables together, and about how many rows one of a head may have: a damaged file could keep a reader busy."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,12 @@ def read_ngrams(keys: Keys, shape: Shape, streams: GatedStreams, end: int | None
         raise keys.refusal("ple_embed_dim", f"a multiple of {heads}, (ngram_size - 1) * heads_per_ngram")
     if end is None:
         raise keys.refusal("eos_token_id", "a token, as n-grams end with it")
-    layers, base = sorted({each - 1 for each in numbers}), keys.size("ngram_vocab_size_base", 20_000_000)
-    padded, parts = keys.size("make_ngram_vocab_size_divisible_by", 128), keys.size("split_ngram_parts", 512)
+    layers = sorted({each - 1 for each in numbers})
+    if heads * len(layers) > MOST_HEADS:
+        raise keys.refusal("heads_per_ngram", f"at most {MOST_HEADS} heads of all lengths and layers together")
+    base = keys.size("ngram_vocab_size_base", 20_000_000, most=MOST_WORDS)
+    padded = keys.size("make_ngram_vocab_size_divisible_by", 128, most=MOST_WORDS)
+    parts = keys.size("split_ngram_parts", 512, most=MOST_PARTS // len(layers))
     sizes = [*islice(filter(_is_prime, count(base)), heads * len(layers))]
     columns = Axis(Kind.PLAIN, width // heads, "ple_embed_dim / heads")
     seed = keys.size("seed", 1234, least=0)
@@ -146,4 +152,4 @@ def _mixed(number: int) -> int:
 
 
 def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, isqrt(number) + 1))
+    return number == 2 or (number % 2 == 1 < number and all(number % each for each in range(3, isqrt(number) + 1, 2)))
