@@ -1,7 +1,7 @@
 """Makes ``golden_states.npz``: what transformers computes before the head, for some of the golden cases.
 
 Run with torch and transformers installed: ``python -m tests.models.make_golden_states``. Under the name of each case it
-has f32[T, D]: hidden states of all of the case's tokens, behind the model's last norm.
+has f32[T, D]: hidden states of all of the case's tokens, behind the model's last norm, if it has one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from transformers import AutoModelForCausalLM
 from tests.models.cases import golden_case
 
 FILE = Path(__file__).parent / "golden_states.npz"
-CASES = ("gemma3-softcaps", "granite", "gpt-oss-mxfp4", "llama-mqa", "qwen3-biases-some-windows", "qwen3-next")
-"""With an offset of the norm's gain, a scale behind the norm, experts, a tied head, windows, recurrent states."""
+CASES = (
+    "gemma3-softcaps",
+    "granite",
+    "gpt-oss-mxfp4",
+    "llama-mqa",
+    "qwen3-biases-some-windows",
+    "qwen3-next",
+    "qwen4-exp",
+)
+"""With an offset of the norm's gain, a scale behind it, experts, a tied head, windows, recurrent states, no norm."""
 
 
 def main() -> None:
