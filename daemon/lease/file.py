@@ -7,11 +7,9 @@ import json
 import math
 import os
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import platformdirs
@@ -47,7 +45,6 @@ class Told:
         limit_s: to it no lease lasts longer.
         trouble: why what stands in the file is taken for no lease; empty: it is one, or there is none.
         shares: the folder in which the daemon keeps shares; empty: not told.
-        booted_at: what `booted` was when `started_at` was told.
     """
 
     node: str
@@ -58,7 +55,6 @@ class Told:
     limit_s: float
     trouble: str = ""
     shares: str = ""
-    booted_at: float | None = None
 
 
 class LeaseFile:
@@ -104,7 +100,7 @@ class LeaseFile:
             other = None
             with contextlib.suppress(LeaseError):
                 other = self.read()
-            others = other and other.holder.name != lease.holder.name and not over(other, limit_s)
+            others = other and other.holder.name != lease.holder.name and not other.over(time.time(), limit_s, began)
             if other and others:
                 until = time.strftime("%H:%M", time.localtime(other.end(limit_s)))
                 raise LeaseError(
@@ -142,7 +138,7 @@ class LeaseFile:
         self._write(self._told_by(told.pid), json.dumps(asdict(told)).encode() + b"\n")
 
     def told(self) -> list[Told]:
-        """What the daemons of this machine tell that run now; what those have left that ended is removed."""
+        """What the daemons of this machine tell that run now; what others have left is removed."""
         found = []
         try:
             paths = sorted(self.path.parent.glob(f"{self.path.stem}.*.json"))
@@ -154,11 +150,11 @@ class LeaseFile:
                 own = Told(**{**told, "state": State(told["state"])})
             except (OSError, ValueError, TypeError, KeyError):
                 continue
-            since = began(own.pid, own.booted_at)
-            if since is None:
-                self.forget(own.pid)
-            elif not abs(since - own.started_at) > BEGUN_S:  # nor if nobody knows
+            since = began(own.pid)
+            if since is not None and abs(since - own.started_at) <= BEGUN_S:
                 found.append(own)
+            else:
+                self.forget(own.pid)
         return found
 
     def forget(self, pid: int) -> None:
@@ -203,29 +199,11 @@ class LeaseFile:
             raise LeaseError(f"{path}: {error.strerror or error}") from error
 
 
-def over(lease: Lease, limit_s: float) -> str:
-    """Why a lease counts no more now, on this machine; empty: it does. See `Lease.over`."""
-    return lease.over(time.time(), limit_s, partial(began, booted_at=lease.holder.booted_at))
-
-
-def booted() -> float | None:
-    """When this machine began, in Unix time, where the system counts from there when processes began: whoever sets the
-    clock changes both. None: it remembers what the clock said when a process began."""
-    return psutil.boot_time() if sys.platform == "linux" else None
-
-
-def began(pid: int, booted_at: float | None = None) -> float | None:
-    """When a process began, in Unix time; None: there is none, or it has ended and nobody has taken note.
-
-    Args:
-        booted_at: what `booted` was by the clock that the time is to be compared with; None: the clock of now.
-    """
+def began(pid: int) -> float | None:
+    """When a process began, in Unix time; None: there is none, or it has ended and nobody has taken note."""
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        now = booted()
-        return process.create_time() - (0.0 if now is None or booted_at is None else now - booted_at)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
     except psutil.AccessDenied:
         return math.nan  # it is there, and nobody may know since when
     except psutil.Error:

@@ -37,13 +37,11 @@ class Holder(_Told):
         name: for people.
         pid: of a process with whose end the lease ends; None: it lasts until it is given back, or expires.
         started_at: when that process began, in Unix time; None: before the lease was granted.
-        booted_at: when the machine began, by the clock of then; None: nobody knows whether it was set since.
     """
 
     name: Annotated[Words, Field(min_length=1)]
     pid: Annotated[int, Field(gt=0, lt=2**31)] | None = None
     started_at: float | None = None
-    booted_at: float | None = None
 
 
 class Lease(_Told):
@@ -71,8 +69,7 @@ class Lease(_Told):
         Args:
             now: in Unix time.
             limit_s: no lease lasts longer.
-            began: when the process of a number began, in Unix time by the clock of the lease; NaN: nobody knows; None:
-                there is none.
+            began: when the process of a number began, in Unix time; NaN: nobody knows; None: there is none.
         """
         if self.granted_at > now + CLOCK_S:
             return f"it is granted only in {self.granted_at - now:.0f} s: is a clock wrong?"

@@ -96,7 +96,7 @@ def show(
         there = run(_told_of(node, url, api_key))
         print(json.dumps(there) if as_json else _there_words(node, there))
         return
-    from motley.daemon.lease.file import over
+    from motley.daemon.lease.file import began
     from motley.daemon.lease.lease import LeaseError
 
     file = _file()
@@ -110,8 +110,8 @@ def show(
         body = lease.model_dump() if lease else None
         print(json.dumps({"file": str(file.path), "lease": body, "trouble": trouble or None, "daemons": daemons}))
         return
-    why = over(lease, math.inf) if lease else ""
-    print(trouble or (f"no lease: {why}" if why else _words(lease) if lease else "no lease"))
+    over = lease.over(time.time(), math.inf, began) if lease else ""
+    print(trouble or (f"no lease: {over}" if over else _words(lease) if lease else "no lease"))
     for each in told:
         print(f"node {each.node}: {each.state}")
     if not told:
@@ -121,7 +121,7 @@ def show(
 async def _take_here(device: str, name: str, reason: str, lasting: float, pid: int | None) -> None:
     from pydantic import ValidationError
 
-    from motley.daemon.lease.file import began, booted
+    from motley.daemon.lease.file import began
     from motley.daemon.lease.lease import LIMIT_S, Holder, Lease
 
     started = began(pid) if pid is not None else None
@@ -129,7 +129,7 @@ async def _take_here(device: str, name: str, reason: str, lasting: float, pid: i
         raise CliError(f"--pid: there is no process {pid}")
     now = time.time()
     try:
-        holder = Holder(name=name, pid=pid, started_at=started, booted_at=booted() if pid is not None else None)
+        holder = Holder(name=name, pid=pid, started_at=started)
         lease = Lease(holder=holder, granted_at=now, expires_at=now + lasting, device=device, reason=reason)
     except ValidationError as error:
         first = error.errors()[0]

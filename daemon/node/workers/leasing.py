@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from motley.daemon.lease.file import LeaseFile, Told, began, booted, over
+from motley.daemon.lease.file import LeaseFile, Told, began
 from motley.daemon.lease.lease import LIMIT_S, Holder, Lease, LeaseError
 from motley.daemon.lease.rules import Rules, Seen, YieldTo
 from motley.daemon.lease.states import Course, State
@@ -133,11 +133,11 @@ class Leasing:
         Raises:
             LeaseError: somebody else has one.
         """
-        now, lease = time.time(), None
+        who, now, lease = Holder(name=holder, pid=os.getpid()), time.time(), None
         with contextlib.suppress(LeaseError):
             lease = self._file.read()
-        if lease is None or not _is_own(lease, holder) or lease.end(self._limit_s) - now < LENT_LEFT_S:
-            lease = Lease(holder=_own(holder), granted_at=now, expires_at=now + LENT_LIMIT_S, device=device)
+        if lease is None or lease.holder != who or lease.end(self._limit_s) - now < LENT_LEFT_S:
+            lease = Lease(holder=who, granted_at=now, expires_at=now + LENT_LIMIT_S, device=device)
             self._file.take(lease, self._limit_s)
 
     async def follow(self) -> None:
@@ -199,16 +199,17 @@ class Leasing:
         )
         wanted = self._rules.wanted(seen, time.monotonic())
         name = f"the rule of node {self._node}"[:200]
-        mine = self._lease if self._lease and _is_own(self._lease, name) else None
+        mine = self._lease if self._lease and self._lease.holder == Holder(name=name, pid=os.getpid()) else None
         now = time.time()
         try:
             if wanted is None:
                 if mine is not None:
                     self._file.give(mine)
             elif (mine is None and self._lease is None) or (mine is not None and self._is_stale(mine, wanted[0], now)):
+                holder = Holder(name=name, pid=os.getpid())
                 device, reason = wanted
                 until = now + self._limit_s
-                lease = Lease(holder=_own(name), granted_at=now, expires_at=until, device=device, reason=reason[:200])
+                lease = Lease(holder=holder, granted_at=now, expires_at=until, device=device, reason=reason[:200])
                 self._file.take(lease, self._limit_s)
         except (LeaseError, ValueError) as error:
             logger.warning("a rule cannot change the lease: %s", error)
@@ -225,8 +226,8 @@ class Leasing:
         """The lease that counts, and what is wrong with the file where it holds none. One that is over is removed."""
         try:
             lease = self._file.read()
-            if lease is not None and (why := over(lease, self._limit_s)):
-                logger.warning("the lease of %s by %r is over: %s", device_words(lease.device), lease.holder.name, why)
+            if lease is not None and (over := lease.over(time.time(), self._limit_s, began)):
+                logger.warning("the lease of %s by %r is over: %s", device_words(lease.device), lease.holder.name, over)
                 self._file.give(lease)
                 lease = None
         except LeaseError as error:
@@ -235,21 +236,11 @@ class Leasing:
 
     def _write_state(self) -> None:
         course, own = self._course, (os.getpid(), began(os.getpid()) or 0.0)
-        told = Told(self._node, course.state, course.device, *own, self._limit_s, self._trouble, self._shares, booted())
+        told = Told(self._node, course.state, course.device, *own, self._limit_s, self._trouble, self._shares)
         try:
             self._file.tell(told)
         except LeaseError as error:
             logger.warning("other programs cannot read how leases stand: %s", error)
-
-
-def _own(name: str) -> Holder:
-    """This process, as a holder of that name."""
-    return Holder(name=name, pid=os.getpid(), booted_at=booted())
-
-
-def _is_own(lease: Lease, name: str) -> bool:
-    """Whether this process holds a lease under a name."""
-    return (lease.holder.name, lease.holder.pid) == (name, os.getpid())
 
 
 def _granted(order: pb.LeaseOrder) -> Lease:
