@@ -81,6 +81,7 @@ class Wanted:
             return getattr(request, field) not in ("", session[field])
 
         used = {name for worker in session["ranks"] + session["hosts"] for name in nodes_of(worker)}
+        used |= {each["node"] for each in session.get("no_part", ())}
         ranks_at = {Place(rank["node"], rank["engine"]) for rank in session["ranks"]}
         others = {place for place in request.places if place.engine} - ranks_at
         nodes_differ = bool(others) or {place.node for place in request.places} != used

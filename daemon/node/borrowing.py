@@ -59,7 +59,7 @@ def main() -> int:
                 borrower.bring(file, [(0, file.stat().st_size)])
             borrower.end()
             print(json.dumps({"place": str(borrower.place)}), flush=True)
-            threading.Event().wait()
+            threading.Event().wait()  # for `end_with_owner`
     except (LendingError, TransportError, OSError) as error:
         print(json.dumps({"refused": str(error)}), flush=True)
         return 1

@@ -292,10 +292,10 @@ class ShareCache:
         partial = self.folder / f"{_PARTIAL}{secrets.token_hex(8)}-{size}"
         try:
             partial.mkdir(parents=True)
-            self._make_room(size)  # after others can see what comes, so that of two at once one sees the other
             with (partial / LABEL).open("xb") as made:
                 if not lock_file(made, exclusive=True) or not partial.exists():
                     return False  # another has swept it away before it was locked
+                self._make_room(size)  # after others can see what comes, so that of two at once one sees the other
                 write(partial / SHARE_FILE)
                 crc = _crc32(partial / SHARE_FILE, progress)
                 made.write(json.dumps({"key": key, "label": asdict(label), "size": size, "crc32": crc}).encode())

@@ -50,7 +50,8 @@ def main(network: Network | None = None) -> int:
     line = sys.stdin.readline()
     if not line:
         return 1  # the daemon has gone
-    end_with_owner()  # also while a library computes for minutes, and nobody looks at the pipe
+    if sys.platform != "win32":  # where libraries look at standard input as they are loaded, and wait for who reads it
+        end_with_owner()  # also while one computes for minutes, and nobody looks at the pipe
     settings = WorkerSettings.from_line(line)
     if settings.core is not None:
         pin_to_core(settings.core)

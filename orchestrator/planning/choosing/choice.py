@@ -135,15 +135,18 @@ class Chooser:
         return Choice(members, plans, forecast(profiles, candidates, plans, self.network.among(members), self.work))
 
     def _without_idle(self, choice: Choice) -> Choice:
-        """A choice without nodes that are required, and have no piece of the model: the others keep what they have.
-        One that is not required is there for a better reason: it is near to all others, and leads."""
+        """A choice without nodes that are required, and have no piece of the model; the others keep what they have.
+        They stay where a token takes longer without: one that leads and is near to all others is worth its place."""
         busy = {
             number: plan
             for number, plan in zip(choice.members, choice.plans, strict=True)
             if plan.attention or plan.mlp or plan.vocabulary or number not in self.required or number == self.drafting
         }
         idle = {number: self._why_idle(number) for number in choice.members if number not in busy}
-        return replace(self._forecast(tuple(busy), [*busy.values()]), idle=idle) if idle else choice
+        if not idle:
+            return choice
+        without = self._forecast(tuple(busy), [*busy.values()])
+        return choice if choice.forecast.token_s < without.forecast.token_s else replace(without, idle=idle)
 
     def _why_idle(self, number: int) -> str:
         """Why a node has no piece of the model."""

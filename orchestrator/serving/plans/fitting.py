@@ -109,13 +109,14 @@ class Fitting:
         """
         if session.request.replicas > max(1, len(able_hosts(session.request, self._nodes))):
             return ""
-        try:
+        ways, none = list[str](), ""
+        with contextlib.suppress(TimeoutError, ServingError):
             async with asyncio.timeout(HINT_S):
-                hint = await self._look(session, participants, spec, profiles, caches, draft)
-        except (TimeoutError, ServingError):
-            hint = ""
+                none = await self._look(session, participants, spec, profiles, caches, draft, ways)
         self._carrier.check_planning(session)
-        return hint if all(one.node.alive for one in participants) else ""
+        if not all(one.node.alive for one in participants):
+            return ""
+        return f"It fits {', or '.join(ways)}." if ways else none
 
     async def _look(
         self,
@@ -125,9 +126,11 @@ class Fitting:
         profiles: Profiles,
         caches: Caches,
         draft: Draft | None,
+        ways: list[str],
     ) -> str:
+        """Add the `ways` in which it would fit, to follow "It fits", as they are found; what to say without any."""
         request = session.request
-        ways, tried, most = [], list[str](), 0
+        tried, most = list[str](), 0
         if request.adapters and (fewer := await self._fewer_adapters(session, spec, profiles, caches, draft)):
             ways.append(fewer)
         for trial in _trials(request):
@@ -139,11 +142,13 @@ class Fitting:
                     profiles = await self._descriptions.describe(session, spec, own[0].node)
                 tried.append(trial.kind)
                 fits = await self._most_tokens(session, trial.request, spec, profiles, caches, draft)
+                if trial.request is request and fits >= caches.tokens:
+                    return ""  # it fits by now, or with nodes that take no part
                 if fits > most:
                     most = fits
                     smaller = _smaller(caches, fits) if fits < caches.tokens else ""
                     ways.append(" ".join(filter(None, (trial.told, smaller))))
-        return f"It fits {', or '.join(ways)}." if ways else f"It does not fit in {' or '.join(dict.fromkeys(tried))}."
+        return f"It does not fit in {' or '.join(dict.fromkeys(tried))}."
 
     async def _fewer_adapters(
         self, session: Session, spec: ModelSpec, profiles: Profiles, caches: Caches, draft: Draft | None

@@ -184,6 +184,15 @@ def test_who_must_take_part_and_gets_nothing_is_left_out_with_the_reason(slow: C
     assert drafting.members == (0, 1, 2)
 
 
+def test_who_must_take_part_and_leads_others_that_are_far_apart_stays_without_a_piece() -> None:
+    candidates = [node(0, 40e9, 3 * GB // 10), node(1, 40e9), node(2, 40e9)]
+    latency = [[0.0, 1e-3, 1e-3], [1e-3, 0.0, 4e-2], [1e-3, 4e-2, 0.0]]
+    between = Network(latency, network(3).bandwidth)
+    chosen = Chooser([seven_billion()] * 3, candidates, 4096, between, required=(0, 1, 2), stages=1).best()
+    assert (chosen.members, chosen.idle) == ((0, 1, 2), {})
+    assert not chosen.plans[0].mlp
+
+
 def test_memory_makes_a_slow_node_needed() -> None:
     candidates = [node(0, 40e9, 3 * GB), node(1, 8e9, 24 * GB)]
     best = Chooser([seven_billion()] * 2, candidates, 4096, network(2, 1e-3)).best()
