@@ -24,8 +24,8 @@ def run_command() -> int:
     os.chdir(ROOT)
     sys.argv = ["motley", *arguments]
     if module == "tests.e2e.node":
-        fork_beforehand()
         measure_less()
+        fork_beforehand()
     try:
         main()
     except SystemExit as end:

@@ -1,7 +1,8 @@
 """`motley`, but a node measures less of the machine, which all nodes of a test's mesh have in common.
 
 How fast it computes and reads memory, it is told: on a busy machine they would measure each other, and plans would
-differ each time.
+differ each time. Its ranks look for less long how fast their links are, which decides nothing but how they add up, at
+the start of every session.
 What engines there are, the first one of a run asks, in a process that imports them all; the others read its answer.
 """
 
@@ -20,6 +21,7 @@ from motley.daemon.node import app
 from motley.daemon.node.survey import capabilities
 from motley.daemon.node.survey.engines import installed_engines
 from motley.protocol.mesh_pb2 import Capabilities, Engine
+from motley.transport import mesh
 
 BANDWIDTH = 10e9
 """Bytes/s."""
@@ -47,10 +49,13 @@ async def told_speed(*_: object) -> ComputeSpeed:
 
 
 def measure_less(put: Callable[[object, str, object], None] = setattr) -> None:
-    """Make nodes of this process such ones; a test gives its `monkeypatch.setattr`."""
+    """Make nodes of this process such ones, and workers that are forked from it; a test gives its
+    `monkeypatch.setattr`."""
     put(capabilities, "memory_bandwidth", lambda *_: BANDWIDTH)
     put(app, "compute_speed", told_speed)
     put(app, "installed_engines", engines_asked_once)
+    for least in ("MEASURE_S", "REHEARSAL_S"):
+        put(mesh, least, getattr(mesh, least) / 10)
 
 
 if __name__ == "__main__":
