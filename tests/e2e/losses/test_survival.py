@@ -13,7 +13,7 @@ import pytest
 from motley.cli.reaching.client import Client
 from tests.e2e.processes import MotleyProcess, mesh, motley
 
-HOW = {"model": "shakespeare-2.6m", "prompt": "ROMEO:", "max_tokens": 200, "ignore_eos": True}
+HOW = {"model": "shakespeare-2.6m", "prompt": "ROMEO:", "max_tokens": 100, "ignore_eos": True}
 GREEDY = {**HOW, "temperature": 0}
 SAMPLED = {**HOW, "temperature": 0.9, "top_p": 0.95, "seed": 7, "presence_penalty": 0.4, "logprobs": 1}
 
