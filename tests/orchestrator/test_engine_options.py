@@ -21,7 +21,7 @@ ON_GPU = {"engine": "reference", "engine_options": {"device": "cuda"}}
 async def nodes(mesh: Any, new_node: Any) -> dict[str, Any]:
     """A PC with a GPU, and a laptop."""
     joined = {name: new_node(name) for name in ("pc", "laptop")}
-    joined["pc"].capabilities.gpus.add(name="RTX 9", memory_bytes=12 * GB, free_bytes=8 * GB, memory_bandwidth=400e9)
+    joined["pc"].capabilities.gpus.add(name="RTX 9", memory_bytes=12 * GB, free_bytes=8 * GB, memory_bandwidth=60e9)
     for node in joined.values():
         node.capabilities.engines.add(name="reference", keeps_fp16=True)
         await mesh.join(node)
