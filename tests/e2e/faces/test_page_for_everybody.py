@@ -142,7 +142,7 @@ def _lightness(colour: str) -> int:
 
 
 async def test_a_session_is_made_talked_to_and_closed_by_keyboard_alone(browser: Browser, there: Mesh) -> None:
-    async with page_of(browser, there) as page:
+    async with page_of(browser, there, refusals=None) as page:  # it may look at the session while that is closed
         press, write = page.keyboard.press, page.keyboard.type
         await _tab_to(page, "Model")  # the form is open where nothing is served yet
         await write(str(BUNDLED))
