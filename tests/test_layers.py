@@ -55,6 +55,12 @@ MODELS = {
     "graph": {"cutting", "description"},
 }
 
+BLOCKS = {
+    "attending": set[str](),
+    "residuals": set[str](),
+    "recurrent": {"attending"},
+}
+
 FAMILIES = {
     "dense": set[str](),
     "experts": {"dense"},
@@ -81,6 +87,7 @@ ROOMS = {
     "daemon": DAEMON,
     "daemon/text": TEXT,
     "daemon/models": MODELS,
+    "daemon/models/blocks": BLOCKS,
     "daemon/models/families": FAMILIES,
     "bench": BENCH,
     "bench/measurements": MEASUREMENTS,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.latent import Latent, latent_attention
 from motley.daemon.models.blocks.experts import SharedExpert, experts
-from motley.daemon.models.blocks.latent import Latent, latent_attention
 from motley.daemon.models.blocks.layers import begin, model, norm, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape

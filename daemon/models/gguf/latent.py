@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from motley.daemon.models.blocks.indexer import FULL, SHARED
+from motley.daemon.models.blocks.attending.indexer import FULL, SHARED
 from motley.daemon.models.gguf.architecture import ROUTED, grouped_experts, no_experts, no_window, only_sigmoids
 from motley.daemon.models.gguf.long_rope import long_rope
 from motley.daemon.models.gguf.metadata import Metadata, rope_keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from motley.daemon.models.blocks.layer_kinds import FULL, LINEAR
-from motley.daemon.models.blocks.mamba import MAMBA
+from motley.daemon.models.blocks.recurrent.mamba import MAMBA
 from motley.daemon.models.description.model import HEAD
 from motley.daemon.models.families.recurrent.lfm2 import CONVOLUTION
 from motley.daemon.models.families.recurrent.nemotron_h import EXPERTS, MLP

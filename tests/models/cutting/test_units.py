@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
 from motley.daemon.models.cutting.share import Share, ShareError, kv_heads
 from motley.daemon.models.cutting.units import LEAVES, Units, fused_matrices, units, validate_shares
 from motley.daemon.models.description.axes import Heads

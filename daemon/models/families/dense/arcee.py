@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import no_windows
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp_axis, squared_mlp
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys

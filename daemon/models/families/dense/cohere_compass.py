@@ -5,11 +5,11 @@ Unlike in other models of Cohere, halves of a head turn together.
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import listed_windows
 from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING
 from motley.daemon.models.blocks.layers import model, parallel_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
-from motley.daemon.models.blocks.windows import listed_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.families.dense.cohere import read_cohere_shape, read_cohere_window

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import listed_windows
 from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING
 from motley.daemon.models.blocks.layers import Block, both_norms_layer, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import spelled
-from motley.daemon.models.blocks.windows import listed_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.rows import Activation
 from motley.daemon.models.keys import Keys

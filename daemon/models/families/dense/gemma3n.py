@@ -1,22 +1,22 @@
 """Gemma 3n's text model: residual streams with alternating updates, gates that are mostly closed, rows for each layer.
 
-Each layer computes with the first of its streams (`motley.daemon.models.blocks.altup`). Beside attention there is a
-narrow product (a learned augmented residual, https://arxiv.org/abs/2411.07501); of the MLPs of the first layers only
-gates far above their mean open. As in Gemma 4's models for phones, each layer is given rows by token, and the last
-layers attend to keys and values of earlier ones.
+Each layer computes with the first of its streams (`motley.daemon.models.blocks.residuals.altup`). Beside attention
+there is a narrow product (a learned augmented residual, https://arxiv.org/abs/2411.07501); of the MLPs of the first
+layers only gates far above their mean open. As in Gemma 4's models for phones, each layer is given rows by token, and
+the last layers attend to keys and values of earlier ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.altup import AltUp
-from motley.daemon.models.blocks.beside import GivenRows
-from motley.daemon.models.blocks.borrowing import Lenders, normed_attention
+from motley.daemon.models.blocks.attending.borrowing import Lenders, normed_attention
+from motley.daemon.models.blocks.attending.windows import listed_windows, period_kinds
 from motley.daemon.models.blocks.layers import begin, model, norm
 from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.residuals.altup import AltUp
+from motley.daemon.models.blocks.residuals.beside import GivenRows
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import listed_windows, period_kinds
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.rows import Activation

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import listed_windows, read_window
 from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING
 from motley.daemon.models.blocks.layers import model, post_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
-from motley.daemon.models.blocks.windows import listed_windows, read_window
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope
 from motley.daemon.models.keys import Keys

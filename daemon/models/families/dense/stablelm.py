@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import no_windows
 from motley.daemon.models.blocks.layers import model, parallel_layer, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
-from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.keys import Keys
 from motley.daemon.models.rope_keys import read_rope

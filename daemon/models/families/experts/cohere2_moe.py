@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attending.windows import listed_windows, period_kinds
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.layer_kinds import listed_sparse_layers
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
-from motley.daemon.models.blocks.windows import listed_windows, period_kinds
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.description.operations.experts import Routing

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.beside import GivenRows
-from motley.daemon.models.blocks.borrowing import Lenders, normed_attention
+from motley.daemon.models.blocks.attending.borrowing import Lenders, normed_attention
+from motley.daemon.models.blocks.attending.windows import listed_windows
 from motley.daemon.models.blocks.experts import expert_count, mixture, stacked_parts
 from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING
 from motley.daemon.models.blocks.layers import begin, model, norm
 from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.residuals.beside import GivenRows
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import listed_windows
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import no_windows
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.layers import Block, further, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import Limits, gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing

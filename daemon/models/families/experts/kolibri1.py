@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attending.windows import period_kinds
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.layers import both_norms_layer, model
 from motley.daemon.models.blocks.shape import read_shape
-from motley.daemon.models.blocks.windows import period_kinds
 from motley.daemon.models.description.axes import Axis, Kind, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing

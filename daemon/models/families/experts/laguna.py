@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import listed_windows, read_window
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, sparse_layers
 from motley.daemon.models.blocks.layer_kinds import FULL, listed_sparse_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import also_spelled
-from motley.daemon.models.blocks.windows import listed_windows, read_window
 from motley.daemon.models.description.axes import Axis, Heads, Kind, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing

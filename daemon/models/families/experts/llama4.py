@@ -5,11 +5,11 @@ An expert's weight multiplies what it reads, not what it makes of it.
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.rotated import rotated_layers
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, stacked_parts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, mlp, mlp_axis, usual_names
-from motley.daemon.models.blocks.rotated import rotated_layers
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.description.model import Layer, Model

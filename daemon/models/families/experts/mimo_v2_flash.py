@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import listed_windows
 from motley.daemon.models.blocks.experts import expert_count, experts
 from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING, flags_of_layers, listed_sparse_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import listed_windows
 from motley.daemon.models.description.axes import Heads
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope

@@ -5,9 +5,9 @@ In most layers each KV head of a row sees so many blocks of positions as an inde
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.indexer import BlockIndexer
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
-from motley.daemon.models.blocks.indexer import BlockIndexer
 from motley.daemon.models.blocks.layer_kinds import FULL, flags_of_layers, layer_kinds
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, fused_names, gated_mlp, mlp_axis, usual_names

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import no_windows
 from motley.daemon.models.blocks.experts import expert_count, experts
 from motley.daemon.models.blocks.layers import Block, model, post_norm_layer, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape, read_shape
-from motley.daemon.models.blocks.windows import no_windows
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing
 from motley.daemon.models.keys import Keys

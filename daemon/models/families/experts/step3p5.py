@@ -5,14 +5,14 @@ Gates and ups of some layers are bounded, and gains of norms are stored less 1.
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import listed_windows, read_window
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, stacked_parts
 from motley.daemon.models.blocks.layer_kinds import FULL
 from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import MlpNames, gated_mlp, limits_of_opened, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.spelling import also_spelled
-from motley.daemon.models.blocks.windows import listed_windows, read_window
 from motley.daemon.models.description.axes import Axis, Kind, W
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.experts import Routing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.blocks.layers import further, model, norm, pre_norm_layer
 from motley.daemon.models.description.axes import Value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.indexer import read_indexer
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.attending.indexer import read_indexer
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.shape import Shape

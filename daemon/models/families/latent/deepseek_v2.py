@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.description.model import Layer, Model

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
-from motley.daemon.models.blocks.indexer import Indexer
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.attending.indexer import Indexer
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import Block, further, model, pre_norm_layer
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.families.experts.glm4_moe import NEXTN, corrected_experts

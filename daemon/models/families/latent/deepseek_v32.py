@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.indexer import Indexer, indexer_types, read_indexer
+from motley.daemon.models.blocks.attending.indexer import Indexer, indexer_types, read_indexer
 from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.description.model import Model
 from motley.daemon.models.families.latent.deepseek_v3 import latent_experts

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.indexer import FULL, SHARED, read_indexer
-from motley.daemon.models.blocks.latent import EPSILON, latent_attention, read_latent
+from motley.daemon.models.blocks.attending.indexer import FULL, SHARED, read_indexer
+from motley.daemon.models.blocks.attending.latent import EPSILON, latent_attention, read_latent
+from motley.daemon.models.blocks.attending.windows import INDEXED
 from motley.daemon.models.blocks.layer_kinds import layers_with_experts
 from motley.daemon.models.blocks.layers import model
+from motley.daemon.models.blocks.residuals.streams import read_streams, stream_gates, streamed_layer
 from motley.daemon.models.blocks.spelling import also_spelled
-from motley.daemon.models.blocks.streams import read_streams, stream_gates, streamed_layer
-from motley.daemon.models.blocks.windows import INDEXED
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer

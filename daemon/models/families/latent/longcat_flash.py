@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.experts import mixture, stacked_parts
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import begin, model, norm
 from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
 from motley.daemon.models.blocks.shape import Shape

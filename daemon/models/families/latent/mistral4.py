@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.operations.attention import Warmth

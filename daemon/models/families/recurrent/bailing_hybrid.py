@@ -5,10 +5,10 @@ Source: the layers of Kimi Linear, https://arxiv.org/abs/2510.26692, with whole 
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.gated_delta import gated_delta_net
-from motley.daemon.models.blocks.latent import latent_attention, read_latent
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent
 from motley.daemon.models.blocks.layer_kinds import FULL, LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import further, model, pre_norm_layer
+from motley.daemon.models.blocks.recurrent.gated_delta import gated_delta_net
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.spelling import also_spelled
 from motley.daemon.models.description.axes import RecurrentHeads, Value, W

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
-from motley.daemon.models.blocks.mamba import Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.mlp import gated_mlp, mlp_axis, usual_names
+from motley.daemon.models.blocks.recurrent.mamba import Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.indexer import FULL as OWN
-from motley.daemon.models.blocks.indexer import Indexer, indexer_types, read_indexer
-from motley.daemon.models.blocks.latent import latent_attention, read_latent_sizes
+from motley.daemon.models.blocks.attending.indexer import FULL as OWN
+from motley.daemon.models.blocks.attending.indexer import Indexer, indexer_types, read_indexer
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent_sizes
+from motley.daemon.models.blocks.attending.windows import INDEXED
 from motley.daemon.models.blocks.layer_kinds import FULL, LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import further, model
+from motley.daemon.models.blocks.residuals.streams import read_streams, streamed_layer
 from motley.daemon.models.blocks.spelling import also_spelled
-from motley.daemon.models.blocks.streams import read_streams, streamed_layer
-from motley.daemon.models.blocks.windows import INDEXED
 from motley.daemon.models.description.axes import RecurrentHeads, Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.writing import Writer

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
 from motley.daemon.models.blocks.layer_kinds import FULL, layer_kinds
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
-from motley.daemon.models.blocks.mamba import LEGACY, MAMBA, Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.mlp import shared_axis
+from motley.daemon.models.blocks.recurrent.mamba import LEGACY, MAMBA, Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
-from motley.daemon.models.blocks.latent import latent_attention, read_latent_sizes
+from motley.daemon.models.blocks.attending.latent import latent_attention, read_latent_sizes
 from motley.daemon.models.blocks.layer_kinds import FULL, LINEAR, attending_layers, layers_with_experts
 from motley.daemon.models.blocks.layers import model, pre_norm_layer
+from motley.daemon.models.blocks.recurrent.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.description.axes import Axis, Kind, RecurrentHeads, Value, W

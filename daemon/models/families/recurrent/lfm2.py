@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
 from motley.daemon.models.blocks.experts import expert_count, experts
 from motley.daemon.models.blocks.layer_kinds import FULL, attending_layers
 from motley.daemon.models.blocks.layers import model, pre_norm_layer

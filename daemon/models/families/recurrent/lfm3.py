@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.windows import read_window
 from motley.daemon.models.blocks.layer_kinds import FULL, SLIDING, layer_kinds
 from motley.daemon.models.blocks.layers import both_norms_layer, model, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.blocks.spelling import spelled
-from motley.daemon.models.blocks.windows import read_window
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model
 from motley.daemon.models.description.rope import Rope

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.attention import attention
+from motley.daemon.models.blocks.attending.attention import attention
 from motley.daemon.models.blocks.experts import expert_count
 from motley.daemon.models.blocks.layer_kinds import FULL, layer_kinds
 from motley.daemon.models.blocks.layers import model, norm
-from motley.daemon.models.blocks.mamba import LEGACY, MAMBA, Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.mlp import expert_axis, mlp_axis, shared_axis, squared_mlp
+from motley.daemon.models.blocks.recurrent.mamba import LEGACY, MAMBA, Mamba, mamba, read_mamba
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.blocks.spelling import spelled
 from motley.daemon.models.description.axes import Axis, Kind, Value, W

@@ -5,11 +5,11 @@ Norms are before the blocks of the former, after those of the latter.
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.delta_net import attending_by_interval, read_heads
-from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
+from motley.daemon.models.blocks.attending.attention import attention
 from motley.daemon.models.blocks.layers import model, post_norm_layer, pre_norm_layer
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.recurrent.delta_net import attending_by_interval, read_heads
+from motley.daemon.models.blocks.recurrent.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model

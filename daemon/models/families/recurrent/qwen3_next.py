@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from motley.daemon.models.blocks.delta_net import DEFAULTS, Mlp, hybrid
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts, sparse_layers
 from motley.daemon.models.blocks.mlp import mlp, mlp_axis
+from motley.daemon.models.blocks.recurrent.delta_net import DEFAULTS, Mlp, hybrid
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Model

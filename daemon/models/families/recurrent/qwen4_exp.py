@@ -1,23 +1,23 @@
 """Qwen4-Exp's text model: Qwen3.5's gated DeltaNets and gated attention with experts, between residual streams.
 
-Blocks read the streams by gates for each element (`motley.daemon.models.blocks.gated_streams`). Rows of layers that
-attend see blocks of positions that an indexer chooses by the means of their keys, and what follows the last whole one.
-Some layers are given rows of large tables by hashes of the last tokens (`motley.daemon.models.blocks.ngrams`).
+Blocks read the streams by gates for each element (`motley.daemon.models.blocks.residuals.gated_streams`). Rows of
+layers that attend see blocks of positions that an indexer chooses by the means of their keys, and what follows the last
+whole one. Some layers are given rows of large tables by hashes of the last tokens (`...blocks.residuals.ngrams`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.delta_net import attending_by_interval, delta_net, read_heads
+from motley.daemon.models.blocks.attending.attention import attention
+from motley.daemon.models.blocks.attending.indexer import MeansIndexer
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
-from motley.daemon.models.blocks.gated_delta import REACH
-from motley.daemon.models.blocks.gated_streams import GatedStreams
-from motley.daemon.models.blocks.indexer import MeansIndexer
 from motley.daemon.models.blocks.layer_kinds import FULL
 from motley.daemon.models.blocks.layers import model
-from motley.daemon.models.blocks.ngrams import read_ngrams
+from motley.daemon.models.blocks.recurrent.delta_net import attending_by_interval, delta_net, read_heads
+from motley.daemon.models.blocks.recurrent.gated_delta import REACH
+from motley.daemon.models.blocks.residuals.gated_streams import GatedStreams
+from motley.daemon.models.blocks.residuals.ngrams import read_ngrams
 from motley.daemon.models.blocks.shape import read_shape
 from motley.daemon.models.description.axes import Value
 from motley.daemon.models.description.model import Layer, Model

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from motley.daemon.models.blocks.ahead import check_one_ahead, head_ahead
-from motley.daemon.models.blocks.attention import attention
-from motley.daemon.models.blocks.gated_delta import REACH, gated_delta_net
+from motley.daemon.models.blocks.attending.attention import attention
 from motley.daemon.models.blocks.layer_kinds import FULL, LINEAR, attending_layers
 from motley.daemon.models.blocks.layers import Block, model, pre_norm_layer
+from motley.daemon.models.blocks.recurrent.gated_delta import REACH, gated_delta_net
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, RecurrentHeads, Value, W
 from motley.daemon.models.description.model import Layer, Model

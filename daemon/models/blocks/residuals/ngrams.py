@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from math import isqrt
 
-from motley.daemon.models.blocks.gated_streams import GatedStreams
+from motley.daemon.models.blocks.residuals.gated_streams import GatedStreams
 from motley.daemon.models.blocks.shape import Shape
 from motley.daemon.models.description.axes import Axis, Kind, Value, W
 from motley.daemon.models.description.hashed_rows import HashedRows

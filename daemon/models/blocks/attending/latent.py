@@ -14,8 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import log
 
-from motley.daemon.models.blocks.attention import as_often
-from motley.daemon.models.blocks.indexer import Indexer
+from motley.daemon.models.blocks.attending.attention import as_often
+from motley.daemon.models.blocks.attending.indexer import Indexer
 from motley.daemon.models.blocks.shape import Shape, read_shape
 from motley.daemon.models.description.axes import Axis, Heads, Kind, Value, W, key_axis, query_axis
 from motley.daemon.models.description.operations.attention import Warmth

@@ -1,0 +1,1 @@
+"""Attention as families have it: heads, latent heads, indexers, windows, borrowed keys."""

@@ -1,0 +1,1 @@
+"""Blocks with a recurrent state, as families have them."""
