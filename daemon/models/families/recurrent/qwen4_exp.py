@@ -14,6 +14,7 @@ from motley.daemon.models.blocks.attending.indexer import MeansIndexer
 from motley.daemon.models.blocks.experts import SharedExpert, expert_count, experts
 from motley.daemon.models.blocks.layer_kinds import FULL
 from motley.daemon.models.blocks.layers import model
+from motley.daemon.models.blocks.recurrent.delta_net import DEFAULTS as DELTA_NET_DEFAULTS
 from motley.daemon.models.blocks.recurrent.delta_net import attending_by_interval, delta_net, read_heads
 from motley.daemon.models.blocks.recurrent.gated_delta import REACH
 from motley.daemon.models.blocks.residuals.gated_streams import GatedStreams
@@ -27,18 +28,11 @@ from motley.daemon.models.keys import TEXT_EOS, Keys
 from motley.daemon.models.rope_keys import read_rope
 
 DEFAULTS = {
+    **DELTA_NET_DEFAULTS,
     "vocab_size": 248320,
     "hidden_size": 2048,
     "num_hidden_layers": 40,
-    "num_attention_heads": 16,
     "num_key_value_heads": 2,
-    "head_dim": 256,
-    "max_position_embeddings": 32768,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
     "num_experts": 512,
