@@ -21,6 +21,26 @@ struct ScoringMemory {
     float totals[SCORING_WARPS][SCORED];
 };
 
+// How a warp keeps the numbers of a row, the largest of whose magnitudes (as bits, see Int8Scale) each thread has of its own. All
+// rows do it, as the first ones tell the tests' host whether threads meet.
+template <class Format>
+struct Narrowed {
+    bool finite = true;
+    float inverse = 1, scale = 0;
+    __device__ explicit Narrowed(u32 largest) {
+        if (!Format::SCALED) return;
+        for (int distance = WARP / 2; distance; distance /= 2) {
+            const float seen = __shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance);
+            largest = largest > __float_as_uint(seen) ? largest : __float_as_uint(seen);
+        }
+        const Int8Scale by(largest);
+        finite = by.finite, inverse = by.inverse, scale = by.scale;
+    }
+    __device__ typename Format::Number of(float x) const {
+        return Format::rounded(Format::SCALED ? __fmul_rn(finite ? x : 0, inverse) : x);
+    }
+};
+
 // Rows of positions that end a block of `pool` get the block's key, f32[width] and as many zeros, in the place of their own key
 // and gates. An element is the mean of those of the block, weighed with exp(gate - the largest gate), as they are cached but
 // for the row's own; `pooling`, f32[pool, width], is added to gates. A warp per row.
@@ -59,22 +79,13 @@ __device__ void pool_index(const float* k, int k_stride, const float* pooling, c
         largest = largest > bits ? largest : bits;
     }
     const i64 cached = place.cached(first + pool - 1, 0, tokens, 0, 1);
-    bool finite = true;
-    float inverse = 1;
-    if (Format::SCALED) {  // of all rows, as the first ones tell the tests' host whether threads meet
-        for (int distance = WARP / 2; distance; distance /= 2) {
-            const float seen = __shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance);
-            largest = largest > __float_as_uint(seen) ? largest : __float_as_uint(seen);
-        }
-        const Int8Scale by(largest);
-        finite = by.finite, inverse = by.inverse;
-        if (ends && lane == 0) key_scales[cached] = by.scale;
-    }
+    const Narrowed<Format> narrowed(largest);
+    if (Format::SCALED && ends && lane == 0) key_scales[cached] = narrowed.scale;
     for (int p = 0; p < INDEX_WIDTH / WARP; ++p) {
         const int column = p * WARP + lane;
         if (!ends || column >= width) break;
         Number* to = kept + cached * 2 * width + column;
-        to[0] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? pooled[p] : 0, inverse) : pooled[p]);
+        to[0] = narrowed.of(pooled[p]);
         to[width] = Format::rounded(0);
     }
 }
@@ -142,23 +153,14 @@ __device__ void average_index(const float* k, int k_stride, const float* gain, c
         largest = largest > other ? largest : other;
     }
     const i64 cached = place.cached(ends ? begin + pool - 1 : int(place.position), 0, tokens, 0, 1);
-    bool finite = true;
-    float inverse = 1;
-    if (Format::SCALED) {
-        for (int distance = WARP / 2; distance; distance /= 2) {
-            const float seen = __shfl_xor_sync(0xFFFFFFFF, __uint_as_float(largest), distance);
-            largest = largest > __float_as_uint(seen) ? largest : __float_as_uint(seen);
-        }
-        const Int8Scale by(largest);
-        finite = by.finite, inverse = by.inverse;
-        if (ends && lane == 0) key_scales[cached] = by.scale;
-    }
+    const Narrowed<Format> narrowed(largest);
+    if (Format::SCALED && ends && lane == 0) key_scales[cached] = narrowed.scale;
     Number* to = kept + cached * width;
     for (int p = 0; p < INDEX_WIDTH / 2 / WARP; ++p) {
         const int i = p * WARP + lane;
         if (!ends || i >= half) break;
-        to[first_of(i)] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? first[p] : 0, inverse) : first[p]);
-        to[second_of(i)] = Format::rounded(Format::SCALED ? __fmul_rn(finite ? second[p] : 0, inverse) : second[p]);
+        to[first_of(i)] = narrowed.of(first[p]);
+        to[second_of(i)] = narrowed.of(second[p]);
     }
 }
 
