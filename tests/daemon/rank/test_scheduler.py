@@ -492,8 +492,8 @@ def request(name: str, prompt: Sequence[int], max_tokens: int, stop: Sequence[in
 
 
 def alone(asked: wp.Decode, **session: Any) -> tuple[list[int], str]:
-    """The text of a request that is the only one, on a single rank, and why it ends."""
-    only = Session(**session | {"most": (16,), "waves": 1})
+    """The text of a request that is the only one, and why it ends."""
+    only = Session(**session)
     only.run([asked])
     return only.texts[asked.request_id], only.ends[asked.request_id]
 
