@@ -20,9 +20,10 @@ _CALLED = {Device.CPU: "a processor", Device.CUDA: "an NVIDIA graphics card", De
 def cannot_run(machine: Capabilities) -> list[str]:
     """Which engines cannot run on a machine, and why, a line for each; but one for all engines on NVIDIA's GPUs where
     there is none of these."""
+    from motley.daemon.node.survey.devices import lacking
     from motley.transport.cuda.driver import DRIVERS
 
-    missing = {engine.name: engine.lacking for engine in machine.engines if engine.lacking}
+    missing = lacking(machine)
     nvidia = missing.keys() & {*ENGINES_ON[Device.CUDA]}
     none = not any(gpu.compute_capability or "nvidia" in gpu.name.lower() for gpu in machine.gpus)
     told = [f"engine {name} cannot run here: {why}" for name, why in missing.items() if not (none and name in nvidia)]
